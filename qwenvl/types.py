@@ -1,0 +1,217 @@
+"""The dataclasses that cross the borders between rooms, and the legend of shape letters.
+
+Shape letters, used in docstrings and as suffixes of local names everywhere in the project:
+
+    P   prompts in a micro-batch
+    G   completions sampled per prompt (the group; ``grpo_sample_size``)
+    N   completions in a micro-batch, N = P * G; row n belongs to prompt n // G
+    L   prompt tokens, left-padded
+    T   completion tokens, right-padded
+    K   reward functions
+    F   frames of one clip
+    V   vocabulary
+
+Nothing here computes anything. Tensors are only named as types, so that importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Role = Literal["system", "user", "assistant"]
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation; ``text`` still holds its ``<video>`` and ``<image>`` tags."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True)
+class ClipMeta:
+    """What a record's ``meta`` says of one clip.
+
+    Attributes:
+        frame_counts: source frames of each concatenated segment, in order; None where the clip is not segmented.
+        min_frames, max_frames: bounds on the frames taken; per segment with ``dynamic_sample``, else for the clip.
+        dynamic_sample: draw the number of frames and their places anew each epoch.
+    """
+
+    frame_counts: tuple[float, ...] | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    dynamic_sample: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """One validated row of a data set. No tensors.
+
+    Attributes:
+        id: unique name of the row in its data set.
+        messages: the prompt; the turn that holds the solution is not among them.
+        solution: the last assistant turn, raw.
+        videos, images: absolute media paths, in the order of their tags.
+        clip_meta: one entry per video, None where the record has no ``meta`` for it.
+        fields: the row as it was read, unknown keys included; these are the columns of the reward functions.
+        where: file and place, ``data/sop.json[17]`` or ``data/sop.jsonl:18``; every error about the row begins with it.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    solution: str
+    videos: tuple[str, ...]
+    images: tuple[str, ...]
+    clip_meta: tuple[ClipMeta | None, ...]
+    fields: dict[str, Any]
+    where: str
+
+
+@dataclass(frozen=True)
+class FrameInfo:
+    """Which frames of a clip the model saw; kept with the rollouts.
+
+    Attributes:
+        path: the clip.
+        indices: F source frame numbers, rising; an odd total repeats the last.
+        times: F presentation times in seconds, from the stream and not from index / rate.
+        segments: for each frame the number of its segment, from 0; None where the clip is not segmented.
+        seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
+        rescaled: the segments of ``meta`` did not sum to the decoded length and were rescaled.
+    """
+
+    path: str
+    indices: tuple[int, ...]
+    times: tuple[float, ...]
+    segments: tuple[int, ...] | None
+    seconds_per_frame: float
+    rescaled: bool = False
+
+
+@dataclass(frozen=True)
+class VideoClip:
+    """Decoded frames of one clip: ``frames`` is F x 3 x H x W, uint8."""
+
+    frames: Tensor
+    info: FrameInfo
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A record with its media decoded.
+
+    Attributes:
+        chat: messages as chat templates take them, ``{"role": ..., "content": [part, ...]}``, a part being
+            ``{"type": "video"}``, ``{"type": "image"}`` or ``{"type": "text", "text": ...}``.
+        images: each 3 x H x W, uint8.
+        epoch: the epoch in which it was drawn; part of every random seed that concerns the sample.
+    """
+
+    record: Record
+    chat: list[dict[str, Any]]
+    videos: tuple[VideoClip, ...] = ()
+    images: tuple[Tensor, ...] = ()
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A record that could not become a sample (``on_bad_sample skip``): left out, counted, listed, never replaced."""
+
+    record: Record
+    error: str
+
+
+@dataclass
+class PromptBatch:
+    """The model inputs of P prompts. P may be 0 when every sample of a batch was bad.
+
+    Attributes:
+        records, epochs: P.
+        frames: P lists of what was seen of each of the prompt's videos.
+        input_ids, attention_mask: P x L, left-padded.
+        pixel_values, pixel_values_videos: flattened patches (patches x patch values) as uint8: normalisation happens on
+            the device, so that prefetched micro-batches stay small. None without images or videos.
+        image_grid_thw, video_grid_thw: images x 3 and videos x 3, in patches.
+        seconds_per_grid: one float32 per video, seconds between its temporal patches.
+        images_per_prompt, videos_per_prompt: P counts; media are stored in prompt order.
+        bad: samples left out of this batch.
+    """
+
+    records: list[Record]
+    epochs: list[int]
+    frames: list[list[FrameInfo]]
+    input_ids: Tensor
+    attention_mask: Tensor
+    pixel_values: Tensor | None = None
+    image_grid_thw: Tensor | None = None
+    pixel_values_videos: Tensor | None = None
+    video_grid_thw: Tensor | None = None
+    seconds_per_grid: Tensor | None = None
+    images_per_prompt: list[int] = field(default_factory=list)
+    videos_per_prompt: list[int] = field(default_factory=list)
+    bad: list[BadSample] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> PromptBatch:
+        """The same batch with every tensor on ``device``; the Trainer calls this through accelerate."""
+        moved = {
+            f.name: value.to(device, non_blocking=non_blocking)
+            for f in fields(self)
+            if hasattr(value := getattr(self, f.name), "to")
+        }
+        return replace(self, **moved)
+
+
+@dataclass
+class RolloutBatch:
+    """Sampled completions of P prompts, G each.
+
+    Attributes:
+        completion_ids: N x T, padded on the right with the pad token.
+        completion_mask: N x T bool; the end token counts, what follows it does not.
+        texts: N decoded completions without special tokens.
+        finish_reasons: N, ``stop`` (an end token or stop string) or ``length`` (cut at ``generation_max_length``).
+        logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-p and
+            the suppression of vision tokens; None where the engine does not have them.
+    """
+
+    completion_ids: Tensor
+    completion_mask: Tensor
+    texts: list[str]
+    finish_reasons: list[FinishReason]
+    logprobs: Tensor | None = None
+
+
+@dataclass
+class RewardBatch:
+    """Rewards of N completions by K functions.
+
+    Attributes:
+        names, weights: K.
+        components: K lists of N values; None where a function does not apply to a row.
+        total: N weighted sums over the functions that apply, float32.
+    """
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+    components: list[list[float | None]]
+    total: Tensor
+
+
+@dataclass
+class LossOutput:
+    """A scalar loss with gradient and flat metrics, all plain floats."""
+
+    loss: Tensor
+    metrics: dict[str, float]

@@ -1,0 +1,31 @@
+"""Packaging. Ranges name the versions that the tests were run with."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="qwenvl",
+    version="0.1.0",
+    description="GRPO for Qwen-VL on video, on the Hugging Face Trainer",
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["qwenvl", "qwenvl.*"]),
+    install_requires=[
+        "torch>=2.6",
+        "torchvision",
+        "transformers>=5.17,<6",
+        "accelerate>=1.10",
+        "peft>=0.17",
+        "qwen-vl-utils>=0.0.14",
+        "decord>=0.6.0; platform_machine == 'x86_64'",
+        "av>=14",
+        "pillow>=10",
+        "pyyaml>=6",
+        "numpy",
+    ],
+    extras_require={
+        "deepspeed": ["deepspeed>=0.17"],
+        "flash-attn": ["flash-attn>=2.7"],
+        "torchcodec": ["torchcodec>=0.7"],
+        "dev": ["pytest>=8", "ruff>=0.9"],
+    },
+    entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},
+)
