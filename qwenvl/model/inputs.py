@@ -1,0 +1,147 @@
+"""Prompts as the model's forward takes them: positions added, pixels normalised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwenvl.model.positions import PositionRule, prompt_positions
+from qwenvl.types import PromptBatch
+
+
+@dataclass
+class PromptInputs:
+    """P prompts, ready for a forward.
+
+    Attributes:
+        input_ids, attention_mask: P x L, left-padded.
+        position_ids: 3 x P x L M-RoPE positions (time, height, width).
+        pixel_values, pixel_values_videos: normalised patches, patches x patch values, float; or, once the vision tower
+            has run, its features before the merger in the same rows. None without images or videos.
+        image_grid_thw, video_grid_thw: images x 3, videos x 3, in patches.
+        images_per_prompt, videos_per_prompt: P counts; media lie in prompt order.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    pixel_values: Tensor | None
+    image_grid_thw: Tensor | None
+    pixel_values_videos: Tensor | None
+    video_grid_thw: Tensor | None
+    images_per_prompt: list[int]
+    videos_per_prompt: list[int]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def vision(self) -> dict[str, Tensor]:
+        """The vision arguments of a forward, those that are there."""
+        names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def repeat(self, group_size: int) -> PromptInputs:
+        """Every prompt ``group_size`` times in a row, its media too: N rows."""
+        rows = [p for p in range(len(self)) for _ in range(group_size)]
+        return self.select(rows)
+
+    def select(self, rows: list[int]) -> PromptInputs:
+        """The prompts ``rows``, as often as named, with their media; columns of nothing but padding are cut."""
+        images, image_grids = _select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
+        videos, video_grids = _select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
+        mask = self.attention_mask[rows]
+        start = int(mask.any(0).float().argmax()) if mask.numel() else 0
+        return replace(
+            self,
+            input_ids=self.input_ids[rows, start:],
+            attention_mask=mask[:, start:],
+            position_ids=self.position_ids[:, rows, start:],
+            pixel_values=images,
+            image_grid_thw=image_grids,
+            pixel_values_videos=videos,
+            video_grid_thw=video_grids,
+            images_per_prompt=[self.images_per_prompt[row] for row in rows],
+            videos_per_prompt=[self.videos_per_prompt[row] for row in rows],
+        )
+
+
+@dataclass(frozen=True)
+class PixelScale:
+    """The normalisation of a processor, applied to uint8 patches: (x * rescale - mean) / std, per channel.
+
+    The rows of a patch hold channel, time, height, width in this order, for images and videos alike.
+    """
+
+    rescale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, processor) -> PixelScale:
+        """From an image or video processor of transformers."""
+        rescale = float(processor.rescale_factor) if processor.do_rescale else 1.0
+        if not processor.do_normalize:
+            return cls(rescale, (0.0,), (1.0,))
+        return cls(rescale, tuple(processor.image_mean), tuple(processor.image_std))
+
+    def __call__(self, patches: Tensor) -> Tensor:
+        """patches x values, uint8 -> float32."""
+        # Mean and standard deviation are scaled, not the pixels: the fused form that processors use, to the last bit.
+        mean = torch.tensor(self.mean, device=patches.device).mul(1 / self.rescale)[:, None]
+        std = torch.tensor(self.std, device=patches.device).mul(1 / self.rescale)[:, None]
+        channels = patches.float().unflatten(1, (len(self.mean), -1))
+        return channels.sub_(mean).div_(std).flatten(1)
+
+
+@dataclass(frozen=True)
+class InputBuilder:
+    """Turns prompt batches into model inputs: ``InputBuilder.of(rule, processor)(batch)``."""
+
+    rule: PositionRule
+    image_scale: PixelScale
+    video_scale: PixelScale
+
+    @classmethod
+    def of(cls, rule: PositionRule, processor: Any) -> InputBuilder:
+        """From a rule of positions and a Qwen-VL processor of transformers."""
+        return cls(rule, PixelScale.of(processor.image_processor), PixelScale.of(processor.video_processor))
+
+    def __call__(self, batch: PromptBatch) -> PromptInputs:
+        """Positions by the model's rule, pixels normalised in float32 on the batch's device."""
+        return PromptInputs(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=prompt_positions(
+                self.rule,
+                batch.input_ids,
+                batch.attention_mask,
+                batch.image_grid_thw,
+                batch.video_grid_thw,
+                batch.seconds_per_grid,
+            ),
+            pixel_values=None if batch.pixel_values is None else self.image_scale(batch.pixel_values),
+            image_grid_thw=batch.image_grid_thw,
+            pixel_values_videos=(
+                None if batch.pixel_values_videos is None else self.video_scale(batch.pixel_values_videos)
+            ),
+            video_grid_thw=batch.video_grid_thw,
+            images_per_prompt=batch.images_per_prompt,
+            videos_per_prompt=batch.videos_per_prompt,
+        )
+
+
+def _select_media(
+    values: Tensor | None, grids: Tensor | None, per_prompt: list[int], rows: list[int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The patches and grids of the media of the prompts ``rows``."""
+    if values is None or grids is None:
+        return None, None
+    by_medium = values.split(grids.prod(-1).tolist())
+    ends = torch.tensor([0, *per_prompt]).cumsum(0).tolist()
+    media = [m for row in rows for m in range(ends[row], ends[row + 1])]
+    if not media:
+        return None, None
+    return torch.cat([by_medium[m] for m in media]), grids[media]

@@ -1,0 +1,148 @@
+"""Loading: model and processor, which parts are trained, LoRA, and getting at the model inside its wrappers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from qwenvl.model.families import FAMILIES, family_of
+
+Part = Literal["llm", "vision", "mlp"]
+
+
+@dataclass(frozen=True)
+class TuneFlags:
+    """Which parts learn: ``llm`` (language model, embeddings, lm_head), ``vision`` (blocks, patch embedding), ``mlp``
+    (the merger or mergers between the two)."""
+
+    llm: bool = True
+    vision: bool = False
+    mlp: bool = True
+
+    def parts(self) -> set[Part]:
+        """The parts that learn."""
+        return {part for part in ("llm", "vision", "mlp") if getattr(self, part)}
+
+
+def load_model(path: str | Path, *, attn_implementation: str = "auto", dtype: torch.dtype | str = "auto") -> nn.Module:
+    """A Qwen-VL model for conditional generation, from a folder or a hub name; safetensors only, no remote code.
+
+    Raises:
+        ValueError: if the checkpoint is not of a supported family.
+        OSError: if there is no checkpoint at ``path``.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(path)
+    family_of(config)
+    return AutoModelForImageTextToText.from_pretrained(
+        path, config=config, dtype=dtype, attn_implementation=resolve_attention(attn_implementation)
+    )
+
+
+def load_processor(path: str | Path):
+    """The processor beside a checkpoint: tokenizer, chat template, image and video processors.
+
+    Raises:
+        ValueError: if what lies there is a tokenizer alone, or the chat template is missing.
+    """
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(path)
+    if not hasattr(processor, "video_processor"):
+        raise ValueError(
+            f"{path}: expected a Qwen-VL processor with a video processor, got {type(processor).__name__}; "
+            "copy the processor files (preprocessor_config.json, ...) of the base model into the folder"
+        )
+    if not processor.chat_template:
+        raise ValueError(f"{path}: the processor has no chat template; copy chat_template.jinja of the base model")
+    return processor
+
+
+def resolve_attention(name: str) -> str:
+    """``auto`` becomes flash_attention_2 where flash-attn and a GPU are there, else sdpa.
+
+    transformers itself raises when flash-attn is asked for and missing: it has no fallback.
+    """
+    from transformers.utils import is_flash_attn_2_available
+
+    if name != "auto":
+        return name
+    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The transformers model inside data-parallel, compile and PEFT wrappers."""
+    from accelerate.utils import extract_model_from_parallel
+
+    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def part_of(name: str) -> Part:
+    """The part that a parameter or module of an unwrapped model belongs to, by its name."""
+    if ".visual." not in f".{name}":
+        return "llm"
+    below = name.split("visual.", 1)[1].split(".", 1)[0]
+    return "mlp" if any(below in family.mergers for family in FAMILIES.values()) else "vision"
+
+
+def apply_tuning(model: nn.Module, flags: TuneFlags) -> None:
+    """Sets ``requires_grad`` of every parameter of a full fine-tune.
+
+    Raises:
+        ValueError: if nothing would learn.
+    """
+    if not flags.parts():
+        raise ValueError(
+            "tune_mm_llm, tune_mm_vision and tune_mm_mlp are all False and there is no LoRA: nothing would learn; "
+            "set one of them or lora_enable"
+        )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part_of(name) in flags.parts())
+
+
+def lora_config(model: nn.Module, flags: TuneFlags, *, r: int, alpha: int, dropout: float):
+    """A LoRA configuration for the linear layers of the parts of ``flags``, or of the language model if it names none.
+
+    Modules are named in full, never by suffix: ``down_proj`` alone would also match the vision blocks.
+    """
+    from peft import LoraConfig
+
+    parts = flags.parts() or {"llm"}
+    targets = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and part_of(name) in parts and name != "lm_head"
+    ]
+    return LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM")
+
+
+def parameter_groups(
+    model: nn.Module, *, weight_decay: float, decayed: set[str], learning_rates: dict[Part, float]
+) -> list[dict]:
+    """Optimizer groups of what is trained: one for each part with a learning rate of its own, one for the rest, each split
+    by weight decay.
+
+    Args:
+        decayed: names of the parameters that weight decay applies to.
+        learning_rates: of parts that differ from the optimizer's default.
+    """
+    groups: dict[tuple[Part | None, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            part = part_of(name)
+            key = (part if part in learning_rates else None, name in decayed)
+            groups.setdefault(key, []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": weight_decay if decay else 0.0,
+            **({"lr": learning_rates[part]} if part is not None else {}),
+        }
+        for (part, decay), parameters in groups.items()
+    ]

@@ -1,0 +1,46 @@
+"""The frozen reference model of the KL penalty."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+class Reference:
+    """The policy as it was before training.
+
+    With LoRA it is the policy with its adapter off, and costs no memory. Otherwise it is a copy that shares with the policy
+    every tensor that is not trained (by default the vision tower).
+    """
+
+    def __init__(self, policy: nn.Module):
+        """Copies what is trained in ``policy``: call this before the first update, on the unwrapped model."""
+        self._adapter = policy if hasattr(policy, "disable_adapter") else None
+        self._copy = None if self._adapter else _copy_trained(policy)
+
+    @contextmanager
+    def model(self) -> Iterator[nn.Module]:
+        """The reference, in eval mode, within the context; gradients are off."""
+        with torch.no_grad():
+            if self._adapter is None:
+                yield self._copy
+            else:
+                with self._adapter.disable_adapter():
+                    yield self._adapter
+
+    def to(self, device: torch.device) -> Reference:
+        """Moves the copied tensors; shared ones move with the policy."""
+        if self._copy is not None:
+            self._copy.to(device)
+        return self
+
+
+def _copy_trained(policy: nn.Module) -> nn.Module:
+    """A deep copy of ``policy`` in which tensors without gradient are the policy's own."""
+    shared = {id(tensor): tensor for tensor in policy.parameters() if not tensor.requires_grad}
+    reference = copy.deepcopy(policy, memo=shared)
+    return reference.requires_grad_(False).eval()
