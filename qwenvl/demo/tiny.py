@@ -1,0 +1,237 @@
+"""Tiny Qwen-VL checkpoints with random weights, made on the spot: real model classes, real processors, one megabyte.
+
+They load with ``AutoProcessor.from_pretrained`` and the family's ``from_pretrained`` like a checkpoint of full size, so
+whatever runs on them runs on a real one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    ProcessorMixin,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2Tokenizer,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
+)
+
+Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+FAMILIES: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+# Same names and same order as in the real vocabularies, where they follow the ordinary tokens.
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+# ChatML. Unlike the real checkpoints' template it adds no system turn of its own: prompts of the tiny model stay short.
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message['role'] }}
+{% if message['content'] is string -%}
+{{ message['content'] }}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}
+<|vision_start|><|image_pad|><|vision_end|>
+{%- elif part['type'] == 'video' -%}
+<|vision_start|><|video_pad|><|vision_end|>
+{%- else -%}
+{{ part['text'] }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+"""
+
+DEFAULT_TEXTS = (
+    "system user assistant You are a helpful assistant. How many parts are on the table?",
+    "Which of these steps does the video show? (1) pick the screw (2) insert the fan (3) fasten the screw",
+    "<think> The fan is inserted first, then the screw is fastened. </think>",
+    "<answer>(2) insert the fan (3) fasten the screw</answer>",
+)
+
+
+def make_tokenizer(texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400) -> Qwen2Tokenizer:
+    """Train a byte-level BPE tokenizer on ``texts`` and give it the special tokens and end token of Qwen-VL.
+
+    Any text can be encoded; text that resembles ``texts`` takes few tokens. ``vocab_size`` bounds the ordinary tokens
+    (256 bytes included); the special tokens come after them.
+    """
+    qwen = Qwen2Tokenizer().backend_tokenizer
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer, bpe.pre_tokenizer = qwen.normalizer, qwen.pre_tokenizer
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    learned = json.loads(bpe.to_str())["model"]
+    first = len(learned["vocab"])
+    special = {token: first + i for i, token in enumerate(SPECIAL_TOKENS)}
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"] | special,
+        merges=[tuple(pair) for pair in learned["merges"]],
+        unk_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+    )
+    tokenizer.add_special_tokens(
+        {"extra_special_tokens": [AddedToken(token, special=True, normalized=False) for token in special]}
+    )
+    return tokenizer
+
+
+def make_processor(
+    family: Family = "qwen2_5_vl", texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400
+) -> ProcessorMixin:
+    """The family's own processor class (patch 14, for Qwen3-VL 16; merge 2) around ``make_tokenizer(texts)``."""
+    tokenizer = make_tokenizer(texts, vocab_size)
+    if family == "qwen3_vl":
+        # As its checkpoints have it: other patches, other normalisation, and pixels bounded over the whole clip.
+        vision: dict[str, Any] = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        image_processor = Qwen2VLImageProcessor(size={"shortest_edge": 64 * 64, "longest_edge": 4096 * 4096}, **vision)
+        video_processor = Qwen3VLVideoProcessor(
+            size={"shortest_edge": 64 * 64, "longest_edge": 16 * 4096 * 4096}, cap_pixels_per_frame=False, **vision
+        )
+        return Qwen3VLProcessor(image_processor, tokenizer, video_processor, chat_template=CHAT_TEMPLATE)
+    processors = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor}
+    video_processor = Qwen2VLVideoProcessor(cap_pixels_per_frame=False)
+    return processors[family](Qwen2VLImageProcessor(), tokenizer, video_processor, chat_template=CHAT_TEMPLATE)
+
+
+def make_model(
+    family: Family,
+    processor: ProcessorMixin,
+    seed: int = 0,
+    *,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    vision_hidden_size: int = 32,
+    vision_depth: int = 2,
+    tie_word_embeddings: bool = True,
+    initializer_range: float = 0.02,
+) -> PreTrainedModel:
+    """A float32 model of ``family`` with random weights that fits ``processor``; the same seed gives the same weights.
+
+    Text heads are 16 wide up to ``hidden_size`` 64 and 32 wide above, two of them sharing one key-value head. With
+    ``vision_depth`` 2 or more, Qwen2.5-VL's first blocks attend within windows and its last to everything.
+    """
+    ids = {token: processor.tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+    head_dim = 16 if hidden_size <= 64 else 32
+    text = {
+        "vocab_size": len(processor.tokenizer),
+        "hidden_size": hidden_size,
+        "intermediate_size": hidden_size * 2,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": hidden_size // head_dim,
+        "num_key_value_heads": max(1, hidden_size // head_dim // 2),
+        "max_position_embeddings": 32768,
+        "initializer_range": initializer_range,
+        "rope_parameters": _rope_parameters(family, head_dim),
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    if family == "qwen3_vl":
+        text["head_dim"] = head_dim
+    config_class, model_class = {
+        "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration),
+        "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
+        "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
+    }[family]
+    config = config_class(
+        text_config=text,
+        vision_config=_vision_config(family, vision_hidden_size, vision_depth, hidden_size, initializer_range),
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=tie_word_embeddings,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(config)
+    model.generation_config = GenerationConfig(
+        bos_token_id=ids["<|endoftext|>"],
+        eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
+        pad_token_id=ids["<|endoftext|>"],
+    )
+    return model.eval()
+
+
+def save_tiny(
+    folder: str | Path,
+    family: Family = "qwen2_5_vl",
+    seed: int = 0,
+    *,
+    texts: Iterable[str] = DEFAULT_TEXTS,
+    vocab_size: int = 400,
+    **model_options: Any,
+) -> Path:
+    """Write a checkpoint folder that ``AutoProcessor`` and the model class load; ``model_options`` go to `make_model`.
+
+    Example:
+        >>> folder = save_tiny("out/tiny", family="qwen3_vl", tie_word_embeddings=False)
+    """
+    folder = Path(folder)
+    processor = make_processor(family, texts, vocab_size)
+    make_model(family, processor, seed, **model_options).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def _rope_parameters(family: Family, head_dim: int) -> dict[str, Any]:
+    """Halves of a head shared among time, height and width in the proportions of the real checkpoints."""
+    half = head_dim // 2
+    if family == "qwen3_vl":
+        space = half * 5 // 16
+        return {
+            "rope_type": "default",
+            "rope_theta": 5e6,
+            "mrope_section": [half - 2 * space, space, space],
+            "mrope_interleaved": True,
+        }
+    space = half * 3 // 8
+    return {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [half - 2 * space, space, space]}
+
+
+def _vision_config(family: Family, hidden_size: int, depth: int, out_size: int, init: float) -> dict[str, Any]:
+    shared = {"depth": depth, "num_heads": hidden_size // 16, "initializer_range": init}
+    if family == "qwen2_vl":
+        return shared | {"embed_dim": hidden_size, "hidden_size": out_size, "mlp_ratio": 2}
+    shared |= {"hidden_size": hidden_size, "intermediate_size": hidden_size * 2, "out_hidden_size": out_size}
+    if family == "qwen2_5_vl":
+        return shared | {"window_size": 56, "fullatt_block_indexes": [depth - 1], "tokens_per_second": 2}
+    return shared | {"num_position_embeddings": 64, "deepstack_visual_indexes": list(range(min(depth, 2)))}
