@@ -1,0 +1,279 @@
+"""The flags of this library, grouped by topic, each with its unit, range and effect.
+
+Each group is a dataclass without behaviour except ``problems``, which says what is wrong with its values or which of
+them would have no effect. ``GRPOConfig`` joins the groups with the ``TrainingArguments`` of transformers; the help text
+and ``docs/flags.md`` are made from them. Standard library only, so that ``--help`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+def flag(default: Any, help: str, unset: str | None = None) -> Any:
+    """A dataclass field with help text; ``unset`` says what a default of None comes to mean."""
+    return field(default=default, metadata={"help": help if unset is None else f"{help} Unset: {unset}."})
+
+
+@dataclass
+class ModelArguments:
+    """The model and which of its parts learn."""
+
+    model_name_or_path: str | None = flag(
+        None, "Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint: a folder or a name on the Hugging Face hub."
+    )
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = flag(
+        "auto", "Attention kernel. auto: flash_attention_2 where flash-attn and a CUDA device are there, else sdpa."
+    )
+    tune_mm_llm: bool = flag(True, "Train the language model, its embeddings and the language-model head.")
+    tune_mm_vision: bool = flag(False, "Train the vision tower: patch embedding and blocks.")
+    tune_mm_mlp: bool = flag(True, "Train the merger that carries vision features into the language model.")
+    mm_projector_lr: float | None = flag(
+        None, "Learning rate of the merger, above 0. Needs --tune_mm_mlp.", unset="the one of --learning_rate"
+    )
+    vision_tower_lr: float | None = flag(
+        None, "Learning rate of the vision tower, above 0. Needs --tune_mm_vision.", unset="the one of --learning_rate"
+    )
+    lora_enable: bool = flag(
+        False,
+        "Freeze the model and train low-rank adapters (LoRA) on the linear layers of the parts that the tune flags "
+        "name, or of the language model where all three are False. The reference is the model without adapters.",
+    )
+    lora_r: int = flag(64, "Rank of the adapters, at least 1.")
+    lora_alpha: int = flag(128, "Scale of the adapters, above 0: their output is multiplied by lora_alpha / lora_r.")
+    lora_dropout: float = flag(
+        0.0, "Dropout on the adapters' input, 0 to below 1. Above 0 the trained log-probs differ from the sampled ones."
+    )
+
+    def problems(self) -> Iterator[str]:
+        if not (self.tune_mm_llm or self.tune_mm_vision or self.tune_mm_mlp or self.lora_enable):
+            yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"
+        if self.vision_tower_lr is not None and not self.tune_mm_vision:
+            yield "--vision_tower_lr has no effect on a frozen vision tower: set --tune_mm_vision True or leave it out"
+        if self.mm_projector_lr is not None and not self.tune_mm_mlp:
+            yield "--mm_projector_lr has no effect on a frozen merger: set --tune_mm_mlp True or leave it out"
+        yield from out_of_range(self, "mm_projector_lr", above=0)
+        yield from out_of_range(self, "vision_tower_lr", above=0)
+        yield from out_of_range(self, "lora_r", least=1)
+        yield from out_of_range(self, "lora_alpha", above=0)
+        yield from out_of_range(self, "lora_dropout", least=0, below=1)
+        for name in ("lora_r", "lora_alpha", "lora_dropout"):
+            if not self.lora_enable and was_set(self, name):
+                yield f"--{name} has no effect without LoRA: add --lora_enable or leave it out"
+
+
+@dataclass
+class DataArguments:
+    """Which records, and what is seen of their media."""
+
+    dataset_use: str | None = flag(
+        None,
+        "Training data: comma-separated names of the catalog or paths of .json and .jsonl files; %NN after one takes "
+        "a seeded NN percent of it.",
+    )
+    eval_dataset_use: str | None = flag(None, "Data for evaluation, written like --dataset_use.")
+    dataset_catalog: str | None = flag(
+        None,
+        "YAML file that gives data sets their names: annotation file and media root of each.",
+        unset="data/datasets.yaml",
+    )
+    allow_outside_media: bool = flag(False, "Let records name media outside of their media root.")
+    on_bad_sample: Literal["error", "skip"] = flag(
+        "error",
+        "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
+        "list it at the end; nothing takes its place.",
+    )
+    max_prompt_length: int | None = flag(
+        None, "Longest prompt in tokens, vision tokens included, at least 1.", unset="no limit"
+    )
+    on_long_prompt: Literal["error", "skip"] = flag(
+        "error", "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it."
+    )
+    video_backend: Literal["auto", "torchcodec", "pyav", "decord"] = flag(
+        "auto", "Video decoder. auto: torchcodec where it works, else PyAV."
+    )
+    base_interval: float = flag(2.0, "Seconds between the frames taken from a clip, above 0.")
+    video_fps: float | None = flag(
+        None, "Frames taken per second of a clip, above 0; the other way to say --base_interval.", unset="not used"
+    )
+    video_min_frames: int = flag(4, "Fewest frames of a clip, at least 1. A record's meta may say otherwise.")
+    video_max_frames: int = flag(
+        8, "Most frames of a clip, at least --video_min_frames. An odd number is made even: temporal patches are pairs."
+    )
+    video_min_frame_pixels: int = flag(4 * 28 * 28, "Fewest pixels of a video frame; smaller frames are scaled up.")
+    video_max_frame_pixels: int = flag(32 * 28 * 28, "Most pixels of a video frame; larger frames are scaled down.")
+    min_pixels: int = flag(16 * 28 * 28, "Fewest pixels of an image; smaller images are scaled up.")
+    max_pixels: int = flag(576 * 28 * 28, "Most pixels of an image; larger images are scaled down.")
+
+    def problems(self) -> Iterator[str]:
+        yield from out_of_range(self, "max_prompt_length", least=1)
+        if self.on_long_prompt == "skip" and self.max_prompt_length is None:
+            yield "--on_long_prompt skip has no effect without --max_prompt_length: set it, in tokens"
+        yield from out_of_range(self, "base_interval", above=0)
+        yield from out_of_range(self, "video_fps", above=0)
+        if self.video_fps is not None and was_set(self, "base_interval"):
+            yield "--video_fps and --base_interval say the same thing twice: give one of them"
+        for low, high in (
+            ("video_min_frames", "video_max_frames"),
+            ("video_min_frame_pixels", "video_max_frame_pixels"),
+            ("min_pixels", "max_pixels"),
+        ):
+            yield from out_of_range(self, low, least=1)
+            if getattr(self, low) > getattr(self, high):
+                yield f"--{low} {getattr(self, low)} is above --{high} {getattr(self, high)}"
+
+
+@dataclass
+class RewardArguments:
+    """How completions are scored."""
+
+    response_format: Literal["think_answer", "answer_only"] = flag(
+        "think_answer",
+        "What the format reward asks for. think_answer: a <think> pair, then an <answer> pair. answer_only: one "
+        "<answer> pair and no thinking.",
+    )
+    format_reward_weight: float = flag(0.3, "Weight of the format reward in the total, at least 0.")
+    accuracy_reward_weight: float = flag(0.7, "Weight of the accuracy reward in the total, at least 0.")
+
+    def problems(self) -> Iterator[str]:
+        yield from out_of_range(self, "format_reward_weight", least=0)
+        yield from out_of_range(self, "accuracy_reward_weight", least=0)
+        if self.format_reward_weight == 0 and self.accuracy_reward_weight == 0:
+            yield "--format_reward_weight and --accuracy_reward_weight are both 0: every reward would be 0"
+
+
+@dataclass
+class SamplingArguments:
+    """How completions are sampled."""
+
+    grpo_sample_size: int = flag(
+        4, "Completions sampled per prompt in training (the group), at least 2. More: steadier advantages, more time."
+    )
+    generation_temperature: float = flag(
+        0.7, "Sampling temperature, above 0. Log-probs are taken at the same temperature. Lower: groups more alike."
+    )
+    generation_top_p: float = flag(
+        0.9, "Sample among the likeliest tokens that hold this much probability, above 0 to 1; 1 samples among all."
+    )
+    generation_max_length: int = flag(512, "Longest completion in new tokens, at least 1; what is longer is cut.")
+    eval_sample_size: int = flag(
+        1, "Completions per prompt in evaluation, at least 1. 1: the greedy one. More: sampled as in training."
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.grpo_sample_size < 2:
+            yield (
+                f"--grpo_sample_size must be at least 2, got {self.grpo_sample_size}: the advantage of a completion is "
+                "relative to its group, and in a group of one it is always 0"
+            )
+        yield from out_of_range(self, "generation_temperature", above=0)
+        yield from out_of_range(self, "generation_top_p", above=0, most=1)
+        yield from out_of_range(self, "generation_max_length", least=1)
+        yield from out_of_range(self, "eval_sample_size", least=1)
+
+
+@dataclass
+class ObjectiveArguments:
+    """Advantages, loss and the checks around them."""
+
+    grpo_alpha: float = flag(0.5, "Weight of the policy-gradient term, above 0.")
+    grpo_beta: float = flag(
+        0.1, "Weight of the KL term that holds the policy near the reference, at least 0. 0: no reference is kept."
+    )
+    scale_rewards: Literal["group", "batch", "none"] = flag(
+        "group",
+        "What a reward minus its group's mean is divided by. group: the group's standard deviation. batch: that of "
+        "all rewards of the batch. none: nothing.",
+    )
+    loss_type: Literal["grpo", "dr_grpo"] = flag(
+        "grpo",
+        "How token losses are averaged. grpo: over the tokens of each completion, then over completions. dr_grpo: "
+        "their sum divided by completions x --generation_max_length, so that long completions are not favoured.",
+    )
+    kl_estimator: Literal["k1", "k2", "k3"] = flag(
+        "k3",
+        "Estimator of the KL divergence from d = reference - policy log-prob. k1: -d. k2: d^2 / 2. "
+        "k3: exp(d) - d - 1, never negative and of low variance.",
+    )
+    check_parity: Literal["every", "first", "off"] = flag(
+        "first",
+        "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first or none, "
+        "and stop where they differ: it catches wrong positions, frames and templates.",
+    )
+    logit_chunk_tokens: int = flag(
+        512,
+        "Completion tokens that meet the language-model head at a time, at least 1. Fewer: less memory "
+        "(tokens x vocabulary x 4 bytes), same result.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        yield from out_of_range(self, "grpo_alpha", above=0)
+        yield from out_of_range(self, "grpo_beta", least=0)
+        yield from out_of_range(self, "logit_chunk_tokens", least=1)
+        if self.grpo_beta == 0 and was_set(self, "kl_estimator"):
+            yield "--kl_estimator has no effect with --grpo_beta 0: there is no KL term"
+
+
+FLAG_GROUPS = (ModelArguments, DataArguments, RewardArguments, SamplingArguments, ObjectiveArguments)
+
+
+def all_problems(config: Any) -> list[str]:
+    """Everything wrong with ``config``, an object with the fields of all groups; empty where all is well."""
+    wrong_types = [problem for group in FLAG_GROUPS for problem in misfits(config, group)]
+    return wrong_types or [problem for group in FLAG_GROUPS for problem in group.problems(config)]
+
+
+def misfits(config: Any, group: type) -> Iterator[str]:
+    """A problem for each field of ``group`` whose value is not of its type or among its choices."""
+    for name, hint in get_type_hints(group).items():
+        value, choices = getattr(config, name), choices_of(hint)
+        if choices and value not in choices:
+            yield f"--{name} must be one of {', '.join(choices)}, got {value!r}"
+        elif not choices:
+            kinds = get_args(hint) or (hint,)
+            accepted = (*kinds, int) if float in kinds else kinds
+            if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
+                yield f"--{name} must be {' or '.join(_kind_name(kind) for kind in kinds)}, got {value!r}"
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The values that a type hint ``Literal`` allows; empty for other types."""
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def _kind_name(kind: type) -> str:
+    return {int: "an integer", float: "a number", str: "a string", bool: "True or False"}.get(kind, "None")
+
+
+def was_set(config: Any, name: str) -> bool:
+    """Whether a flag differs from its default; spelling out the default counts as leaving it out."""
+    default = next(each.default for each in fields(config) if each.name == name)
+    return default is not MISSING and getattr(config, name) != default
+
+
+def out_of_range(
+    config: Any,
+    name: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Iterator[str]:
+    """A problem if flag ``name`` is not finite or is outside of the bounds given; None is always fine."""
+    value = getattr(config, name)
+    if value is None:
+        return
+    wanted = [
+        (f"at least {least}", least is None or value >= least),
+        (f"above {above}", above is None or value > above),
+        (f"at most {most}", most is None or value <= most),
+        (f"below {below}", below is None or value < below),
+    ]
+    if not math.isfinite(value):
+        yield f"--{name} must be a finite number, got {value}"
+    elif failed := [words for words, holds in wanted if not holds]:
+        yield f"--{name} must be {' and '.join(failed)}, got {value}"
