@@ -1,0 +1,61 @@
+"""Advantages: each completion's reward relative to its own group."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+RewardScale = Literal["group", "batch", "none"]
+
+
+def group_advantages(rewards: Tensor, group_size: int, scale: RewardScale = "group", eps: float = 1e-4) -> Tensor:
+    """Centre each reward on the mean of its group and divide by a spread.
+
+    Args:
+        rewards: N floats; row n belongs to group n // group_size.
+        group_size: completions per prompt, at least 2.
+        scale: ``group`` divides by the group's standard deviation (n-1) + eps (GRPO, arXiv:2402.03300, section 4.1);
+            ``batch`` by the standard deviation of all N rewards + eps; ``none`` only centres (Dr. GRPO,
+            arXiv:2503.20783).
+        eps: added to the standard deviation, so that a group of equal rewards gives zeros.
+
+    Returns:
+        N advantages, in the dtype of ``rewards`` (integers become float32).
+
+    Raises:
+        ValueError: the rows do not divide into groups, a group is smaller than two, a reward is NaN or infinite.
+
+    Example:
+        >>> group_advantages(torch.tensor([1.0, 0.0, 3.0, 1.0]), group_size=2, scale="none").tolist()
+        [0.5, -0.5, 1.0, -1.0]
+    """
+    if group_size < 2:
+        raise ValueError(
+            f"group_size is {group_size}: with fewer than 2 completions per prompt the advantage is always 0; "
+            "raise grpo_sample_size"
+        )
+    if rewards.dim() != 1 or rewards.numel() % group_size:
+        raise ValueError(
+            f"rewards: expected a vector of whole groups of {group_size}, got shape {tuple(rewards.shape)}"
+        )
+    if not rewards.is_floating_point():
+        rewards = rewards.float()
+    bad_rows = (~torch.isfinite(rewards)).nonzero().flatten().tolist()
+    if bad_rows:
+        raise ValueError(
+            f"rewards: rows {bad_rows[:8]} are NaN or infinite; the reward functions must give finite numbers"
+        )
+    if rewards.numel() == 0:
+        return rewards.clone()
+
+    groups = rewards.view(-1, group_size)
+    centred = groups - groups.mean(dim=1, keepdim=True)
+    if scale == "group":
+        centred = centred / (groups.std(dim=1, keepdim=True) + eps)
+    elif scale == "batch":
+        centred = centred / (rewards.std() + eps)
+    elif scale != "none":
+        raise ValueError(f'scale: expected "group", "batch" or "none", got {scale!r}')
+    return centred.reshape(-1)

@@ -1,0 +1,156 @@
+"""The GRPO loss from log-probabilities: no model, no sampling, only the formula."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from qwenvl.types import LossOutput
+
+KLEstimator = Literal["k1", "k2", "k3"]
+LossType = Literal["grpo", "dr_grpo"]
+
+MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: far outside any healthy run, far inside float32
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
+    """Estimate KL(policy || reference) per token from samples of the policy.
+
+    With d = reference - policy, clamped to [-20, 20]: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1
+    (Schulman, http://joschu.net/blog/kl-approx.html; GRPO uses k3, arXiv:2402.03300). k3 is never negative and, like
+    k1, unbiased; k2 is biased with little variance. Where the clamp acts the gradient is zero.
+
+    As a *term of a loss* they differ in their gradients. That of k1 is zero in expectation whatever the reference is
+    (it is the gradient of log p under p): k1 measures the divergence but does not hold the policy back. k2 has in
+    expectation the gradient of KL(policy || reference), k3 that of KL(reference || policy).
+
+    Args:
+        logprobs: N x T, of the policy.
+        ref_logprobs: N x T, of the reference; treated as a constant.
+        estimator: ``k1``, ``k2`` or ``k3``.
+
+    Returns:
+        N x T in float32 (or float64 where the input is); positions that are infinite on both sides are NaN:
+        mask before calling, as ``grpo_loss`` does.
+
+    Example:
+        >>> round(kl_estimate(torch.tensor([[-1.0]]), torch.tensor([[-2.0]])).item(), 4)  # exp(-1) + 1 - 1
+        0.3679
+    """
+    difference = (_at_least_float32(ref_logprobs.detach()) - _at_least_float32(logprobs)).clamp(
+        -MAX_LOG_RATIO, MAX_LOG_RATIO
+    )
+    if estimator == "k1":
+        return -difference
+    if estimator == "k2":
+        return difference.square() / 2
+    if estimator == "k3":
+        # expm1 keeps the digits that exp(d) - 1 loses near zero, where a run begins.
+        return torch.expm1(difference) - difference
+    raise ValueError(f'estimator: expected "k1", "k2" or "k3", got {estimator!r}')
+
+
+def grpo_loss(
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    ref_logprobs: Tensor | None = None,
+    alpha: float = 0.5,
+    beta: float = 0.1,
+    loss_type: LossType = "grpo",
+    kl_estimator: KLEstimator = "k3",
+    max_completion_length: int | None = None,
+    completions_in_step: int | None = None,
+) -> LossOutput:
+    """The loss of one micro-batch: -alpha * A * exp(logp - stopgrad(logp)) + beta * KL(policy || reference) per token.
+
+    ``grpo`` takes the mean over each completion's tokens, then over completions (arXiv:2402.03300, equation 3);
+    ``dr_grpo`` sums over tokens and divides by completions * max_completion_length (arXiv:2503.20783). A completion
+    without tokens contributes 0 and still counts as a completion. The completions were sampled by this very policy, so
+    the importance ratio is 1 and only its gradient matters.
+
+    Args:
+        logprobs: N x T with gradient, at the sampling temperature. Anything may stand where ``mask`` is false.
+        advantages: N.
+        mask: N x T bool, true for the tokens of the completion, its end token included.
+        ref_logprobs: N x T; needed when ``beta`` is not 0. Given with ``beta`` 0, the KL is only measured.
+        alpha, beta: weights of the policy term and of the KL term.
+        loss_type: ``grpo`` or ``dr_grpo``.
+        kl_estimator: see ``kl_estimate``.
+        max_completion_length: ``generation_max_length``, the constant length of ``dr_grpo``.
+        completions_in_step: completions of the whole optimizer step; the micro-batches' losses then *sum* to the step's
+            loss, which makes gradient accumulation exact. None: these N rows are the step.
+
+    Returns:
+        The scalar loss and metrics ``loss/policy``, ``loss/kl`` (the two parts, they sum to the loss) and, with a
+        reference, ``kl`` (mean over tokens).
+
+    Raises:
+        ValueError: shapes disagree, ``ref_logprobs`` or ``max_completion_length`` is missing, or a log-probability of a
+            masked-in token is NaN or infinite.
+    """
+    _check_shapes(logprobs, advantages, mask, ref_logprobs)
+    if beta and ref_logprobs is None:
+        raise ValueError(
+            f"beta is {beta} but there are no ref_logprobs: give the reference's log-probs or set beta to 0"
+        )
+    rows = completions_in_step if completions_in_step is not None else logprobs.shape[0]
+    if rows < logprobs.shape[0]:
+        raise ValueError(f"completions_in_step is {rows}, fewer than the {logprobs.shape[0]} completions given")
+
+    # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
+    policy = _at_least_float32(logprobs).masked_fill(~mask, 0.0)
+    _check_finite("logprobs", policy)
+    ratio = torch.exp(policy - policy.detach())
+    policy_term = -alpha * advantages.detach().to(policy.dtype).unsqueeze(1) * ratio * mask
+    policy_loss = _aggregate(policy_term, mask, rows, loss_type, max_completion_length)
+    metrics = {"loss/policy": policy_loss.item()}
+    if ref_logprobs is None:
+        return LossOutput(policy_loss, metrics)
+
+    reference = _at_least_float32(ref_logprobs).masked_fill(~mask, 0.0)
+    _check_finite("ref_logprobs", reference)
+    kl = kl_estimate(policy, reference, kl_estimator) * mask
+    kl_loss = beta * _aggregate(kl, mask, rows, loss_type, max_completion_length)
+    metrics["loss/kl"] = kl_loss.item()
+    metrics["kl"] = (kl.detach().sum() / mask.sum().clamp(min=1)).item()
+    return LossOutput(policy_loss + kl_loss if beta else policy_loss, metrics)
+
+
+def _aggregate(per_token: Tensor, mask: Tensor, rows: int, loss_type: str, max_completion_length: int | None) -> Tensor:
+    if loss_type == "grpo":
+        return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / max(rows, 1)
+    if loss_type == "dr_grpo":
+        if not max_completion_length or max_completion_length < 1:
+            raise ValueError(f"dr_grpo needs max_completion_length (at least 1 token), got {max_completion_length}")
+        return per_token.sum() / (max(rows, 1) * max_completion_length)
+    raise ValueError(f'loss_type: expected "grpo" or "dr_grpo", got {loss_type!r}')
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _check_shapes(logprobs: Tensor, advantages: Tensor, mask: Tensor, ref_logprobs: Tensor | None) -> None:
+    if logprobs.dim() != 2 or mask.shape != logprobs.shape or advantages.shape != logprobs.shape[:1]:
+        raise ValueError(
+            "expected logprobs and mask N x T and advantages N, got "
+            f"{tuple(logprobs.shape)}, {tuple(mask.shape)} and {tuple(advantages.shape)}"
+        )
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask: expected bool, got {mask.dtype}")
+    if ref_logprobs is not None and ref_logprobs.shape != logprobs.shape:
+        raise ValueError(f"ref_logprobs: expected shape {tuple(logprobs.shape)}, got {tuple(ref_logprobs.shape)}")
+
+
+def _check_finite(name: str, masked: Tensor) -> None:
+    bad = ~torch.isfinite(masked)
+    if bad.any():
+        row, token = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}[{row}, {token}] is {masked[row, token].item()}: the model gave a token of a completion no finite "
+            "log-probability (diverged weights, half precision, or a token the sampler was not allowed to draw)"
+        )
