@@ -1,0 +1,146 @@
+"""Attention over one packed row in which the completions of a prompt share that prompt's keys and values.
+
+The row holds all prompts, then all completions, without padding: ``[p0 | p1 | .. | c00 c01 .. | c10 c11 .. | ..]``.
+Three attentions cover it, and no mask of (prompt + group)^2 is ever made:
+
+- each prompt over itself, causal;
+- each completion over itself, causal;
+- all completions of a prompt, as one run of queries, over the prompt, without a mask.
+
+The last two see disjoint keys, so their results merge exactly by their log-sum-exp. The backward pass of such a merge
+is that of each part with the merged output and log-sum-exp in the place of its own (FlashAttention, arXiv:2205.14135,
+appendix B.2: the probabilities are recomputed as exp(score - lse)).
+
+The layout reaches the attention of every layer as the keyword ``shared_prefix`` of the model's forward, since stock model
+classes hand unknown keywords down (and, unlike a global, it is still there when checkpointing recomputes a layer).
+Without it, attention is what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from qwenvl.model.varlen import Spans, kernel_for
+
+IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
+"""The attention implementations of transformers that understand ``shared_prefix`` once it is installed."""
+
+
+@dataclass(frozen=True)
+class PrefixLayout:
+    """Where the prompts and completions of a packed row lie.
+
+    Attributes:
+        prompt_lengths: P token counts.
+        completion_lengths: N token counts in the row, 0 allowed; completion n belongs to prompt n // (N / P).
+        device: of the row.
+    """
+
+    prompt_lengths: tuple[int, ...]
+    completion_lengths: tuple[int, ...]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @cached_property
+    def prompts(self) -> Spans:
+        """The P prompts."""
+        return Spans.of(self.prompt_lengths, self.device)
+
+    @cached_property
+    def completions(self) -> Spans:
+        """The N completions, counted from the first of them."""
+        return Spans.of(self.completion_lengths, self.device)
+
+    @cached_property
+    def groups(self) -> Spans:
+        """The completions of each of the P prompts taken together."""
+        size = len(self.completion_lengths) // len(self.prompt_lengths)
+        ends = [0, *accumulate(self.completion_lengths)][::size]
+        return Spans.of([end - start for start, end in pairwise(ends)], self.device)
+
+
+def install_prefix_attention() -> None:
+    """Teaches transformers' ``sdpa`` and ``flash_attention_2`` the keyword ``shared_prefix``; repeating it does nothing."""
+    from transformers import AttentionInterface
+
+    registry = AttentionInterface()
+    for name in IMPLEMENTATIONS:
+        if not hasattr(registry[name], "stock"):
+            AttentionInterface.register(name, _with_shared_prefix(registry[name]))
+
+
+def _with_shared_prefix(stock: Callable) -> Callable:
+    @wraps(stock)
+    def attention(module, query: Tensor, key: Tensor, value: Tensor, *args, shared_prefix=None, **kwargs):
+        # The keyword also comes by the vision tower, whose attention is not causal and not concerned.
+        if shared_prefix is None or not module.is_causal:
+            return stock(module, query, key, value, *args, **kwargs)
+        # 1 x heads x S x D -> S x heads x D. Under autocast the rotation leaves queries and keys in float32.
+        q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+        return prefix_attention(q, k, v, shared_prefix, kwargs["scaling"])[None], None
+
+    attention.stock = stock
+    return attention
+
+
+def prefix_attention(q: Tensor, k: Tensor, v: Tensor, layout: PrefixLayout, scale: float) -> Tensor:
+    """Attention of a packed row, with gradient.
+
+    Args:
+        q: S x heads x D.
+        k, v: S x key-value heads x D.
+        scale: factor of the scores.
+
+    Returns:
+        S x heads x D.
+    """
+    return _PrefixAttention.apply(q, k, v, layout, scale)
+
+
+class _PrefixAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, layout: PrefixLayout, scale: float) -> Tensor:
+        kernel, split = kernel_for(q), layout.prompts.total
+        prompts, groups, own = layout.prompts, layout.groups, layout.completions
+        out, lse = kernel.forward(q[:split], k[:split], v[:split], prompts, prompts, causal=True, scale=scale)
+        if own.total:
+            rest = q[split:]
+            of_own, own_lse = kernel.forward(rest, k[split:], v[split:], own, own, causal=True, scale=scale)
+            of_prompt, prompt_lse = kernel.forward(
+                rest, k[:split], v[:split], groups, prompts, causal=False, scale=scale
+            )
+            merged_lse = torch.logaddexp(own_lse, prompt_lse)
+            weight = (own_lse - merged_lse).exp().T[..., None]
+            merged = torch.lerp(of_prompt.to(weight.dtype), of_own.to(weight.dtype), weight)
+            out, lse = torch.cat([out, merged.to(out.dtype)]), torch.cat([lse, merged_lse], dim=1)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.layout, ctx.scale = layout, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        q, k, v, out, lse = ctx.saved_tensors
+        layout, scale = ctx.layout, ctx.scale
+        kernel, split = kernel_for(q), layout.prompts.total
+        prompts, groups, own = layout.prompts, layout.groups, layout.completions
+
+        def gradients(queries: slice, keys: slice, q_spans: Spans, k_spans: Spans, causal: bool):
+            return kernel.backward(
+                grad[queries], q[queries], k[keys], v[keys], out[queries], lse[:, queries],
+                q_spans, k_spans, causal=causal, scale=scale,
+            )  # fmt: skip
+
+        first, rest = slice(0, split), slice(split, None)
+        dq, dk, dv = gradients(first, first, prompts, prompts, True)
+        if own.total:
+            dq_prompt, dk_prompt, dv_prompt = gradients(rest, first, groups, prompts, False)
+            dq_own, dk_own, dv_own = gradients(rest, rest, own, own, True)
+            dq = torch.cat([dq, dq_prompt.add_(dq_own)])
+            dk = torch.cat([dk.add_(dk_prompt), dk_own])
+            dv = torch.cat([dv.add_(dv_prompt), dv_own])
+        return dq, dk, dv, None, None

@@ -1,0 +1,128 @@
+"""Log-probabilities of completions, each prompt computed once: the fast path of ``logprobs.completion_logprobs``.
+
+P prompts and their N completions lie end to end in one row without any padding, P L + N T tokens where the plain path
+has N (L + T). Everything but attention treats tokens one by one, so stock model classes take the row as it is; attention
+knows the layout (``prefix_attention``). A completion's last token predicts nothing and is left out of the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwenvl.model.families import family_of
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.loading import unwrap
+from qwenvl.model.logprobs import selected_logprobs
+from qwenvl.model.positions import completion_positions
+from qwenvl.model.prefix_attention import IMPLEMENTATIONS, PrefixLayout, install_prefix_attention
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """Prompts and completions end to end.
+
+    Attributes:
+        input_ids: 1 x S.
+        position_ids: 3 x 1 x S.
+        predictors: K places in the row whose hidden states predict the completion tokens, in the order of the tokens; a
+            prompt's last place is named once for each of its completions.
+        targets: 1 x K completion tokens.
+        layout: where prompts and completions lie.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    predictors: Tensor
+    targets: Tensor
+    layout: PrefixLayout
+
+
+def completion_logprobs(
+    model: torch.nn.Module,
+    prompts: PromptInputs,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    *,
+    temperature: float,
+    logit_chunk_tokens: int,
+) -> Tensor:
+    """log p(token | prompt, tokens before it) of every completion token, of softmax(logits / temperature).
+
+    The same numbers and gradients as ``logprobs.completion_logprobs``, which describes the arguments; the model's
+    forward is called once. Ask ``supports_shared_prefix`` first.
+
+    Returns:
+        N x T, float32 or the model's type if that is wider; 0.0 where the mask is False; with gradient in grad mode.
+    """
+    install_prefix_attention()
+    mask = completion_mask.bool()
+    row = pack(prompts, completion_ids, mask)
+    with selected_logprobs(
+        model, row.targets, torch.ones_like(row.targets, dtype=torch.bool), temperature, logit_chunk_tokens
+    ):
+        output = model(
+            input_ids=row.input_ids,
+            position_ids=row.position_ids,
+            logits_to_keep=row.predictors,
+            use_cache=False,
+            shared_prefix=row.layout,
+            **prompts.vision(),
+        )
+    chosen = output.logits[0]
+    return chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
+
+
+def supports_shared_prefix(model: torch.nn.Module) -> str | None:
+    """None where ``completion_logprobs`` works for ``model``, else the reason why not, for a log line."""
+    config = unwrap(model).config
+    try:
+        family_of(config)
+    except ValueError as error:
+        return str(error)
+    text = config.get_text_config()
+    if text._attn_implementation not in IMPLEMENTATIONS:
+        return f"attention {text._attn_implementation!r} cannot share a prompt: it takes {' or '.join(IMPLEMENTATIONS)}"
+    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    if others:
+        return f"layers of type {', '.join(sorted(others))} cannot share a prompt"
+    if getattr(text, "attention_dropout", 0.0):
+        return f"attention_dropout {text.attention_dropout} is not 0"
+    return None
+
+
+def pack(prompts: PromptInputs, completion_ids: Tensor, completion_mask: Tensor) -> PackedRow:
+    """Lays P prompts (padding anywhere) and their completions (N x T, padded on the right) end to end.
+
+    Raises:
+        ValueError: if a completion has tokens after a masked one, or N is no multiple of P.
+    """
+    rows, length = completion_mask.shape
+    if not len(prompts) or rows % len(prompts):
+        raise ValueError(f"expected the completions of {len(prompts)} prompts to be a multiple of it, got {rows}")
+    if (completion_mask[:, 1:] & ~completion_mask[:, :-1]).any():
+        raise ValueError("a completion has tokens after a masked one: completions must be padded on the right")
+    group_size = rows // len(prompts)
+    keep = prompts.attention_mask.bool()
+    inner = completion_mask[:, 1:]  # the tokens that another follows
+    positions = completion_positions(prompts.position_ids, group_size, length)[:, :, :-1]
+    layout = PrefixLayout(tuple(keep.sum(1).tolist()), tuple(inner.sum(1).tolist()), keep.device)
+    return PackedRow(
+        input_ids=torch.cat([prompts.input_ids[keep], completion_ids[:, :-1][inner]])[None],
+        position_ids=torch.cat([prompts.position_ids[:, keep], positions[:, inner]], dim=1)[:, None],
+        predictors=_predictors(layout, completion_mask),
+        targets=completion_ids[completion_mask][None],
+        layout=layout,
+    )
+
+
+def _predictors(layout: PrefixLayout, mask: Tensor) -> Tensor:
+    """K places in the row: a prompt's last for the first token of a completion, the token before for every other."""
+    group_size = len(mask) // len(layout.prompt_lengths)
+    ends = layout.prompts.offsets[1:].long().repeat_interleave(group_size)
+    starts = layout.completions.offsets[:-1].long() + layout.prompts.total
+    places = starts[:, None] + torch.arange(-1, mask.shape[1] - 1, device=mask.device)
+    places[:, 0] = ends - 1
+    return places[mask]

@@ -1,0 +1,179 @@
+"""Attention over sequences that lie end to end, with its log-sum-exp: the parts that prefix attention is made of.
+
+Three kernels with one signature: that of a GPU in half precision, that of the CPU, and plain arithmetic in blocks for
+what is left (float32 on a GPU). The first two are PyTorch's own flash attention; its operators are called directly because
+the public functions either hide the log-sum-exp or do not let the backward pass take that of a merged result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Sequences that lie end to end.
+
+    Attributes:
+        bounds: the start of each, and the end of the last.
+        offsets: the same as an int32 tensor.
+        longest: tokens of the longest.
+    """
+
+    bounds: tuple[int, ...]
+    offsets: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Spans:
+        """From the lengths."""
+        bounds = (0, *accumulate(lengths))
+        return cls(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), max(lengths, default=0))
+
+    @property
+    def total(self) -> int:
+        """Tokens of all of them."""
+        return self.bounds[-1]
+
+    def slices(self) -> list[slice]:
+        """One slice per sequence."""
+        return [slice(start, end) for start, end in pairwise(self.bounds)]
+
+
+class Kernel(Protocol):
+    """Attention of each sequence of ``q`` over the sequence of the same number of ``k`` and ``v``.
+
+    q, out, grad are S x heads x D; k, v are S' x key-value heads x D; lse is heads x S. ``causal`` needs sequences of
+    equal lengths. ``out`` and ``lse`` given to ``backward`` may be those of a softmax over more keys than ``k``.
+    """
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, q_spans: Spans, k_spans: Spans, *, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of the scores."""
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_spans: Spans, k_spans: Spans,
+        *, causal: bool, scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Gradients of q, k and v."""
+
+
+def kernel_for(q: Tensor) -> Kernel:
+    """The kernel for the device, type and head size of ``q``."""
+    if q.device.type == "cpu":
+        return CpuFlash()
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if q.is_cuda and half and q.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(q.device)[0] >= 8:
+        return CudaFlash()
+    return Blockwise()
+
+
+class CudaFlash:
+    """Flash attention on GPUs of compute capability 8 and above, float16 and bfloat16."""
+
+    def forward(self, q, k, v, q_spans, k_spans, *, causal, scale):
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, q_spans.offsets, k_spans.offsets, q_spans.longest, k_spans.longest, 0.0, causal, False, scale=scale
+        )
+        return out, lse
+
+    def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        return torch.ops.aten._flash_attention_backward(
+            grad.contiguous(), q, k, v, out, lse.contiguous(), q_spans.offsets, k_spans.offsets,
+            q_spans.longest, k_spans.longest, 0.0, causal, no_dropout, no_dropout.new_empty(0), scale=scale,
+        )  # fmt: skip
+
+
+class _PerSequence:
+    """A kernel that takes one sequence at a time, as heads x S x D."""
+
+    def forward(self, q, k, v, q_spans, k_spans, *, causal, scale):
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        lse = torch.empty(q.shape[1], len(q), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        for rows, keys in zip(q_spans.slices(), k_spans.slices(), strict=True):
+            if rows.stop > rows.start:
+                one, lse[:, rows] = self._forward(*_by_head(q[rows], k[keys], v[keys]), causal, scale)
+                out[rows] = one.transpose(0, 1)
+        return out, lse
+
+    def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
+        dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        for rows, keys in zip(q_spans.slices(), k_spans.slices(), strict=True):
+            if rows.stop > rows.start:
+                grads = self._backward(
+                    *_by_head(grad[rows], q[rows], k[keys], v[keys], out[rows]), lse[:, rows], causal, scale
+                )
+                dq[rows], dk[keys], dv[keys] = (x.transpose(0, 1) for x in grads)
+        return dq, dk, dv
+
+
+class CpuFlash(_PerSequence):
+    """Flash attention on the CPU, any floating type."""
+
+    def _forward(self, q, k, v, causal, scale):
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q[None], k[None], v[None], 0.0, causal, scale=scale
+        )
+        return out[0], lse[0]
+
+    def _backward(self, grad, q, k, v, out, lse, causal, scale):
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad[None], q[None], k[None], v[None], out[None], lse[None], 0.0, causal, scale=scale
+        )
+        return tuple(x[0] for x in grads)
+
+
+class Blockwise(_PerSequence):
+    """The arithmetic spelled out, ``rows`` queries at a time, on any device in any floating type."""
+
+    rows = 256
+
+    def _scores(self, q, k, start, causal, scale):
+        """Of the block of queries from ``start``, in the type of the log-sum-exp: heads x block x S'."""
+        block = q[:, start : start + self.rows]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        scores = (block @ k.mT).to(wide) * scale
+        if causal:
+            ahead = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(start + 1)
+            scores.masked_fill_(ahead, float("-inf"))
+        return scores
+
+    def _forward(self, q, k, v, causal, scale):
+        k, v = _per_query_head(q, k), _per_query_head(q, v)
+        blocks = []
+        for start in range(0, q.shape[1], self.rows):
+            scores = self._scores(q, k, start, causal, scale)
+            lse = scores.logsumexp(-1)
+            blocks.append(((scores - lse[..., None]).exp().to(v.dtype) @ v, lse))
+        return torch.cat([out for out, _ in blocks], dim=1), torch.cat([lse for _, lse in blocks], dim=1)
+
+    def _backward(self, grad, q, k, v, out, lse, causal, scale):
+        heads, keys, values = len(k), _per_query_head(q, k), _per_query_head(q, v)
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(keys), torch.zeros_like(values)
+        for start in range(0, q.shape[1], self.rows):
+            block = slice(start, start + self.rows)
+            scores = self._scores(q, keys, start, causal, scale)
+            probs = (scores - lse[:, block, None]).exp()
+            through = (grad[:, block] * out[:, block]).to(probs.dtype).sum(-1, keepdim=True)
+            d_scores = (probs * ((grad[:, block] @ values.mT).to(probs.dtype) - through) * scale).to(q.dtype)
+            dq[:, block] = d_scores @ keys
+            dk += d_scores.mT @ q[:, block]
+            dv += probs.to(v.dtype).mT @ grad[:, block]
+        return dq, dk.unflatten(0, (heads, -1)).sum(1), dv.unflatten(0, (heads, -1)).sum(1)
+
+
+def _by_head(*tensors: Tensor) -> list[Tensor]:
+    return [x.transpose(0, 1) for x in tensors]
+
+
+def _per_query_head(q: Tensor, k: Tensor) -> Tensor:
+    """Keys or values repeated for the query heads that share them."""
+    return k.repeat_interleave(len(q) // len(k), dim=0)

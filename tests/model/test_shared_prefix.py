@@ -1,0 +1,151 @@
+"""The shared path is held to the plain one: log-probs, the gradient of every parameter, and tokens computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
+from qwenvl.model import logprobs, shared_prefix
+from qwenvl.model.loading import TuneFlags, apply_tuning, lora_config
+from qwenvl.model.prefix_attention import install_prefix_attention
+
+MIXES = {"video": (["tv"], 4), "ragged": (["tv", "t", "tit"], 2), "many": (["titv", "vtv"], 8)}
+
+
+def logprobs_and_gradients(path, model, prompts, completions):
+    model.zero_grad()
+    values = path.completion_logprobs(model, prompts, *completions, temperature=0.7, logit_chunk_tokens=5)
+    weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(3)).to(values)
+    (values * weights).sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return values.detach(), grads
+
+
+def largest_errors(model, prompts, completions) -> tuple[float, float]:
+    """Of log-probs, and of any parameter's gradient, shared against plain, relative to the norm of the plain ones."""
+    plain, plain_grads = logprobs_and_gradients(logprobs, model, prompts, completions)
+    shared, shared_grads = logprobs_and_gradients(shared_prefix, model, prompts, completions)
+    assert plain_grads.keys() == shared_grads.keys() and plain_grads
+    assert shared[~completions[1]].eq(0).all()
+    error = ((plain - shared).norm() / plain.norm()).item()
+    return error, max(
+        ((grad - shared_grads[name]).norm() / grad.norm().clamp(min=1e-12)).item() for name, grad in plain_grads.items()
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mix", MIXES)
+def test_equals_the_plain_path_in_float64(family, mix, exact_model, random_prompts, random_completions):
+    words, group_size = MIXES[mix]
+    model = exact_model(family)
+    errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, 7))
+    assert max(errors) < 1e-9
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_plain_path_in_float32_on_stock_classes(family, random_prompts, random_completions):
+    words, group_size = MIXES["ragged"]
+    model = make_model(family, make_processor(family), initializer_range=0.1).train()
+    errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, 7))
+    assert max(errors) < 1e-5
+
+
+@pytest.mark.parametrize("vision, mlp", [(False, False), (False, True), (True, False)])
+def test_frozen_parts(vision, mlp, exact_model, random_prompts, random_completions):
+    model = exact_model("qwen3_vl")
+    apply_tuning(model, TuneFlags(llm=True, vision=vision, mlp=mlp))
+    errors = largest_errors(model, random_prompts(model, ["tv", "ti"]), random_completions(6, 5))
+    assert max(errors) < 1e-9
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing(reentrant, exact_model, random_prompts, random_completions):
+    model = exact_model("qwen2_5_vl")
+    prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 5)
+    expected = logprobs_and_gradients(logprobs, model, prompts, completions)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    got = logprobs_and_gradients(shared_prefix, model, prompts, completions)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_lora(exact_model, random_prompts, random_completions):
+    from peft import get_peft_model
+
+    model = exact_model("qwen2_5_vl")
+    prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 5)
+    model = get_peft_model(model, lora_config(model, TuneFlags(mlp=False), r=4, alpha=8, dropout=0.0)).double()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # zero at first, which would leave lora_A without gradient
+            torch.nn.init.normal_(parameter, std=0.1)
+    assert max(largest_errors(model, prompts, completions)) < 1e-9
+
+
+def test_autocast_to_bfloat16_is_as_near_to_float32_as_the_plain_path(random_prompts, random_completions):
+    model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), initializer_range=0.1)
+    prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 9)
+    exact, _ = logprobs_and_gradients(logprobs, model, prompts, completions)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain, _ = logprobs_and_gradients(logprobs, model, prompts, completions)
+        shared, _ = logprobs_and_gradients(shared_prefix, model, prompts, completions)
+    assert (plain - exact).norm() > 0, "autocast did nothing"
+    assert (shared - exact).norm() < 1.5 * (plain - exact).norm()
+
+
+def test_each_prompt_token_passes_the_language_model_once(random_prompts, random_completions):
+    model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"))
+    prompts = random_prompts(model, ["tv", "tit"])
+    ids, mask = random_completions(8, 6)
+    seen = {"language": 0, "vision": 0}
+    model.model.language_model.layers[0].register_forward_hook(
+        lambda module, args, out: seen.update(language=seen["language"] + out.shape[0] * out.shape[1])
+    )
+    model.model.visual.blocks[0].register_forward_hook(
+        lambda module, args, out: seen.update(vision=seen["vision"] + len(out))
+    )
+    shared_prefix.completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=64)
+    # A completion's last token predicts nothing: it is not computed.
+    assert seen["language"] == prompts.attention_mask.sum() + mask.sum() - 8
+    assert seen["vision"] == len(prompts.pixel_values) + len(prompts.pixel_values_videos)
+
+
+def test_the_layout_of_a_row(random_prompts):
+    model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"))
+    prompts = random_prompts(model, ["t", "t"])
+    first, second = (int(n) for n in prompts.attention_mask.sum(1))
+    ids = torch.tensor([[11, 12, 13], [21, 22, 0], [31, 0, 0], [41, 42, 43]])
+    row = shared_prefix.pack(prompts, ids, torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool())
+    start = first + second
+    assert row.input_ids[0, start:].tolist() == [11, 12, 21, 41, 42]
+    assert row.targets.tolist() == [[11, 12, 13, 21, 22, 31, 41, 42, 43]]
+    last = first - 1, start - 1
+    places = [last[0], start, start + 1, last[0], start + 2, last[1], last[1], start + 3, start + 4]
+    assert row.predictors.tolist() == places
+    # Text positions count on from the prompt's last, in each completion anew.
+    assert row.position_ids[:, 0, start:].tolist() == [[first, first + 1, first, second, second + 1]] * 3
+
+
+def test_completions_with_holes_are_refused(random_prompts):
+    model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"))
+    with pytest.raises(ValueError, match="padded on the right"):
+        shared_prefix.pack(random_prompts(model, ["t"]), torch.zeros(1, 3).long(), torch.tensor([[True, False, True]]))
+
+
+def test_reasons_for_the_plain_path(tiny_pair):
+    model, _ = tiny_pair("qwen2_5_vl")
+    assert shared_prefix.supports_shared_prefix(model) is None
+    model.config.text_config.layer_types[1] = "linear_attention"
+    assert "linear_attention" in shared_prefix.supports_shared_prefix(model)
+    model.set_attn_implementation("eager")
+    assert "'eager'" in shared_prefix.supports_shared_prefix(model)
+
+
+def test_attention_without_the_keyword_is_untouched(random_prompts):
+    model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"))
+    prompts = random_prompts(model, ["tv", "t"])
+    arguments = {name: getattr(prompts, name) for name in ("input_ids", "attention_mask", "position_ids")}
+    before = model(**arguments, **prompts.vision()).logits
+    install_prefix_attention()
+    install_prefix_attention()
+    assert torch.equal(model(**arguments, **prompts.vision()).logits, before)
