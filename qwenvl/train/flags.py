@@ -7,15 +7,20 @@ and ``docs/flags.md`` are made from them. Standard library only, so that ``--hel
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from qwenvl.train.flag_checks import misfits, out_of_range, was_set
+
+FULL_LEARNING_RATE = 1e-6
+LORA_LEARNING_RATE = 1e-5
 
 
-def flag(default: Any, help: str, unset: str | None = None) -> Any:
+def flag(default: Any, help: str, unset: str | None = None, **parser_options: Any) -> Any:
     """A dataclass field with help text; ``unset`` says what a default of None comes to mean."""
-    return field(default=default, metadata={"help": help if unset is None else f"{help} Unset: {unset}."})
+    text = help if unset is None else f"{help} Unset: {unset}."
+    return field(default=default, metadata={"help": text.replace("%", "%%"), **parser_options})  # argparse expands %
 
 
 @dataclass
@@ -217,63 +222,45 @@ class ObjectiveArguments:
             yield "--kl_estimator has no effect with --grpo_beta 0: there is no KL term"
 
 
-FLAG_GROUPS = (ModelArguments, DataArguments, RewardArguments, SamplingArguments, ObjectiveArguments)
+@dataclass
+class TrainerArguments:
+    """Settings of the Trainer that have another default here; all its others keep theirs."""
+
+    learning_rate: float | None = flag(
+        None, "Peak learning rate, above 0.", unset=f"{FULL_LEARNING_RATE:g}, with LoRA {LORA_LEARNING_RATE:g}"
+    )
+    bf16: bool | None = flag(
+        None, "Compute in bfloat16.", unset="where a CUDA device has it, never on a CPU", nargs="?", const=True
+    )
+    num_train_epochs: float = flag(1.0, "Passes over the data; --max_steps overrides it.")
+    per_device_train_batch_size: int = flag(
+        1, "Prompts per process and micro-batch, at least 1; each has --grpo_sample_size completions."
+    )
+    per_device_eval_batch_size: int = flag(1, "Prompts per process in evaluation, at least 1.")
+    logging_steps: float = flag(1, "Optimizer steps between log entries. A step takes seconds, so each is logged.")
+    logging_nan_inf_filter: bool = flag(False, "Hide losses that are not numbers from the log, where they should show.")
+    save_steps: float = flag(100, "Optimizer steps between checkpoints.")
+    remove_unused_columns: bool = flag(False, "Must stay False: reward functions see every field of a record.")
+    ddp_broadcast_buffers: bool | None = flag(
+        False,
+        "Send buffers to all processes before each forward. They never change here, and processes may run different "
+        "numbers of forwards.",
+        nargs="?",
+        const=True,
+    )
+
+    def problems(self) -> Iterator[str]:
+        yield from out_of_range(self, "learning_rate", above=0)
+        yield from out_of_range(self, "per_device_train_batch_size", least=1)
+        yield from out_of_range(self, "per_device_eval_batch_size", least=1)
+        if self.remove_unused_columns:
+            yield "--remove_unused_columns must stay False: it would strip the prompts from the batch"
+
+
+FLAG_GROUPS = (ModelArguments, DataArguments, RewardArguments, SamplingArguments, ObjectiveArguments, TrainerArguments)
 
 
 def all_problems(config: Any) -> list[str]:
     """Everything wrong with ``config``, an object with the fields of all groups; empty where all is well."""
     wrong_types = [problem for group in FLAG_GROUPS for problem in misfits(config, group)]
     return wrong_types or [problem for group in FLAG_GROUPS for problem in group.problems(config)]
-
-
-def misfits(config: Any, group: type) -> Iterator[str]:
-    """A problem for each field of ``group`` whose value is not of its type or among its choices."""
-    for name, hint in get_type_hints(group).items():
-        value, choices = getattr(config, name), choices_of(hint)
-        if choices and value not in choices:
-            yield f"--{name} must be one of {', '.join(choices)}, got {value!r}"
-        elif not choices:
-            kinds = get_args(hint) or (hint,)
-            accepted = (*kinds, int) if float in kinds else kinds
-            if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
-                yield f"--{name} must be {' or '.join(_kind_name(kind) for kind in kinds)}, got {value!r}"
-
-
-def choices_of(hint: Any) -> tuple[str, ...]:
-    """The values that a type hint ``Literal`` allows; empty for other types."""
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-def _kind_name(kind: type) -> str:
-    return {int: "an integer", float: "a number", str: "a string", bool: "True or False"}.get(kind, "None")
-
-
-def was_set(config: Any, name: str) -> bool:
-    """Whether a flag differs from its default; spelling out the default counts as leaving it out."""
-    default = next(each.default for each in fields(config) if each.name == name)
-    return default is not MISSING and getattr(config, name) != default
-
-
-def out_of_range(
-    config: Any,
-    name: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-) -> Iterator[str]:
-    """A problem if flag ``name`` is not finite or is outside of the bounds given; None is always fine."""
-    value = getattr(config, name)
-    if value is None:
-        return
-    wanted = [
-        (f"at least {least}", least is None or value >= least),
-        (f"above {above}", above is None or value > above),
-        (f"at most {most}", most is None or value <= most),
-        (f"below {below}", below is None or value < below),
-    ]
-    if not math.isfinite(value):
-        yield f"--{name} must be a finite number, got {value}"
-    elif failed := [words for words, holds in wanted if not holds]:
-        yield f"--{name} must be {' and '.join(failed)}, got {value}"

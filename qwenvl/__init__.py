@@ -1,0 +1,25 @@
+"""GRPO for Qwen-VL on video, on the Hugging Face Trainer. The public names are loaded when first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qwenvl.train.grpo_config import GRPOConfig as GRPOConfig
+    from qwenvl.train.grpo_trainer import GRPOTrainer as GRPOTrainer
+
+_HOMES = {
+    "GRPOConfig": "qwenvl.train.grpo_config",
+    "GRPOTrainer": "qwenvl.train.grpo_trainer",
+}
+
+__all__ = ["GRPOConfig", "GRPOTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

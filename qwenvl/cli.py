@@ -1,0 +1,31 @@
+"""The console command ``qwenvl``: one word, then the arguments of what it names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
+    "demo": ("qwenvl.demo.run", "watch a tiny model learn to name the steps of assembly videos"),
+}
+"""Each command, the module whose ``main(argv)`` it runs, and what it does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int | None:
+    """Run the command that ``argv`` begins with; returns its exit status."""
+    command, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    if command in ("-h", "--help"):
+        print(usage())
+        return 0
+    if command not in COMMANDS:
+        print(f"qwenvl: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return import_module(COMMANDS[command][0]).main(rest)
+
+
+def usage() -> str:
+    """What ``qwenvl --help`` prints."""
+    lines = [f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: qwenvl COMMAND ...", "", *lines, "", "qwenvl COMMAND --help tells more."])

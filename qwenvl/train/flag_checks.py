@@ -1,0 +1,61 @@
+"""Checks on the fields of a dataclass of flags. Each yields messages that name the flag, what was expected and got."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+def misfits(config: Any, group: type) -> Iterator[str]:
+    """A problem for each field of ``group`` whose value is not of its type or among its choices."""
+    for name, hint in get_type_hints(group).items():
+        value, choices = getattr(config, name), choices_of(hint)
+        if choices and value not in choices:
+            yield f"--{name} must be one of {', '.join(choices)}, got {value!r}"
+        elif not choices:
+            kinds = get_args(hint) or (hint,)
+            accepted = (*kinds, int) if float in kinds else kinds
+            if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
+                yield f"--{name} must be {' or '.join(_kind_name(kind) for kind in kinds)}, got {value!r}"
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The values that a type hint ``Literal`` allows; empty for other types."""
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def _kind_name(kind: type) -> str:
+    return {int: "an integer", float: "a number", str: "a string", bool: "True or False"}.get(kind, "None")
+
+
+def was_set(config: Any, name: str) -> bool:
+    """Whether a flag differs from its default; spelling out the default counts as leaving it out."""
+    default = next(each.default for each in fields(config) if each.name == name)
+    return default is not MISSING and getattr(config, name) != default
+
+
+def out_of_range(
+    config: Any,
+    name: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Iterator[str]:
+    """A problem if flag ``name`` is not finite or is outside of the bounds given; None is always fine."""
+    value = getattr(config, name)
+    if value is None:
+        return
+    wanted = [
+        (f"at least {least}", least is None or value >= least),
+        (f"above {above}", above is None or value > above),
+        (f"at most {most}", most is None or value <= most),
+        (f"below {below}", below is None or value < below),
+    ]
+    if not math.isfinite(value):
+        yield f"--{name} must be a finite number, got {value}"
+    elif failed := [words for words, holds in wanted if not holds]:
+        yield f"--{name} must be {' and '.join(failed)}, got {value}"
