@@ -11,9 +11,9 @@ The last two see disjoint keys, so their results merge exactly by their log-sum-
 is that of each part with the merged output and log-sum-exp in the place of its own (FlashAttention, arXiv:2205.14135,
 appendix B.2: the probabilities are recomputed as exp(score - lse)).
 
-The layout reaches the attention of every layer as the keyword ``shared_prefix`` of the model's forward, since stock model
-classes hand unknown keywords down (and, unlike a global, it is still there when checkpointing recomputes a layer).
-Without it, attention is what it was.
+The layout reaches the attention of every layer as the keyword ``shared_prefix`` of the model's forward: stock model
+classes hand unknown keywords down, and unlike a global it is still there when checkpointing recomputes a layer. Without
+it, attention is what it was.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PrefixLayout:
 
 
 def install_prefix_attention() -> None:
-    """Teaches transformers' ``sdpa`` and ``flash_attention_2`` the keyword ``shared_prefix``; repeating it does nothing."""
+    """Teaches transformers' ``sdpa`` and ``flash_attention_2`` the keyword ``shared_prefix``; may be repeated."""
     from transformers import AttentionInterface
 
     registry = AttentionInterface()

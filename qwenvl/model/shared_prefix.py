@@ -1,8 +1,8 @@
 """Log-probabilities of completions, each prompt computed once: the fast path of ``logprobs.completion_logprobs``.
 
 P prompts and their N completions lie end to end in one row without any padding, P L + N T tokens where the plain path
-has N (L + T). Everything but attention treats tokens one by one, so stock model classes take the row as it is; attention
-knows the layout (``prefix_attention``). A completion's last token predicts nothing and is left out of the row.
+has N (L + T). Everything but attention treats tokens one by one, so stock model classes take the row as it is;
+attention knows the layout (``prefix_attention``). A completion's last token predicts nothing and is left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention over sequences that lie end to end, with its log-sum-exp: the parts that prefix attention is made of.
 
 Three kernels with one signature: that of a GPU in half precision, that of the CPU, and plain arithmetic in blocks for
-what is left (float32 on a GPU). The first two are PyTorch's own flash attention; its operators are called directly because
-the public functions either hide the log-sum-exp or do not let the backward pass take that of a merged result.
+what is left (float32 on a GPU). The first two are PyTorch's own flash attention; its operators are called directly
+because the public functions hide the log-sum-exp, or do not let the backward pass take that of a merged result.
 """
 
 from __future__ import annotations

@@ -1,0 +1,143 @@
+"""Features in the place of pixels change nothing: outputs, gradients, sampling; and the tower runs once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
+from qwenvl.model import shared_prefix
+from qwenvl.model.loading import TuneFlags, apply_tuning, lora_config
+from qwenvl.model.reference import Reference
+from qwenvl.model.vision import accept_features, encode_vision, supports_encode_once
+
+WORDS = ["tvi", "t", "vit", "v"]
+
+
+def frozen_tower(family: str) -> torch.nn.Module:
+    model = make_model(family, make_processor(family), initializer_range=0.1)
+    apply_tuning(model, TuneFlags())
+    return model
+
+
+def logits(model, prompts):
+    arguments = {name: getattr(prompts, name) for name in ("input_ids", "attention_mask", "position_ids")}
+    return model(**arguments, **prompts.vision()).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_gradients_are_those_of_pixels(family, exact_model, random_prompts):
+    model = exact_model(family)
+    apply_tuning(model, TuneFlags())
+    prompts = random_prompts(model, WORDS)
+    results = []
+    for inputs in (prompts, encode_vision(model, prompts)):
+        model.zero_grad()
+        out = logits(model, inputs)
+        out.square().sum().backward()
+        results.append((out, {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}))
+    (out, grads), (out_encoded, grads_encoded) = results
+    torch.testing.assert_close(out_encoded, out, rtol=1e-9, atol=1e-9)
+    merger = [name for name in grads if "merger" in name]
+    assert merger and all(grads[name].norm() > 0 for name in merger)
+    torch.testing.assert_close(grads_encoded, grads, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_stay_with_their_prompts(family, random_prompts):
+    model = frozen_tower(family)
+    prompts = random_prompts(model, WORDS)
+    encoded = encode_vision(model, prompts)
+    assert encode_vision(model, encoded).pixel_values is encoded.pixel_values
+    expected = logits(model, prompts.select([3, 0, 0]))
+    torch.testing.assert_close(logits(model, encoded.select([3, 0, 0])), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_takes_features(family, random_prompts):
+    model = frozen_tower(family)
+    prompts = random_prompts(model, WORDS)
+    tokens = [
+        model.generate(
+            input_ids=inputs.input_ids,
+            attention_mask=inputs.attention_mask,
+            position_ids=torch.cat([prompts.attention_mask.cumsum(1)[None] - 1, inputs.position_ids]),
+            max_new_tokens=5,
+            do_sample=False,
+            **inputs.vision(),
+        )
+        for inputs in (prompts, encode_vision(model, prompts))
+    ]
+    assert torch.equal(*tokens)
+
+
+def test_the_tower_runs_once_for_policy_and_reference_with_a_merger_of_its_own(random_prompts, random_completions):
+    model = frozen_tower("qwen3_vl")
+    prompts = random_prompts(model, ["tv", "ti"])
+    completions = random_completions(4, 5)
+    arguments = {"temperature": 1.0, "logit_chunk_tokens": 100}
+    before = shared_prefix.completion_logprobs(model, prompts, *completions, **arguments).detach()
+    encoded = encode_vision(
+        model, prompts
+    )  # here first, so that the reference is a copy of a model that takes features
+    reference = Reference(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "merger" in name:
+                parameter.mul_(1.5)
+
+    def ran(*_):
+        raise AssertionError("the tower ran again")
+
+    hook = model.model.visual.blocks[0].register_forward_hook(ran)
+    with reference.model() as frozen:
+        frozen.model.visual.blocks[0].register_forward_hook(ran)
+        accept_features(frozen)
+        of_reference = shared_prefix.completion_logprobs(frozen, encoded, *completions, **arguments)
+    of_policy = shared_prefix.completion_logprobs(model, encoded, *completions, **arguments).detach()
+    hook.remove()
+    torch.testing.assert_close(of_reference, before)
+    expected = shared_prefix.completion_logprobs(model, prompts, *completions, **arguments).detach()
+    torch.testing.assert_close(of_policy, expected)
+    assert (of_policy - of_reference).abs().max() > 1e-3
+
+
+def test_lora_on_the_language_model_leaves_the_tower_frozen(random_prompts, random_completions):
+    from peft import get_peft_model
+
+    model = frozen_tower("qwen2_5_vl")
+    prompts = random_prompts(model, ["tv", "ti"])
+    completions = random_completions(4, 5)
+    model = get_peft_model(model, lora_config(model, TuneFlags(mlp=False), r=4, alpha=8, dropout=0.0))
+    encoded = encode_vision(model, prompts)
+    results = [
+        shared_prefix.completion_logprobs(model, inputs, *completions, temperature=1.0, logit_chunk_tokens=100)
+        for inputs in (prompts, encoded)
+    ]
+    torch.testing.assert_close(*results)
+
+
+def test_gradient_checkpointing_of_a_model_in_training(random_prompts, recwarn):
+    model = frozen_tower("qwen2_5_vl")
+    prompts = random_prompts(model, ["tv"])
+    expected = encode_vision(copy.deepcopy(model), prompts).pixel_values_videos
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.train()
+    assert torch.equal(encode_vision(model, prompts).pixel_values_videos, expected)
+    assert model.model.visual.blocks[0].training
+    assert not [warning for warning in recwarn if "requires_grad" in str(warning.message)]
+
+
+def test_reasons_against_encoding_once(random_prompts):
+    model = frozen_tower("qwen2_5_vl")
+    assert supports_encode_once(model) is None
+    model.model.visual.blocks[1].requires_grad_(True)
+    assert "visual.blocks.1" in supports_encode_once(model)
+    with pytest.raises(ValueError, match="the vision tower learns"):
+        encode_vision(model, random_prompts(model, ["v"]))
+    patch_width = 3 * 2 * 14 * 14
+    wide = make_model("qwen2_vl", make_processor("qwen2_vl"), vision_hidden_size=patch_width, vision_depth=1)
+    wide.requires_grad_(False)
+    assert "1176" in supports_encode_once(wide)
