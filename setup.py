@@ -12,6 +12,7 @@ setup(
         "torch>=2.6",
         "torchvision",
         "transformers>=5.17,<6",
+        "tokenizers",
         "accelerate>=1.10",
         "peft>=0.17",
         "qwen-vl-utils>=0.0.14",
