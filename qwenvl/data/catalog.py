@@ -1,0 +1,122 @@
+"""Names of data sets to files: ``--dataset_use demo,my/steps.jsonl%20``."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+DEFAULT_CATALOG = Path(__file__).resolve().parents[2] / "data" / "datasets.yaml"
+ANNOTATION_SUFFIXES = (".json", ".jsonl")
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """One data set to read.
+
+    Attributes:
+        name: as written in ``dataset_use``, without the percentage.
+        annotation_path: the file of records.
+        media_root: folder that the records' media paths start from and may not leave.
+        percent: share of the records to take, in (0, 100].
+    """
+
+    name: str
+    annotation_path: Path
+    media_root: Path
+    percent: float = 100.0
+
+
+def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -> list[DatasetSource]:
+    """The data sets of a comma-separated list of catalog names and .json/.jsonl paths, each with an optional ``%NN``.
+
+    A catalog is a YAML file of ``name: {annotation_path, media_root}``, relative paths starting at the catalog's
+    folder; by default the repository's ``data/datasets.yaml``. The media root of a path given directly is its folder.
+
+    Raises:
+        ValueError: an unknown name (the near ones are listed), a bad percentage, or a malformed catalog.
+        FileNotFoundError: an annotation file or the catalog does not exist.
+
+    Example:
+        >>> [source.percent for source in resolve_datasets("example%50")]
+        [50.0]
+    """
+    entries = [entry.strip() for entry in dataset_use.split(",") if entry.strip()]
+    if not entries:
+        raise ValueError(f"dataset_use: expected names or paths separated by commas, got {dataset_use!r}")
+    catalog_path = Path(catalog_path) if catalog_path is not None else None
+    sources = [_resolve_entry(entry, catalog_path) for entry in entries]
+    for i, source in enumerate(sources):
+        if source.annotation_path in {earlier.annotation_path for earlier in sources[:i]}:
+            raise ValueError(f"dataset_use: {source.name!r} is named twice in {dataset_use!r}")
+    return sources
+
+
+def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
+    """All data sets of a catalog file, checked for form; their annotation files need not exist."""
+    path = catalog_path or DEFAULT_CATALOG
+    if not path.is_file():
+        hint = "" if catalog_path else " (the installed package carries no catalog; the repository does)"
+        raise FileNotFoundError(
+            f"{path}: no such catalog{hint}; name one with --dataset_catalog, or give dataset_use a path to a "
+            f"{' or '.join(ANNOTATION_SUFFIXES)} file"
+        )
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8-sig")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path}: expected a mapping of data set names, got {type(entries).__name__}")
+    return {name: _catalog_source(name, entry, path) for name, entry in entries.items()}
+
+
+def _catalog_source(name: object, entry: object, path: Path) -> DatasetSource:
+    where = f"{path}: {name}"
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f"{where}: expected a name of letters, digits, '_', '-' and '.'")
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: expected {{annotation_path: ..., media_root: ...}}, got {entry!r}")
+    if unknown := set(entry) - {"annotation_path", "media_root"}:
+        raise ValueError(f"{where}: unknown key {sorted(map(str, unknown))[0]!r}; known: annotation_path, media_root")
+    for key in entry:
+        if not isinstance(entry[key], str):
+            raise ValueError(f"{where}.{key}: expected a path, got {entry[key]!r}")
+    if "annotation_path" not in entry:
+        raise ValueError(f"{where}: annotation_path is missing")
+    annotation_path = path.parent / Path(entry["annotation_path"]).expanduser()
+    root = entry.get("media_root")
+    media_root = path.parent / Path(root).expanduser() if root is not None else annotation_path.parent
+    return DatasetSource(name, annotation_path, media_root)
+
+
+def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
+    name, percent = _split_percent(entry)
+    if name.lower().endswith(ANNOTATION_SUFFIXES):
+        path = Path(name).expanduser()
+        source = DatasetSource(name, path, path.parent, percent)
+    else:
+        catalog = read_catalog(catalog_path)
+        if name not in catalog:
+            near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
+            meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'};"
+            raise ValueError(
+                f"dataset_use: no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
+                f"A file is given by a path that ends in {' or '.join(ANNOTATION_SUFFIXES)}"
+            )
+        found = catalog[name]
+        source = DatasetSource(name, found.annotation_path, found.media_root, percent)
+    if not source.annotation_path.is_file():
+        raise FileNotFoundError(f"dataset_use: {entry}: no such file: {source.annotation_path}")
+    return source
+
+
+def _split_percent(entry: str) -> tuple[str, float]:
+    name, sign, number = entry.rpartition("%")
+    if not sign:
+        return entry, 100.0
+    if not re.fullmatch(r"\d+(\.\d+)?", number) or not 0 < float(number) <= 100:
+        raise ValueError(f"dataset_use: {entry!r}: expected a percentage above 0 and at most 100 after '%'")
+    return name, float(number)

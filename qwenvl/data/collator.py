@@ -1,0 +1,191 @@
+"""Samples to the model inputs of a micro-batch of prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torchvision.transforms.v2 import functional as tvf
+from transformers import ProcessorMixin
+from transformers.image_utils import pil_torch_interpolation_mapping
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+from transformers.video_utils import VideoMetadata
+
+from qwenvl.types import BadSample, FrameInfo, PromptBatch, Sample
+
+VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+
+OnLongPrompt = Literal["error", "skip"]
+
+
+@dataclass
+class _Prompt:
+    """The processor's output for one sample."""
+
+    sample: Sample
+    input_ids: Tensor  # L
+    vision: dict[str, Tensor]
+
+
+class GRPOCollator:
+    """Turns a list of samples into ``{"prompts": PromptBatch}``.
+
+    Each sample goes through the model's own processor alone, so that nothing about it depends on its neighbours; then
+    the prompts are padded on the left. Frames and images are resized here, by the rule of the model's authors, and cut
+    into patches as uint8: they are normalised on the device. For the processors of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+
+    Args:
+        processor: of the model, with tokenizer, image and video processor and chat template.
+        video_min_frame_pixels, video_max_frame_pixels: bounds on the pixels of each frame, whatever the clip's length.
+        min_pixels, max_pixels: bounds on the pixels of an image.
+        max_prompt_length: in tokens, vision tokens included; None for no bound. Prompts are never cut.
+        on_long_prompt: a prompt above ``max_prompt_length`` stops the run (``error``) or becomes a ``BadSample``.
+
+    Raises:
+        ValueError: when called, for a prompt above ``max_prompt_length``, naming the record.
+
+    Example:
+        >>> batch = GRPOCollator(processor)([dataset[0], dataset[1]])["prompts"]
+        >>> batch.input_ids.shape[0]
+        2
+    """
+
+    def __init__(
+        self,
+        processor: ProcessorMixin,
+        *,
+        video_min_frame_pixels: int = 4 * 28 * 28,
+        video_max_frame_pixels: int = 32 * 28 * 28,
+        min_pixels: int = 16 * 28 * 28,
+        max_pixels: int = 576 * 28 * 28,
+        max_prompt_length: int | None = None,
+        on_long_prompt: OnLongPrompt = "error",
+    ) -> None:
+        for name, low, high in (
+            ("video_{}_frame_pixels", video_min_frame_pixels, video_max_frame_pixels),
+            ("{}_pixels", min_pixels, max_pixels),
+        ):
+            if not 0 < low <= high:
+                raise ValueError(f"expected 0 < {name.format('min')} <= {name.format('max')}, got {low} and {high}")
+        if on_long_prompt not in ("error", "skip"):
+            raise ValueError(f'on_long_prompt: expected "error" or "skip", got {on_long_prompt!r}')
+        self.processor = processor
+        self.frame_bounds = (video_min_frame_pixels, video_max_frame_pixels)
+        self.image_bounds = (min_pixels, max_pixels)
+        self.max_prompt_length = max_prompt_length
+        self.on_long_prompt = on_long_prompt
+
+    def __call__(self, samples: list[Sample | BadSample]) -> dict[str, PromptBatch]:
+        prompts: list[_Prompt] = []
+        bad: list[BadSample] = []
+        for sample in samples:
+            if isinstance(sample, BadSample):
+                bad.append(sample)
+                continue
+            prompt = self._process(sample)
+            if problem := self._too_long(prompt):
+                if self.on_long_prompt == "error":
+                    raise ValueError(problem)
+                bad.append(BadSample(sample.record, problem))
+                continue
+            prompts.append(prompt)
+        return {"prompts": self._join(prompts, bad)}
+
+    def _process(self, sample: Sample) -> _Prompt:
+        image_processor, video_processor = self.processor.image_processor, self.processor.video_processor
+        clips = [_resize(clip.frames, video_processor, self.frame_bounds) for clip in sample.videos]
+        images = [_resize(image, image_processor, self.image_bounds) for image in sample.images]
+        as_is = {"do_resize": False, "do_rescale": False, "do_normalize": False, "input_data_format": "channels_first"}
+        sampled = {
+            "video_metadata": [_metadata(clip.info) for clip in sample.videos],
+            "do_sample_frames": False,
+            "return_metadata": True,
+            "cap_pixels_per_frame": False,
+        }
+        inputs = self.processor(
+            text=[self._render(sample)],
+            images=images or None,
+            videos=clips or None,
+            images_kwargs=as_is,
+            videos_kwargs=as_is | sampled if clips else {},
+            text_kwargs={"padding": False},
+            return_tensors="pt",
+        )
+        vision = {key: inputs[key] for key in VISION_INPUTS if key in inputs}
+        return _Prompt(sample, inputs["input_ids"][0], vision)
+
+    def _render(self, sample: Sample) -> str:
+        text = self.processor.apply_chat_template(sample.chat, tokenize=False, add_generation_prompt=True)
+        if hasattr(self.processor, "vision_start_token"):
+            # Qwen3-VL's processor gives every pair of frames a time stamp and its own start and end tokens. Its
+            # authors' version, and inference servers, put these in place of the template's start and end; transformers
+            # 5 keeps the template's around them, which the pretrained weights have not seen.
+            pad = self.processor.video_token
+            text = text.replace(self.processor.vision_start_token + pad + self.processor.vision_end_token, pad)
+        return text
+
+    def _too_long(self, prompt: _Prompt) -> str | None:
+        length = len(prompt.input_ids)
+        if self.max_prompt_length is None or length <= self.max_prompt_length:
+            return None
+        vision_ids = torch.tensor([self.processor.image_token_id, self.processor.video_token_id])
+        n_vision = int(torch.isin(prompt.input_ids, vision_ids).sum())
+        record = prompt.sample.record
+        return (
+            f"{record.where} (id {record.id}): the prompt has {length} tokens, {n_vision} of them vision, but "
+            f"max_prompt_length is {self.max_prompt_length}; raise it, show less (--video_max_frames, "
+            "--video_max_frame_pixels, --max_pixels, or the bounds in `meta`), or pass --on_long_prompt skip"
+        )
+
+    def _join(self, prompts: list[_Prompt], bad: list[BadSample]) -> PromptBatch:
+        samples = [prompt.sample for prompt in prompts]
+        ids, mask = self._pad([prompt.input_ids for prompt in prompts])
+        vision = {
+            key: torch.cat(parts) if (parts := [p.vision[key] for p in prompts if key in p.vision]) else None
+            for key in VISION_INPUTS
+        }
+        frames = [[clip.info for clip in sample.videos] for sample in samples]
+        frames_per_patch = self.processor.video_processor.temporal_patch_size
+        seconds = [frames_per_patch * info.seconds_per_frame for infos in frames for info in infos]
+        return PromptBatch(
+            records=[sample.record for sample in samples],
+            epochs=[sample.epoch for sample in samples],
+            frames=frames,
+            input_ids=ids,
+            attention_mask=mask,
+            seconds_per_grid=torch.tensor(seconds, dtype=torch.float32) if seconds else None,
+            images_per_prompt=[len(sample.images) for sample in samples],
+            videos_per_prompt=[len(sample.videos) for sample in samples],
+            bad=bad,
+            **vision,
+        )
+
+    def _pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Ids and attention mask, P x L, padded on the left; 0 x 0 without rows."""
+        if not rows:
+            empty = torch.zeros(0, 0, dtype=torch.long)
+            return empty, empty.clone()
+        pad_id = self.processor.tokenizer.pad_token_id
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad_id, padding_side="left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+        return ids, mask
+
+
+def _resize(pixels: Tensor, processor: Any, bounds: tuple[int, int]) -> Tensor:
+    """Frames or an image to the size that the model's authors' rule gives for these bounds, as uint8.
+
+    Done here because processors disagree on what the bounds count: Qwen3-VL's takes them for the whole clip.
+    """
+    height, width = pixels.shape[-2:]
+    factor = processor.patch_size * processor.merge_size
+    size = smart_resize(height, width, factor, min_pixels=bounds[0], max_pixels=bounds[1])
+    interpolation = pil_torch_interpolation_mapping[processor.resample]
+    return tvf.resize(pixels, list(size), interpolation=interpolation, antialias=True)
+
+
+def _metadata(info: FrameInfo) -> VideoMetadata:
+    """Metadata whose frame numbers are seconds: at 1 frame per second, number / rate is then the true time."""
+    return VideoMetadata(total_num_frames=len(info.times), fps=1.0, frames_indices=list(info.times))

@@ -1,0 +1,183 @@
+"""Which frames of a clip the model sees. Pure functions of numbers: nothing here opens a file.
+
+Vision towers of the Qwen-VL family merge frames in pairs, so every plan has an even number of frames: where the clip or
+the bounds give an odd number, the last frame is repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from random import Random
+
+from qwenvl.types import ClipMeta
+
+FRAMES_PER_PATCH = 2
+# How far the segments of ``meta`` may disagree with the decoded length: real annotations are off by a frame or two.
+MAX_RELATIVE_MISMATCH = 0.10
+MAX_FRAME_MISMATCH = 2
+
+
+class FramePlanError(ValueError):
+    """``meta`` and the clip contradict each other."""
+
+
+@dataclass(frozen=True)
+class FrameOptions:
+    """How densely clips are sampled where their record does not say.
+
+    Attributes:
+        base_interval: seconds between frames.
+        video_fps: frames per second; where given it takes the place of ``base_interval``.
+        min_frames, max_frames: bounds on the frames of one clip.
+    """
+
+    base_interval: float = 2.0
+    video_fps: float | None = None
+    min_frames: int = 4
+    max_frames: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.base_interval > 0:
+            raise ValueError(f"base_interval: expected seconds above 0, got {self.base_interval}")
+        if self.video_fps is not None and not self.video_fps > 0:
+            raise ValueError(f"video_fps: expected frames per second above 0, got {self.video_fps}")
+        if not 1 <= self.min_frames <= self.max_frames:
+            raise ValueError(
+                f"expected 1 <= video_min_frames <= video_max_frames, got {self.min_frames} and {self.max_frames}"
+            )
+
+
+@dataclass(frozen=True)
+class FramePlan:
+    """The chosen frames.
+
+    Attributes:
+        indices: an even number of source frame numbers, rising, the last one repeated where the count was odd.
+        segments: for each index the number of its segment, from 0; None where the clip is not segmented.
+        rescaled: the segments did not sum to the clip's length and were stretched or shrunk to it.
+    """
+
+    indices: tuple[int, ...]
+    segments: tuple[int, ...] | None = None
+    rescaled: bool = False
+
+
+def plan_frames(
+    frame_count: int,
+    duration: float,
+    options: FrameOptions,
+    meta: ClipMeta | None = None,
+    draw: Random | None = None,
+) -> FramePlan:
+    """Choose the frames of one clip.
+
+    Without ``meta``: clamp(round(duration / base_interval), min_frames, max_frames) frames, made even, uniformly spaced
+    from the first to the last. With ``meta.dynamic_sample`` each segment gives its own frames: in training (``draw``
+    given) a number drawn uniformly from [min_frames, max_frames] and one random frame from each of as many equal
+    stretches of the segment; in evaluation (``draw`` None) max_frames of them, uniformly spaced. Without
+    ``dynamic_sample`` the bounds of ``meta`` take the place of the options' for the whole clip.
+
+    Args:
+        frame_count: frames in the clip.
+        duration: seconds.
+        draw: the random numbers of (run seed, epoch, record); None chooses without chance.
+
+    Raises:
+        FramePlanError: the segments differ from ``frame_count`` by more than two frames and more than 10 %, or the
+            bounds of ``meta`` and the options together are empty.
+
+    Example:
+        >>> plan_frames(100, 10.0, FrameOptions(base_interval=2.0)).indices  # round(10 / 2) = 5, made even
+        (0, 20, 40, 59, 79, 99)
+    """
+    if frame_count < 1:
+        raise FramePlanError("the clip has no frames")
+    low, high = _bounds(options, meta)
+    edges, rescaled = _segment_edges(frame_count, meta.frame_counts if meta else None)
+    if meta is not None and meta.dynamic_sample:
+        indices = [
+            start + offset
+            for start, end in pairwise(edges)
+            for offset in _dynamic_offsets(end - start, low, high, draw)
+        ]
+    else:
+        indices = uniform_indices(frame_count, _frames_wanted(duration, options, low, high))
+    indices += indices[-1:] * (-len(indices) % FRAMES_PER_PATCH)
+    segments = None
+    if meta is not None and meta.frame_counts is not None:
+        segments = tuple(_segment_of(index, edges) for index in indices)
+    return FramePlan(tuple(indices), segments, rescaled)
+
+
+def uniform_indices(frame_count: int, n: int) -> list[int]:
+    """At most ``n`` rising frame numbers, evenly spaced from the first frame to the last; the middle one for n = 1."""
+    n = min(n, frame_count)
+    if n == 1:
+        return [(frame_count - 1) // 2]
+    last, gaps = frame_count - 1, n - 1
+    return [(2 * i * last + gaps) // (2 * gaps) for i in range(n)]  # i * last / gaps, rounded half up
+
+
+def stratified_indices(frame_count: int, n: int, draw: Random) -> list[int]:
+    """At most ``n`` rising frame numbers: one at random from each of ``n`` equal stretches of the frames."""
+    n = min(n, frame_count)
+    stretches = pairwise(frame_count * i // n for i in range(n + 1))
+    return [draw.randrange(start, end) for start, end in stretches]
+
+
+def _bounds(options: FrameOptions, meta: ClipMeta | None) -> tuple[int, int]:
+    """The record's bounds where it has them, else the options'."""
+    low, high = options.min_frames, options.max_frames
+    if meta is not None:
+        low = low if meta.min_frames is None else meta.min_frames
+        high = high if meta.max_frames is None else meta.max_frames
+        # One bound from the record and the other from the flags may cross; the record's word counts.
+        if low > high and meta.min_frames is None:
+            low = high
+        elif low > high and meta.max_frames is None:
+            high = low
+    if not 1 <= low <= high:
+        raise FramePlanError(f"expected 1 <= min_frames <= max_frames, got {low} and {high}")
+    return low, high
+
+
+def _frames_wanted(duration: float, options: FrameOptions, low: int, high: int) -> int:
+    """The number of frames that time asks for, within the bounds, even where the bounds allow it."""
+    per_second = options.video_fps if options.video_fps is not None else 1 / options.base_interval
+    n = min(max(round(duration * per_second), low), high)
+    if n % FRAMES_PER_PATCH == 0:
+        return n
+    if n + 1 <= high:
+        return n + 1
+    return n - 1 if n - 1 >= max(low, 1) else n
+
+
+def _dynamic_offsets(length: int, low: int, high: int, draw: Random | None) -> list[int]:
+    """Frames of one segment, counted from its start. A segment emptied by rescaling gives none."""
+    if length == 0:
+        return []
+    if draw is None:
+        return uniform_indices(length, high)
+    return stratified_indices(length, draw.randrange(low, high + 1), draw)
+
+
+def _segment_edges(frame_count: int, counts: tuple[float, ...] | None) -> tuple[list[int], bool]:
+    """First frame of each segment and the end of the last; whether the counts had to be rescaled."""
+    if counts is None:
+        return [0, frame_count], False
+    total = sum(counts)
+    mismatch = abs(total - frame_count)
+    if mismatch > MAX_FRAME_MISMATCH and mismatch > MAX_RELATIVE_MISMATCH * frame_count:
+        raise FramePlanError(
+            f"meta.frame_cnts {list(counts)} sum to {total:g} frames but the clip has {frame_count}; expected at most "
+            f"{MAX_FRAME_MISMATCH} frames or {MAX_RELATIVE_MISMATCH:.0%} of difference: correct the counts or the clip"
+        )
+    scale = frame_count / total
+    edges = [0, *(min(frame_count, int(end * scale + 0.5)) for end in accumulate(counts))]
+    edges[-1] = frame_count
+    return edges, mismatch >= 0.5
+
+
+def _segment_of(index: int, edges: list[int]) -> int:
+    return next(number for number, end in enumerate(edges[1:]) if index < end)

@@ -1,0 +1,102 @@
+"""What can be known of a media file before a decoder touches it.
+
+Decoders trust too much: a text file named .mp4 may open other files as a playlist, a PNG becomes a one-frame video, a
+named pipe blocks for ever. So the kind of file is settled by its first bytes, and only regular files are opened.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+# First bytes of files that are mistaken for clips, and what to call them.
+_KNOWN_OTHERS = (
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"BM", "a BMP image"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"version https://git-lfs", "a Git LFS pointer: fetch the file itself with `git lfs pull`"),
+    (b"#EXTM3U", "a playlist"),
+    (b"<", "HTML or XML: probably the error page of a failed download"),
+    (b"{", "JSON"),
+)
+_STILL_BRANDS = (b"avif", b"heic", b"heix", b"mif1", b"msf1")
+_MOV_ATOMS = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"moof", b"styp")
+
+
+class BadMediaError(ValueError):
+    """A media file that can't be used; ``str`` is ``path: reason``."""
+
+    # One argument must do: a DataLoader rebuilds worker errors from their text alone.
+    def __init__(self, path: str, reason: str = "") -> None:
+        super().__init__(f"{path}: {reason}" if reason else path)
+
+
+def check_regular_file(path: str) -> int:
+    """The size in bytes of a readable regular file.
+
+    Raises:
+        BadMediaError: missing, empty, unreadable, or a folder, pipe, socket or device.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise BadMediaError(path, error.strerror or "can't be opened") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise BadMediaError(path, "expected a file, this is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise BadMediaError(path, "expected a regular file, this is a pipe, socket or device")
+    if status.st_size == 0:
+        raise BadMediaError(path, "the file is empty")
+    if not os.access(path, os.R_OK):
+        raise BadMediaError(path, "no permission to read the file")
+    return status.st_size
+
+
+def video_format(path: str) -> str:
+    """FFmpeg's name of the container of a video file, from the file's first bytes.
+
+    Raises:
+        BadMediaError: not a regular file, or not a video container known here.
+    """
+    check_regular_file(path)
+    with open(path, "rb") as file:
+        head = file.read(400)
+    found = _container(head)
+    if found is None:
+        other = next((name for magic, name in _KNOWN_OTHERS if head.lstrip().startswith(magic)), None)
+        if other is None and _is_text(head):
+            other = "text"
+        raise BadMediaError(path, f"not a video: it {f'is {other}' if other else f'begins with {head[:8]!r}'}")
+    return found
+
+
+def _container(head: bytes) -> str | None:
+    if head[4:8] in _MOV_ATOMS:
+        return None if head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS else "mov"
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"
+    if head.startswith(b"RIFF") and head[8:12] == b"AVI ":
+        return "avi"
+    signatures = {
+        b"OggS": "ogg",
+        b"FLV\x01": "flv",
+        b"\x00\x00\x01\xba": "mpeg",
+        b"GIF8": "gif",
+        b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf",
+    }
+    if found := next((name for magic, name in signatures.items() if head.startswith(magic)), None):
+        return found
+    # Transport streams begin each packet with a sync byte; Blu-ray ones put four bytes of time before it.
+    if any(head[at : at + 1] == b"G" == head[at + size : at + size + 1] for at, size in ((0, 188), (4, 192))):
+        return "mpegts"
+    return None
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = head[: len(head) - 4].decode()  # the last character may be cut
+    except UnicodeDecodeError:
+        return False
+    return all(char.isprintable() or char in "\r\n\t\ufeff" for char in text)
