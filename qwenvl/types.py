@@ -86,6 +86,7 @@ class FrameInfo:
         segments: for each frame the number of its segment, from 0; None where the clip is not segmented.
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
         rescaled: the segments of ``meta`` did not sum to the decoded length and were rescaled.
+        fell_back: the chosen video backend could not read the file and the next one did.
     """
 
     path: str
@@ -94,6 +95,7 @@ class FrameInfo:
     segments: tuple[int, ...] | None
     seconds_per_frame: float
     rescaled: bool = False
+    fell_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,12 +203,14 @@ class RewardBatch:
         names, weights: K.
         components: K lists of N values; None where a function does not apply to a row.
         total: N weighted sums over the functions that apply, float32.
+        metrics: what the functions logged besides, and counts of rows they failed on.
     """
 
     names: tuple[str, ...]
     weights: tuple[float, ...]
     components: list[list[float | None]]
     total: Tensor
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

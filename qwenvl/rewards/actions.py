@@ -1,0 +1,65 @@
+"""Rewards for procedures: which actions a clip shows, and in what order."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from qwenvl.rewards.text import answer_of, solution_of
+
+_NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
+_SEPARATOR = re.compile(r"[,;\n]")
+
+
+def action_numbers(text: str) -> list[int]:
+    """The ``(k)`` numbers of a text, in order, repetitions kept.
+
+    Example:
+        >>> action_numbers("(2) insert the fan (3) fasten the screw (2)")
+        [2, 3, 2]
+    """
+    return [int(number) for number in _NUMBER.findall(text)]
+
+
+def action_phrases(text: str) -> list[str]:
+    """The phrases between commas, semicolons and new lines, lower-cased, white space and outer dots removed.
+
+    Example:
+        >>> action_phrases("Insert the  fan, fasten the screw.")
+        ['insert the fan', 'fasten the screw']
+    """
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    phrases = (" ".join(part.split()).strip(" .") for part in _SEPARATOR.split(plain))
+    return [phrase for phrase in phrases if phrase]
+
+
+def accuracy(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """Overlap (intersection over union) of the actions named with the solution's; 1 if they are the same.
+
+    Compares the sets of ``(k)`` numbers in the first answer block and in the solution; a solution without numbers is
+    compared as a set of phrases (see ``action_phrases``). Without an answer block, or with no action in it, 0.
+    """
+    return [_overlap(text, truth) for text, truth in zip(completions, solution, strict=True)]
+
+
+def check_actions(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record cannot be scored by its actions: its solution names none."""
+    truth = solution_of(solution)
+    if action_numbers(truth) or action_phrases(truth):
+        return None
+    return f'the solution names no action: expected "(1) ..." numbers or phrases, got {solution[:80]!r}'
+
+
+def _overlap(completion: str, solution: str) -> float:
+    answer, truth = answer_of(completion), solution_of(solution)
+    if answer is None:
+        return 0.0
+    expected = set(action_numbers(truth))
+    named: set[Any] = set(action_numbers(answer))
+    if not expected:
+        expected, named = set(action_phrases(truth)), set(action_phrases(answer))
+    if not named or not expected:
+        return 0.0
+    return len(named & expected) / len(named | expected)

@@ -1,0 +1,198 @@
+"""The rubric: reward functions with weights, run on completions and summed."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from qwenvl.rewards.aggregate import filled, normalized, weighted_sums
+from qwenvl.rewards.columns import field_problem, is_routed, record_name, route_problem
+from qwenvl.rewards.completion import Completion
+from qwenvl.rewards.function import RewardError, RewardFunction
+from qwenvl.rewards.runner import Call, Runner
+from qwenvl.types import Record, RewardBatch
+
+Aggregation = Literal["sum", "normalize_then_sum"]
+OnError = Literal["error", "skip"]
+
+# With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
+# at least, so that one failure on the first step is not all of them.
+SKIP_LIMIT, SKIP_WINDOW, SKIP_LEAST = 0.05, 1000, 100
+
+
+class Rubric:
+    """Scores completions with K functions and weighs them.
+
+    Args:
+        functions: K, with names that differ.
+        weights: K finite numbers.
+        aggregation: ``sum`` adds weight * value; ``normalize_then_sum`` first centres each function's values on the
+            group's mean and divides them by its standard deviation (n-1) + 1e-4, so that a function with a wide range
+            does not drown the others.
+        on_error: ``error`` stops at the first row that a function fails on; ``skip`` makes the value None, counts it,
+            and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
+            left without any value gets the mean total of its group.
+        timeout: seconds for one call of a function; None: no limit.
+
+    Example:
+        >>> def short(completions, **columns):
+        ...     return [1.0 if len(text) < 10 else 0.0 for text in completions]
+        >>> rubric = Rubric([RewardFunction("short", short)], [0.5])
+        >>> rubric.score(["yes", "as I have said before"], {}).total.tolist()
+        [0.5, 0.0]
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction],
+        weights: Sequence[float],
+        *,
+        aggregation: Aggregation = "sum",
+        on_error: OnError = "error",
+        timeout: float | None = None,
+    ) -> None:
+        self.functions = tuple(functions)
+        self.names = tuple(function.name for function in functions)
+        self.weights = tuple(float(weight) for weight in weights)
+        if not functions:
+            raise RewardError("no reward function: name at least one")
+        if len(weights) != len(functions):
+            raise RewardError(f"{len(weights)} reward weights for {len(functions)} functions: {', '.join(self.names)}")
+        if repeated := [name for name in self.names if self.names.count(name) > 1]:
+            raise RewardError(f'two reward functions are named "{repeated[0]}": rename one')
+        if not all(math.isfinite(weight) for weight in self.weights):
+            raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
+        self._aggregation, self._on_error = aggregation, on_error
+        self._runner = Runner(timeout)
+        self._skipped = dict.fromkeys(self.names, 0)
+        self._recent_failures = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
+
+    def score(
+        self,
+        completions: Sequence[str],
+        columns: Mapping[str, list[Any]],
+        *,
+        group_size: int | None = None,
+        trainer_state: Any = None,
+    ) -> RewardBatch:
+        """Score N completions.
+
+        Args:
+            completions: N texts.
+            columns: lists of N values, from ``reward_columns``. Column ``reward``, where a record has it, names the
+                functions that score the row.
+            group_size: completions per prompt; None where rows are no groups (evaluation): values are then summed as
+                they are, whatever the aggregation.
+            trainer_state: handed to functions that ask for it.
+
+        Raises:
+            RewardError: naming the function, the record and the completion; see the class.
+        """
+        import torch
+
+        n = len(completions)
+        for name, values in columns.items():
+            if len(values) != n:
+                raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
+        logged: dict[str, list[float]] = {}
+        shared = {
+            "trainer_state": trainer_state,
+            "log_metric": lambda name, value: logged.setdefault(str(name), []).append(float(value)),
+        }
+        components = self._components(completions, columns, shared)
+        metrics = {name: math.fsum(values) / len(values) for name, values in logged.items()}
+        if self._on_error == "skip":
+            metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
+
+        weighted = components
+        if self._aggregation == "normalize_then_sum" and group_size is not None:
+            weighted = [normalized(values, group_size) for values in components]
+        totals = weighted_sums(weighted, self.weights)
+        for row, total in enumerate(totals):
+            if total is None and (self._on_error == "error" or group_size is None):
+                raise RewardError(
+                    f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
+                    f"{', '.join(self.names)}\n  completion: {completions[row][:2000]!r}"
+                )
+        total = torch.tensor(filled(totals, group_size or 1), dtype=torch.float32)
+        return RewardBatch(self.names, self.weights, components, total, metrics)
+
+    def check_solution(self, solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
+        """Why a record with this solution (and these fields) cannot be scored, or None if it can; for reading data."""
+        fields = fields or {}
+        route = fields.get("reward")
+        if problem := field_problem(solution, fields) or route_problem(route, self.names):
+            return problem
+        for function in self.functions:
+            if function.check and is_routed(route, function.name) and (problem := function.check(solution, fields)):
+                return f'{problem} (reward "{function.name}")'
+        return None
+
+    def check_record(self, record: Record) -> str | None:
+        """``check_solution`` of a record and its fields."""
+        return self.check_solution(record.solution, record.fields)
+
+    def close(self) -> None:
+        """Give back threads and processes."""
+        self._runner.close()
+
+    def _components(
+        self, completions: Sequence[str], columns: Mapping[str, list[Any]], shared: Mapping[str, Any]
+    ) -> list[list[float | None]]:
+        """K lists of N values: each function is called once, on the rows that are its own."""
+        n = len(completions)
+        routes = columns.get("reward", [None] * n)
+        for row, route in enumerate(routes):
+            if problem := route_problem(route, self.names):
+                raise RewardError(f"{record_name(columns, row)}: {problem}")
+        texts = [Completion(text) for text in completions]
+        rows_of = {name: [row for row in range(n) if is_routed(routes[row], name)] for name in self.names}
+        calls = {
+            function.name: Call(
+                function,
+                [texts[row] for row in rows_of[function.name]],
+                {name: [values[row] for row in rows_of[function.name]] for name, values in columns.items()},
+                shared,
+            )
+            for function in self.functions
+            if rows_of[function.name]
+        }
+        components: list[list[float | None]] = [[None] * n for _ in self.names]
+        for name, values in zip(calls, self._runner.run(list(calls.values())), strict=True):
+            for row, value in zip(rows_of[name], values, strict=True):
+                number, problem = _as_number(value)
+                self._recent_failures[name].append(problem is not None)
+                if problem:
+                    place = f"{record_name(columns, row)}: {problem}\n  completion: {completions[row][:2000]!r}"
+                    self._fail(name, place, value)
+                components[self.names.index(name)][row] = number
+        return components
+
+    def _fail(self, name: str, place: str, value: Any) -> None:
+        """Stop, or count the row as skipped; after too many of them stop too."""
+        cause = value if isinstance(value, BaseException) else None
+        if self._on_error == "error":
+            hint = "--on_reward_error skip leaves such rows without this reward"
+            raise RewardError(f'reward "{name}" failed on {place}\n  ({hint})') from cause
+        self._skipped[name] += 1
+        recent = self._recent_failures[name]
+        if sum(recent) > SKIP_LIMIT * max(len(recent), SKIP_LEAST):
+            raise RewardError(
+                f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
+            ) from cause
+
+
+def _as_number(value: Any) -> tuple[float | None, str | None]:
+    """A reward as a float or None, and what is wrong with it."""
+    if value is None:
+        return None, None
+    if isinstance(value, BaseException):
+        return None, f"{type(value).__name__}: {value}"
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        return None, f"expected a number or None, got {value!r:.200}"
+    number = float(value)
+    if not math.isfinite(number):
+        return None, f"expected a finite number, got {number}"
+    return number, None

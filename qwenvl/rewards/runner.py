@@ -1,0 +1,139 @@
+"""Runs reward functions: plain ones here, async ones together under one event loop, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from qwenvl.rewards.function import RewardError, RewardFunction, arguments
+
+
+class RewardTimeout(Exception):
+    """A call took longer than ``--reward_timeout``."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One function on the rows that are its own.
+
+    Attributes:
+        completions: its rows.
+        columns: lists as long as ``completions``, by name.
+        shared: arguments that are not per row (``trainer_state``, ``log_metric``).
+    """
+
+    function: RewardFunction
+    completions: list[str]
+    columns: Mapping[str, list[Any]]
+    shared: Mapping[str, Any]
+
+    def only(self, row: int) -> Call:
+        """The same call on one of its rows."""
+        columns = {name: [values[row]] for name, values in self.columns.items()}
+        return Call(self.function, [self.completions[row]], columns, self.shared)
+
+    def arguments(self) -> tuple[list, dict]:
+        """Positional and keyword arguments for the function."""
+        return arguments(self.function, self.completions, {**self.columns, **self.shared})
+
+
+class Runner:
+    """Makes calls and waits for them.
+
+    Args:
+        timeout: seconds a call may take; None: as long as it likes. With a timeout plain functions run in a thread of
+            their own, because nothing else can be waited for with a limit.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
+        self._timeout = timeout
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, calls: list[Call]) -> list[list[Any]]:
+        """For each call a value per row; where a row failed, the exception in its place.
+
+        A function that raises is called again row by row, to learn which rows it fails on.
+
+        Raises:
+            RewardError: a function lacks a column, or did not return one value per row.
+        """
+        begun = [self._begin(call) if call.function.is_async else None for call in calls]
+        return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
+
+    def close(self) -> None:
+        """Stop the event loop and its thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    def _begin(self, call: Call) -> Callable[[], Any]:
+        """Start a call; the function returned waits for what it gives."""
+        positional, keywords = call.arguments()
+        if call.function.is_async:
+            coroutine = call.function.call(*positional, **keywords)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop())
+        elif self._timeout is None:
+            return lambda: call.function.call(*positional, **keywords)
+        else:
+            future = _in_thread(call.function.call, positional, keywords)
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        return lambda: _result(future, deadline, self._timeout)
+
+    def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
+        try:
+            return _one_per_row(call, result())
+        except RewardError:
+            raise
+        except Exception as error:
+            if isinstance(error, RewardTimeout) or len(call.completions) == 1:
+                return [error] * len(call.completions)
+            rows = [call.only(row) for row in range(len(call.completions))]
+            alone = [value for values in self.run(rows) for value in values]
+            # A function that fails on no row by itself fails on their company: all of them are affected.
+            failed_alone = any(isinstance(value, Exception) for value in alone)
+            return alone if failed_alone else [error] * len(call.completions)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        """One loop for the life of the runner: clients and semaphores belong to the loop they were first used in."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
+        return self._loop
+
+
+def _in_thread(function: Callable, positional: list, keywords: dict) -> Future:
+    future: Future = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(function(*positional, **keywords))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="reward", daemon=True).start()
+    return future
+
+
+def _result(future: Future, deadline: float | None, timeout: float | None) -> Any:
+    wait([future], None if deadline is None else max(deadline - time.monotonic(), 0))
+    if not future.done():
+        future.cancel()
+        raise RewardTimeout(f"no result after {timeout:g} s (--reward_timeout)")
+    return future.result()
+
+
+def _one_per_row(call: Call, values: Any) -> list[Any]:
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, (list, tuple)) and len(values) == len(call.completions):
+        return list(values)
+    got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
+    raise RewardError(
+        f'reward "{call.function.name}": expected a list of {len(call.completions)} values, one per completion '
+        f"(a number, or None where it does not apply), got {got}"
+    )

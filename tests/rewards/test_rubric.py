@@ -1,0 +1,214 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from qwenvl.rewards.function import RewardError, RewardFunction
+from qwenvl.rewards.rubric import Rubric
+from qwenvl.types import Message, Record
+
+
+def rubric(*functions, weights=None, **options):
+    named = [f if isinstance(f, RewardFunction) else RewardFunction(f.__name__, f) for f in functions]
+    return Rubric(named, weights or [1.0] * len(named), **options)
+
+
+def length(completions, **columns):
+    return [len(text) for text in completions]
+
+
+def is_solution(completions, solution):
+    return [text == truth for text, truth in zip(completions, solution, strict=True)]
+
+
+def test_weighted_sum_with_components_kept():
+    batch = rubric(length, is_solution, weights=[0.1, 2]).score(["ab", "c"], {"solution": ["ab", "ab"]})
+    assert batch.names == ("length", "is_solution") and batch.weights == (0.1, 2.0)
+    assert batch.components == [[2.0, 1.0], [1.0, 0.0]]
+    torch.testing.assert_close(batch.total, torch.tensor([2.2, 0.1]))
+
+
+def test_values_may_be_numpy_torch_tuples_and_none():
+    def array(completions):
+        return np.array([1.5, 2.5], dtype=np.float32)
+
+    def tensor(completions):
+        return torch.tensor([1, 0])
+
+    def partly(completions):
+        return (None, np.float64(4))
+
+    batch = rubric(array, tensor, partly).score(["a", "b"], {})
+    assert batch.components == [[1.5, 2.5], [1.0, 0.0], [None, 4.0]]
+    assert batch.total.tolist() == [2.5, 6.5]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, "1", [1.0], object()])
+def test_what_is_no_reward_is_an_error_that_names_everything(bad):
+    def broken(completions, **columns):
+        return [0.0, bad]
+
+    with pytest.raises(RewardError, match=r"(?s)\"broken\".*record 'r2'.*'second text'"):
+        rubric(broken).score(["first text", "second text"], {"id": ["r1", "r2"]})
+
+
+def test_a_function_that_raises_names_the_row_it_raised_on():
+    def fussy(completions, **columns):
+        return [1 / len(text) for text in completions]
+
+    with pytest.raises(
+        RewardError, match=r"(?s)\"fussy\" failed on record 'r2': ZeroDivisionError.*completion: ''"
+    ) as e:
+        rubric(fussy).score(["a", "", "b"], {"id": ["r1", "r2", "r3"]})
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0] * 3, None, 1.0, {"a": 1}])
+def test_one_value_per_completion(values):
+    def wrong(completions):
+        return values
+
+    with pytest.raises(RewardError, match='"wrong": expected a list of 2 values'):
+        rubric(wrong).score(["a", "b"], {})
+
+
+def test_a_row_that_nobody_scores_is_an_error():
+    with pytest.raises(RewardError, match="record 'r2': no reward function scored it"):
+        rubric(lambda completions: [1.0, None]).score(["a", "b"], {"id": ["r1", "r2"]})
+
+
+def test_columns_must_fit_and_be_there():
+    with pytest.raises(RewardError, match="'solution' has 1 values for 2"):
+        rubric(is_solution).score(["a", "b"], {"solution": ["a"]})
+    with pytest.raises(
+        RewardError, match="needs the column 'solution', which no record has; there are: completions, id"
+    ):
+        rubric(is_solution).score(["a"], {"id": ["r1"]})
+
+
+def test_a_record_chooses_its_functions():
+    seen = {}
+
+    def first(completions, nums):
+        seen["first"] = (list(completions), nums)
+        return [1.0] * len(completions)
+
+    def second(completions, **columns):
+        seen["second"] = (list(completions), columns["nums"])
+        return [10.0] * len(completions)
+
+    columns = {"reward": ["first", None, ["first", "second"], "second"], "nums": [1, 2, 3, 4]}
+    batch = rubric(first, second).score(list("abcd"), columns)
+    assert batch.components == [[1.0, 1.0, 1.0, None], [None, 10.0, 10.0, 10.0]]
+    assert batch.total.tolist() == [1.0, 11.0, 11.0, 10.0]
+    assert seen == {"first": (["a", "b", "c"], [1, 2, 3]), "second": (["b", "c", "d"], [2, 3, 4])}
+    with pytest.raises(RewardError, match="record 'r1': the field 'reward' names 'third'"):
+        rubric(first).score(["a"], {"id": ["r1"], "reward": ["third"]})
+
+
+def test_normalize_then_sum_by_hand():
+    def small(completions, value):
+        return [v / 100 for v in value]
+
+    def large(completions, value):
+        return [-v for v in value]
+
+    both = rubric(small, large, weights=[2, 1], aggregation="normalize_then_sum")
+    columns = {"value": [1.0, 2.0, 3.0, 5.0, 5.0, 5.0]}
+    batch = both.score(["x"] * 6, columns, group_size=3)
+    # small: deviations -+0.01 over 0.01 + 1e-4; large: +-1 over 1 + 1e-4; weights 2 and 1.
+    edge = 2 * -0.01 / 0.0101 + 1 / 1.0001
+    torch.testing.assert_close(batch.total, torch.tensor([edge, 0.0, -edge, 0.0, 0.0, 0.0]))
+    assert batch.components[0][0] == 0.01  # components stay as the functions gave them
+    torch.testing.assert_close(
+        both.score(["x"] * 6, columns).total, torch.tensor([-0.98, -1.96, -2.94, -4.9, -4.9, -4.9])
+    )
+
+
+def test_skip_makes_rows_none_counts_them_and_stops_above_five_percent():
+    def fussy(completions, bad):
+        if any(bad):
+            raise RuntimeError("no")
+        return [1.0] * len(completions)
+
+    lenient = rubric(fussy, length, on_error="skip")
+    batch = lenient.score(["aa", "bb"], {"bad": [False, True]}, group_size=2)
+    assert batch.components == [[1.0, None], [2.0, 2.0]] and batch.total.tolist() == [3.0, 2.0]
+    assert batch.metrics == {"reward/fussy/skipped": 1.0, "reward/length/skipped": 0.0}
+    for _ in range(4):
+        lenient.score(["aa", "bb"], {"bad": [False, True]}, group_size=2)
+    with pytest.raises(RewardError, match=r'"fussy" failed on 6 of its last 12 rows, the latest: record'):
+        lenient.score(["aa", "bb"], {"bad": [False, True], "id": ["r1", "r2"]}, group_size=2)
+
+
+def test_a_row_left_without_values_by_skipping_gets_its_groups_mean():
+    def fussy(completions):
+        return [float(text) for text in completions]
+
+    batch = rubric(fussy, on_error="skip").score(["1", "x", "4", "5"], {}, group_size=2)
+    assert batch.total.tolist() == [1.0, 1.0, 4.0, 5.0]
+    with pytest.raises(RewardError, match="no reward function scored"):
+        rubric(fussy, on_error="skip").score(["1", "x"], {})
+
+
+def test_logged_metrics_are_averaged():
+    def logs(completions, log_metric, **columns):
+        for text in completions:
+            log_metric("my/length", len(text))
+        return [0.0] * len(completions)
+
+    assert rubric(logs).score(["a", "bbb"], {}).metrics == {"my/length": 2.0}
+
+
+def test_trainer_state_reaches_those_who_ask():
+    def curriculum(completions, trainer_state):
+        return [float(trainer_state["step"])] * len(completions)
+
+    assert rubric(curriculum).score(["a"], {}, trainer_state={"step": 7}).total.tolist() == [7.0]
+
+
+def test_functions_written_for_other_libraries_read_completions_their_way():
+    def trl_chat(completions, **kwargs):
+        return [float(completion[0]["content"] == "yes") for completion in completions]
+
+    class SwiftReward:
+        def __call__(self, completions, solution, **kwargs):
+            return [float(c == s) for c, s in zip(completions, solution, strict=True)]
+
+    def by_position(texts, **kwargs):
+        return [float(text.startswith("y")) for text in texts]
+
+    batch = rubric(trl_chat, RewardFunction("swift", SwiftReward()), by_position).score(
+        ["yes", "no"], {"solution": ["yes", "yes"]}
+    )
+    assert batch.components == [[1.0, 0.0]] * 3
+
+
+def test_data_is_checked_by_the_functions_a_record_goes_to():
+    def numeric(solution, fields):
+        return None if solution.isdigit() else f"{solution!r} is no number"
+
+    functions = [RewardFunction("digits", length, numeric), RewardFunction("length", length)]
+    both = Rubric(functions, [1, 1])
+    assert both.check_solution("12") is None
+    assert both.check_solution("x") == "'x' is no number (reward \"digits\")"
+    assert both.check_solution("x", {"reward": "length"}) is None
+    assert "names 'other'" in both.check_solution("1", {"reward": "other"})
+    record = Record("r", (Message("user", "?"),), "x", (), (), (), {"id": "r", "reward": ["length"]}, "a.json[0]")
+    assert both.check_record(record) is None
+
+
+def test_refusals():
+    for wrong, message in (
+        (lambda: rubric(), "no reward function"),
+        (lambda: rubric(length, weights=[1.0, 2.0]), "2 reward weights for 1 functions"),
+        (lambda: rubric(length, length), 'two reward functions are named "length"'),
+        (lambda: rubric(length, weights=[math.nan]), "finite"),
+    ):
+        with pytest.raises(RewardError, match=message):
+            wrong()
+
+
+def test_no_completions():
+    assert rubric(length).score([], {"id": []}, group_size=4).total.shape == (0,)
