@@ -83,7 +83,7 @@ class DataArguments:
     dataset_catalog: str | None = flag(
         None,
         "YAML file that gives data sets their names: annotation file and media root of each.",
-        unset="data/datasets.yaml",
+        unset="data/datasets.yaml of the repository",
     )
     allow_outside_media: bool = flag(False, "Let records name media outside of their media root.")
     on_bad_sample: Literal["error", "skip"] = flag(

@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Trains a Qwen-VL checkpoint by GRPO on your records, on one process or on several GPUs of this machine.
+#
+#   DATASET=data/sop.json bash scripts/train_grpo.sh
+#   MODEL=Qwen/Qwen2.5-VL-7B-Instruct DATASET=sop NPROC=8 DEEPSPEED=zero3 bash scripts/train_grpo.sh --grpo_beta 0.04
+#   NPROC=4 bash scripts/train_grpo.sh run.yaml
+#
+# Every line "option" below is a setting: flag, environment variable, default. Edit it here, set the variable, or append
+# the flag, which overrides both. With a settings file (first argument, or --config) the defaults here do not apply.
+#
+# About the launch itself:
+#   NPROC      processes, one for each GPU               (default: the GPUs of this machine, or 1)
+#   DEEPSPEED  zero2, zero3 or a DeepSpeed JSON file     (default: none; needs pip install 'qwenvl[deepspeed]')
+#   PYTHON     the interpreter                           (default: python)
+#   DRY_RUN    1 prints the command and does not run it
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+config=""
+case "${1-}" in
+    -*) ;;
+    *.yaml | *.yml | *.json) config="$1"; shift ;;
+esac
+from_file="$config"
+for argument in "$@"; do
+    case "$argument" in --config | --config=*) from_file="$argument" ;; esac
+done
+
+arguments=()
+option() { # option FLAG VARIABLE DEFAULT; left out where it has neither a value nor a default
+    local value="${!2-}"
+    if [[ -z "$value" && -z "$from_file" ]]; then value="$3"; fi
+    if [[ -n "$value" ]]; then arguments+=("$1" "$value"); fi
+}
+
+# --- model and data
+option --model_name_or_path          MODEL          Qwen/Qwen2.5-VL-3B-Instruct
+option --dataset_use                 DATASET        ""    # a name of data/datasets.yaml, or a .json or .jsonl file
+option --eval_dataset_use            EVAL_DATASET   ""
+option --output_dir                  OUTPUT         runs/grpo
+
+# --- what learns, and how fast
+option --tune_mm_llm                 TUNE_LLM       True
+option --tune_mm_mlp                 TUNE_MLP       True
+option --tune_mm_vision              TUNE_VISION    False
+option --lora_enable                 LORA           False
+option --learning_rate               LR             ""    # 1e-6; with LoRA 1e-5
+option --warmup_steps                WARMUP         0.03  # below 1: a share of all steps
+option --num_train_epochs            EPOCHS         1
+option --max_steps                   MAX_STEPS      ""    # overrides EPOCHS
+
+# --- a step is NPROC x BATCH_SIZE x ACCUMULATE prompts with GROUP_SIZE completions each
+option --per_device_train_batch_size BATCH_SIZE     1
+option --gradient_accumulation_steps ACCUMULATE     8
+option --grpo_sample_size            GROUP_SIZE     8
+option --generation_max_length       MAX_NEW_TOKENS 512
+option --generation_temperature      TEMPERATURE    0.7
+option --grpo_beta                   BETA           0.1
+
+# --- what the model sees: the knobs that decide memory and time
+option --base_interval               INTERVAL       2.0   # seconds between frames
+option --video_max_frames            MAX_FRAMES     8
+option --video_max_frame_pixels      FRAME_PIXELS   25088 # 32 vision tokens for each pair of frames
+option --max_prompt_length           MAX_PROMPT     ""
+
+# --- machine
+option --gradient_checkpointing      CHECKPOINTING  True  # less memory, about a fifth more time
+option --dataloader_num_workers      WORKERS        4     # processes that decode video, for each GPU
+option --save_steps                  SAVE_STEPS     100
+option --save_total_limit            SAVE_LIMIT     3     # checkpoints kept
+option --report_to                   REPORT_TO      none
+
+if [[ -n "${EVAL_DATASET-}" ]]; then
+    option --eval_strategy           EVAL_STRATEGY  steps
+    option --eval_steps              EVAL_STEPS     100
+fi
+case "${DEEPSPEED:-none}" in
+    none) ;;
+    zero2 | zero3) arguments+=(--deepspeed "$root/scripts/deepspeed/$DEEPSPEED.json") ;;
+    *) arguments+=(--deepspeed "$DEEPSPEED") ;;
+esac
+
+gpus() {
+    if [[ -n "${CUDA_VISIBLE_DEVICES+set}" ]]; then
+        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c . || true
+    elif command -v nvidia-smi >/dev/null; then
+        nvidia-smi -L | grep -c . || true
+    else
+        echo 0
+    fi
+}
+nproc="${NPROC:-$(gpus)}"
+
+command=("${PYTHON:-python}")
+if ((nproc > 1)); then
+    command+=(-m torch.distributed.run --standalone --nproc_per_node "$nproc")
+fi
+command+=("$root/qwenvl/train/train_grpo.py")
+if [[ -n "$config" ]]; then command+=(--config "$config"); fi
+command+=("${arguments[@]}" "$@")
+
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+if [[ "${DRY_RUN:-0}" == 1 ]]; then
+    printf '%q ' "${command[@]}"
+    echo
+else
+    exec "${command[@]}"
+fi
