@@ -125,7 +125,7 @@ def lora_config(model: nn.Module, flags: TuneFlags, *, r: int, alpha: int, dropo
 def parameter_groups(
     model: nn.Module, *, weight_decay: float, decayed: set[str], learning_rates: dict[Part, float]
 ) -> list[dict]:
-    """Optimizer groups of what is trained: one for each part with a learning rate of its own, one for the rest, each split
+    """Optimizer groups of what is trained: one per part with a learning rate of its own, one for the rest, each split
     by weight decay.
 
     Args:

@@ -13,8 +13,8 @@ from torch import nn
 class Reference:
     """The policy as it was before training.
 
-    With LoRA it is the policy with its adapter off, and costs no memory. Otherwise it is a copy that shares with the policy
-    every tensor that is not trained (by default the vision tower).
+    With LoRA it is the policy with its adapter off, and costs no memory. Otherwise it is a copy that shares with the
+    policy every tensor that is not trained (by default the vision tower).
     """
 
     def __init__(self, policy: nn.Module):

@@ -18,17 +18,18 @@ from qwenvl.types import RolloutBatch
 class LocalSampler:
     """Samples from the model that is being trained, in eval mode and without gradient, and leaves it as it was."""
 
-    def __init__(self, tokenizer, config, end_ids: list[int]):
+    def __init__(self, tokenizer, model: nn.Module):
         """
         Args:
             tokenizer: decodes completions; its pad token fills finished rows.
-            config: the model's configuration, which names the vision tokens that must never be sampled.
-            end_ids: tokens that end a completion.
+            model: the unwrapped model; it names the tokens that end a completion and those that must not be sampled.
         """
+        ends = model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
         self._tokenizer = tokenizer
-        self._end_ids = end_ids
+        self._end_ids = sorted({end for end in [*ends, tokenizer.eos_token_id] if end is not None})
         names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-        self._vision_ids = [getattr(config, name) for name in names if getattr(config, name, None) is not None]
+        self._vision_ids = [model.config.to_dict()[name] for name in names]
 
     @torch.no_grad()
     def sample(

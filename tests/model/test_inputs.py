@@ -1,0 +1,37 @@
+"""Prompts as model inputs: pixels normalised like a stock processor's, rows and media selected together."""
+
+import pytest
+import torch
+
+from qwenvl.model.inputs import PixelScale
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_normalised_patches_equal_the_stock_processor(tiny_pair, family):
+    _, processor = tiny_pair(family)
+    image = torch.randint(0, 256, (3, 96, 64), dtype=torch.uint8)
+    stock = processor.image_processor(image, return_tensors="pt")["pixel_values"]
+    raw = processor.image_processor(image, do_rescale=False, do_normalize=False, return_tensors="pt")["pixel_values"]
+    ours = PixelScale.of(processor.image_processor)(raw.to(torch.uint8))
+    torch.testing.assert_close(ours, stock, rtol=0, atol=1e-6)
+
+
+def test_select_takes_media_along_and_cuts_common_padding(exact_model, random_prompts):
+    prompts = random_prompts(exact_model("qwen2_5_vl"), ["tvtiv", "t", "ti"])
+    second = prompts.select([2, 2, 1])
+    images = prompts.image_grid_thw.prod(-1).tolist()
+    assert second.images_per_prompt == [1, 1, 0] and second.videos_per_prompt == [0, 0, 0]
+    assert torch.equal(second.pixel_values, prompts.pixel_values[images[0] :].repeat(2, 1))
+    assert second.pixel_values_videos is None and set(second.vision()) == {"pixel_values", "image_grid_thw"}
+    assert bool(second.attention_mask[:, 0].any())
+    for row, source in enumerate([2, 2, 1]):
+        kept, own = second.attention_mask[row].bool(), prompts.attention_mask[source].bool()
+        assert torch.equal(second.input_ids[row, kept], prompts.input_ids[source, own])
+        assert torch.equal(second.position_ids[:, row, kept], prompts.position_ids[:, source, own])
+
+
+def test_repeat_keeps_groups_together(exact_model, random_prompts):
+    prompts = random_prompts(exact_model("qwen2_5_vl"), ["tv", "tt"])
+    rows = prompts.repeat(3)
+    assert torch.equal(rows.input_ids, prompts.input_ids.repeat_interleave(3, dim=0))
+    assert rows.videos_per_prompt == [1, 1, 1, 0, 0, 0] and len(rows.video_grid_thw) == 3

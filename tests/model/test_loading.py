@@ -1,0 +1,102 @@
+"""Which parts learn, where adapters go, and what is refused."""
+
+import pytest
+import torch
+from peft import get_peft_model
+
+from qwenvl.model.loading import (
+    TuneFlags,
+    apply_tuning,
+    load_model,
+    load_processor,
+    lora_config,
+    parameter_groups,
+    part_of,
+    unwrap,
+)
+
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("part", ["llm", "vision", "mlp"])
+def test_each_flag_trains_its_part_and_nothing_else(tiny_pair, family, part):
+    model, _ = tiny_pair(family, tie_word_embeddings=False)
+    apply_tuning(model, TuneFlags(**{name: name == part for name in ("llm", "vision", "mlp")}))
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    mergers = {name for name, _ in model.named_parameters() if "merger" in name}
+    visual = {name for name, _ in model.named_parameters() if ".visual." in name}
+    everything = {name for name, _ in model.named_parameters()}
+    expected = {"llm": everything - visual, "vision": visual - mergers, "mlp": mergers}[part]
+    assert trained == expected and expected
+    assert ("lm_head.weight" in trained) == (part == "llm")
+
+
+def test_an_untied_head_really_freezes(tiny_pair, random_prompts, random_completions):
+    from qwenvl.model.logprobs import completion_logprobs
+
+    model, _ = tiny_pair("qwen2_5_vl", tie_word_embeddings=False)
+    apply_tuning(model, TuneFlags(llm=False, mlp=True))
+    prompts = random_prompts(model, ["tv"])
+    ids, mask = random_completions(2, 3)
+    completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=8).sum().backward()
+    assert {part_of(name) for name, p in model.named_parameters() if p.grad is not None} == {"mlp"}
+
+
+def test_nothing_to_train_is_an_error(tiny_pair):
+    with pytest.raises(ValueError, match="nothing would learn"):
+        apply_tuning(tiny_pair()[0], TuneFlags(llm=False, vision=False, mlp=False))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (TuneFlags(), {"llm", "mlp"}),
+        (TuneFlags(llm=False, mlp=False), {"llm"}),
+        (TuneFlags(llm=False, mlp=False, vision=True), {"vision"}),
+    ],
+)
+def test_adapters_go_where_the_flags_say(tiny_pair, family, flags, parts):
+    model, _ = tiny_pair(family)
+    adapted = get_peft_model(model, lora_config(model, flags, r=2, alpha=4, dropout=0.0))
+    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    assert {part_of(name) for name in trained} == parts
+    assert unwrap(adapted) is model
+
+
+def test_learning_rates_apply_to_their_part_alone(tiny_pair):
+    model, _ = tiny_pair()
+    apply_tuning(model, TuneFlags(vision=True))
+    decayed = {name for name, p in model.named_parameters() if p.dim() > 1}
+    groups = parameter_groups(model, weight_decay=0.1, decayed=decayed, learning_rates={"mlp": 3e-4})
+    names = {id(p): name for name, p in model.named_parameters()}
+    rates = {names[id(p)]: group.get("lr") for group in groups for p in group["params"]}
+    assert set(rates) == {name for name, _ in model.named_parameters()}
+    assert all((rate == 3e-4) == (part_of(name) == "mlp") for name, rate in rates.items())
+    decays = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    assert all((decay == 0.1) == (name in decayed) for name, decay in decays.items())
+
+
+def test_loading_a_checkpoint(tiny_checkpoint):
+    folder = tiny_checkpoint("qwen2_5_vl")
+    model = load_model(folder, dtype=torch.float32)
+    assert model.config._attn_implementation == "sdpa" and model.dtype == torch.float32
+    assert load_processor(folder).chat_template
+
+
+def test_other_models_are_refused(tmp_path):
+    from transformers import Qwen2Config
+
+    Qwen2Config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="qwen2_vl, qwen2_5_vl, qwen3_vl"):
+        load_model(tmp_path)
+
+
+def test_a_checkpoint_without_processor_files_is_refused(tiny_pair, tmp_path):
+    model, processor = tiny_pair()
+    model.save_pretrained(tmp_path)
+    processor.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises((ValueError, OSError), match="processor"):
+        load_processor(tmp_path)

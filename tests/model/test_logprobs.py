@@ -1,0 +1,89 @@
+"""The plain log-probs against a forward without any of our machinery."""
+
+import copy
+
+import pytest
+import torch
+
+from qwenvl.model.logprobs import completion_logprobs, selected_logprobs
+from qwenvl.model.positions import completion_positions
+
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
+def by_hand(model, prompts, ids, mask, temperature):
+    """Each completion alone behind its prompt, unpadded, all logits, log_softmax, gather."""
+    group_size, rows = len(ids) // len(prompts), []
+    for n in range(len(ids)):
+        prompt = prompts.select([n // group_size])
+        length = int(mask[n].sum())
+        own = ids[n : n + 1, :length]
+        logits = model(
+            input_ids=torch.cat([prompt.input_ids, own], 1),
+            position_ids=torch.cat([prompt.position_ids, completion_positions(prompt.position_ids, 1, length)], 2),
+            use_cache=False,
+            **prompt.vision(),
+        ).logits[:, -length - 1 : -1]
+        chosen = (logits / temperature).log_softmax(-1).gather(2, own[..., None])[0, :, 0]
+        rows.append(torch.cat([chosen, chosen.new_zeros(ids.shape[1] - length)]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_equal_a_plain_forward(exact_model, random_prompts, random_completions, family):
+    model = exact_model(family)
+    prompts = random_prompts(model, ["tvt", "tit", "tt"])
+    ids, mask = random_completions(6, 5)
+    expected = by_hand(model, prompts, ids, mask, temperature=0.7)
+    for chunk in (1, 4, 1000):
+        result = completion_logprobs(model, prompts, ids, mask, temperature=0.7, logit_chunk_tokens=chunk)
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-9)
+    twin = copy.deepcopy(model)
+    weights = torch.randn_like(expected)
+    (by_hand(twin, prompts, ids, mask, 0.7) * weights).sum().backward()
+    (result * weights).sum().backward()
+    for (name, ours), plain in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (ours.grad is None) == (plain.grad is None), name
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def test_tokens_after_the_end_do_not_count(exact_model, random_prompts, random_completions):
+    model = exact_model("qwen2_5_vl")
+    prompts = random_prompts(model, ["tv"])
+    ids, mask = random_completions(3, 6)
+    first = completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=8)
+    other = torch.where(mask, ids, (ids + 17) % 250)
+    second = completion_logprobs(model, prompts, other, mask, temperature=1.0, logit_chunk_tokens=8)
+    assert torch.equal(first, second)
+    assert (first[~mask] == 0).all()
+
+
+def test_no_more_logits_exist_at_a_time_than_the_chunk(exact_model, random_prompts, random_completions):
+    model = exact_model("qwen2_5_vl")
+    prompts = random_prompts(model, ["tv", "t"])
+    ids, mask = random_completions(8, 9)
+    sizes = []
+    head = model.lm_head
+    handle = torch.nn.functional.linear
+
+    def linear(hidden, weight, bias=None):
+        if weight is head.weight:
+            sizes.append(hidden.shape[0])
+        return handle(hidden, weight, bias)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", linear)
+        completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=4).sum().backward()
+    assert max(sizes) == 4
+    assert sum(sizes) == 2 * int(mask.sum())  # forward, and once more in the backward pass
+
+
+def test_the_head_is_itself_again_afterwards(exact_model, random_completions):
+    model = exact_model("qwen2_5_vl")
+    ids, mask = random_completions(2, 3)
+    hidden = torch.randn(2, 3, model.config.text_config.hidden_size, dtype=torch.float64)
+    before = model.lm_head(hidden)
+    with pytest.raises(ValueError, match="expected hidden states"), selected_logprobs(model, ids, mask, 1.0, 8):
+        model.lm_head(hidden[:1])
+    assert torch.equal(model.lm_head(hidden), before)
