@@ -45,10 +45,10 @@ def page() -> str:
     """The whole text of docs/flags.md."""
     parts = [HEAD]
     for group in FLAG_GROUPS:
-        rows = [
-            f"| `{name}` | {KINDS.get(kind, kind).replace('|', ', ')} | {shown(default)} | {text.replace('<', '&lt;')} |"
-            for name, kind, default, text in describe(group)
-        ]
+        rows = []
+        for name, kind, default, text in describe(group):
+            values = KINDS.get(kind, kind).replace("|", ", ")
+            rows.append(f"| `{name}` | {values} | {shown(default)} | {text.replace('<', '&lt;')} |")
         title = group.__doc__.rstrip(".")
         parts += [f"## {title}\n", "| flag | values | default | meaning |", "|---|---|---|---|", *rows, ""]
     parts += ["## Names from elsewhere\n", "| there | here |", "|---|---|"]

@@ -32,8 +32,9 @@ def _kind_name(kind: type) -> str:
 
 def was_set(config: Any, name: str) -> bool:
     """Whether a flag differs from its default; spelling out the default counts as leaving it out."""
-    default = next(each.default for each in fields(config) if each.name == name)
-    return default is not MISSING and getattr(config, name) != default
+    flag = next(each for each in fields(config) if each.name == name)
+    default = flag.default if flag.default_factory is MISSING else flag.default_factory()
+    return getattr(config, name) != default
 
 
 def out_of_range(

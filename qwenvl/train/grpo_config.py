@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import TrainingArguments
 
+from qwenvl.train.flag_checks import was_set
 from qwenvl.train.flags import (
     FULL_LEARNING_RATE,
     LORA_LEARNING_RATE,
@@ -20,12 +21,22 @@ from qwenvl.train.flags import (
     all_problems,
 )
 
+_NO_LABELS = "GRPO has no labels"
+_EVALUATION = "evaluation samples completions as training does and scores them with the reward functions"
+_ORDER = "prompts come in an order drawn anew each epoch from the seed"
 WITHOUT_EFFECT = {
-    "label_smoothing_factor": "GRPO has no labels",
-    "label_names": "GRPO has no labels",
-    "prediction_loss_only": "evaluation scores sampled completions and computes no loss",
-    "include_for_metrics": "evaluation scores sampled completions with the reward functions",
-    "batch_eval_metrics": "evaluation scores sampled completions with the reward functions",
+    "label_smoothing_factor": _NO_LABELS,
+    "label_names": _NO_LABELS,
+    "prediction_loss_only": _EVALUATION,
+    "include_for_metrics": _EVALUATION,
+    "batch_eval_metrics": _EVALUATION,
+    "eval_do_concat_batches": _EVALUATION,
+    "eval_use_gather_object": _EVALUATION,
+    "eval_accumulation_steps": _EVALUATION,
+    "bf16_full_eval": _EVALUATION,
+    "fp16_full_eval": _EVALUATION,
+    "train_sampling_strategy": _ORDER,
+    "length_column_name": _ORDER,
 }
 """Settings of the Trainer that nothing here would read, and why."""
 
@@ -56,7 +67,7 @@ class GRPOConfig(
         problems = all_problems(self) + [
             f"--{name} has no effect: {reason}; leave it out"
             for name, reason in WITHOUT_EFFECT.items()
-            if getattr(self, name)
+            if was_set(self, name)
         ]
         if problems:
             raise ValueError("\n".join(problems))

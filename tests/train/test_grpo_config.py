@@ -116,6 +116,8 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"label_smoothing_factor": 0.1},
         {"prediction_loss_only": True},
         {"include_for_metrics": ["inputs"]},
+        {"bf16_full_eval": True},
+        {"train_sampling_strategy": "group_by_length"},
     ],
     ids=str,
 )
