@@ -1,0 +1,277 @@
+"""The run folder: what a run writes down of itself, and how to read it back. Standard library only.
+
+    config.json           the settings and the versions of what ran them
+    metrics.jsonl         one object per line: ``step`` and numbers
+    rollouts/rank-0.jsonl one completion per line, a file for each process
+
+Lines are whole or they are not there: what a crash cut off is dropped, by the reader and by the next writer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+Phase = Literal["train", "eval"]
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class RunLogError(ValueError):
+    """A file of a run folder is not what it should be; the message begins with file and line."""
+
+
+@dataclass(frozen=True)
+class SeenClip:
+    """Which frames of a clip a completion was sampled for.
+
+    Attributes:
+        path: the clip.
+        indices: F source frame numbers.
+        times: F presentation times, in seconds.
+        segments: for each frame the number of its segment; None where the clip is not segmented.
+    """
+
+    path: str
+    indices: tuple[int, ...]
+    times: tuple[float, ...]
+    segments: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion with what became of it.
+
+    Attributes:
+        step: optimizer step, from 1; in evaluation the steps done before it.
+        record_id: the record's ``id``.
+        sample: place in its group, from 0.
+        prompt, solution, completion: texts; the completion without special tokens.
+        tokens: of the completion, its end token included.
+        finish_reason: ``stop`` or ``length``.
+        rewards: by function; None where it does not apply.
+        total: what the advantage was made of.
+        advantage: None in evaluation.
+        clips: of the prompt, in order.
+        images: paths, in order.
+        epoch: in which the prompt was drawn.
+    """
+
+    step: int
+    record_id: str
+    sample: int
+    prompt: str
+    solution: str
+    completion: str
+    tokens: int
+    finish_reason: str
+    rewards: Mapping[str, float | None]
+    total: float
+    advantage: float | None = None
+    clips: tuple[SeenClip, ...] = ()
+    images: tuple[str, ...] = ()
+    epoch: int = 0
+    phase: Phase = "train"
+
+
+class RunLog:
+    """Writes a run folder; each process has its own.
+
+    Args:
+        folder: made when something is written.
+        rank, world_size: of this process; only rank 0 writes metrics and configuration.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], rank: int = 0, world_size: int = 1) -> None:
+        self.folder = Path(folder)
+        self.rank, self.world_size = rank, world_size
+        self._whole: set[Path] = set()
+
+    def write_config(self, config: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> None:
+        """Write the settings of the run; earlier ones in this folder that differ are kept as ``previous``."""
+        if self.rank != 0:
+            return
+        path = self.folder / "config.json"
+        content = {"config": _plain(config), "versions": dict(versions or installed_versions())}
+        previous: list[Any] = []
+        if path.exists():
+            earlier = read_config(self.folder)
+            previous = earlier.pop("previous", [])
+            if earlier != content:
+                previous = [*previous, earlier]
+        _replace(path, json.dumps({**content, "previous": previous}, indent=2, allow_nan=False) + "\n")
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line of numbers to ``metrics.jsonl``; NaN and infinity are written as words and read back."""
+        if self.rank == 0:
+            self._append(self.folder / "metrics.jsonl", [{"step": step, **metrics}])
+
+    def log_rollouts(self, rollouts: Iterable[Rollout]) -> None:
+        """Append completions to the file of this process."""
+        self._append(self._rollout_path(self.rank), [asdict(rollout) for rollout in rollouts])
+
+    def truncate_after(self, step: int) -> None:
+        """Drop what was written after ``step``: a run resumed from a checkpoint writes those steps again.
+
+        Each process calls it before it writes; rank 0 also drops the lines of processes that are no more.
+        """
+        paths = [self._rollout_path(self.rank)]
+        if self.rank == 0:
+            gone = (path for path in _rollout_paths(self.folder) if _rank_of(path) >= self.world_size)
+            paths += [self.folder / "metrics.jsonl", *gone]
+        for path in paths:
+            if path.exists():
+                _replace(path, "".join(line for line, row in _rows(path) if row["step"] <= step))
+
+    def _rollout_path(self, rank: int) -> Path:
+        return self.folder / "rollouts" / f"rank-{rank}.jsonl"
+
+    def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
+        if path not in self._whole:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_cut_line(path)
+            self._whole.add(path)
+        # Half a surrogate pair, which a tokenizer can decode to, becomes the escape that JSON has for it.
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """``{"config": ..., "versions": ..., "previous": [...]}``.
+
+    Raises:
+        RunLogError: there is none, or it is not JSON.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunLogError(f"{path}: no such file; is {folder} the output_dir of a run?") from None
+    except ValueError as error:
+        raise RunLogError(f"{path}: not JSON: {error}") from None
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, float]]:
+    """The lines of ``metrics.jsonl`` in order; empty where the run has not logged yet.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not an object with a ``step``.
+    """
+    rows = (row for _, row in _rows(Path(folder) / "metrics.jsonl"))
+    return [{name: _number(value) for name, value in row.items()} for row in rows]
+
+
+def read_rollouts(
+    folder: str | os.PathLike[str], step: int | None = None, phase: Phase | None = None
+) -> Iterator[Rollout]:
+    """The completions of all processes, process by process in the order they were written.
+
+    Args:
+        step, phase: only those of this step and phase; None: all.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not a rollout.
+    """
+    for path in _rollout_paths(Path(folder)):
+        for number, (_, row) in enumerate(_rows(path), start=1):
+            if step in (None, row["step"]) and phase in (None, row.get("phase")):
+                yield _rollout(row, f"{path}:{number}")
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run computes; those not installed are left out."""
+    names = ("qwenvl", "torch", "torchvision", "transformers", "accelerate", "peft", "av", "decord", "torchcodec")
+    versions = {"python": platform.python_version()}
+    for name in (*names, "deepspeed", "flash-attn", "vllm"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _rollout(row: dict[str, Any], where: str) -> Rollout:
+    try:
+        clips = tuple(
+            SeenClip(c["path"], tuple(c["indices"]), tuple(c["times"]), c["segments"] and tuple(c["segments"]))
+            for c in row["clips"]
+        )
+        known = {each.name: row[each.name] for each in fields(Rollout)}
+    except (KeyError, TypeError) as error:
+        raise RunLogError(f"{where}: not a rollout: {type(error).__name__} {error}") from None
+    return Rollout(**{**known, "clips": clips, "images": tuple(row["images"])})
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each whole line with what it says."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return  # cut off by a crash
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                raise RunLogError(f'{path}:{number}: expected an object with an integer "step", got {line[:80]!r}')
+            yield line, row
+
+
+def _drop_cut_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = position = file.seek(0, os.SEEK_END)
+        while position > 0:
+            start = max(position - 65536, 0)
+            file.seek(start)
+            found = file.read(position - start).rfind(b"\n")
+            if found >= 0:
+                position = start + found + 1
+                break
+            position = start
+        if position < size:
+            file.truncate(position)
+
+
+def _rollout_paths(folder: Path) -> list[Path]:
+    return sorted((folder / "rollouts").glob("rank-*.jsonl"), key=_rank_of)
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.stem.removeprefix("rank-"))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write beside and move into place, so that a crash leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: NaN and infinity as words, arrays and tensors as numbers, anything odd as its repr."""
+    if isinstance(value, (str, int, type(None))):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return str(value) if isinstance(value, os.PathLike) else repr(value)
+
+
+def _number(value: Any) -> Any:
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,157 @@
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from qwenvl.runlog import (
+    Rollout,
+    RunLog,
+    RunLogError,
+    SeenClip,
+    installed_versions,
+    read_config,
+    read_metrics,
+    read_rollouts,
+)
+
+
+def rollout(step, completion="<answer>(1)</answer>", **changes):
+    given = {
+        "record_id": "clip-1",
+        "sample": 0,
+        "prompt": "<video>which steps?",
+        "solution": "(1)",
+        "tokens": 5,
+        "finish_reason": "stop",
+        "rewards": {"format": 0.3, "accuracy": None},
+        "total": 0.09,
+        "advantage": -1.5,
+        "clips": (SeenClip("a.mp4", (0, 8), (0.0, 0.32), (0, 1)), SeenClip("b.mp4", (3, 3), (0.1, 0.1))),
+        "images": ("a.png",),
+    }
+    return Rollout(step=step, completion=completion, **(given | changes))
+
+
+def test_metrics_come_back(tmp_path):
+    log = RunLog(tmp_path / "run")
+    log.log_metrics(1, {"loss": 0.5, "kl": math.nan, "grad_norm": -math.inf, "reward/total": np.float32(0.25)})
+    log.log_metrics(2, {"loss": 0.4})
+    first, second = read_metrics(tmp_path / "run")
+    assert math.isnan(first.pop("kl"))
+    assert first == {"step": 1, "loss": 0.5, "grad_norm": -math.inf, "reward/total": 0.25}
+    assert second == {"step": 2, "loss": 0.4}
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # strict JSON: no bare NaN
+
+
+def test_rollouts_come_back(tmp_path):
+    written = [
+        rollout(1),
+        rollout(1, "两个\n\u2028 \x00 \ud83d <b> 😀", sample=1),
+        rollout(2, phase="eval", advantage=None),
+    ]
+    RunLog(tmp_path).log_rollouts(written[:2])
+    RunLog(tmp_path, rank=1, world_size=2).log_rollouts(written[2:])
+    assert list(read_rollouts(tmp_path)) == written
+    assert list(read_rollouts(tmp_path, step=1)) == written[:2]
+    assert list(read_rollouts(tmp_path, phase="eval")) == written[2:]
+    assert list(read_rollouts(tmp_path, step=1, phase="eval")) == []
+
+
+def test_a_line_that_a_crash_cut_is_dropped_by_reader_and_next_writer(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    RunLog(tmp_path).log_metrics(1, {"loss": 0.5})
+    with path.open("a") as file:
+        file.write('{"step": 2, "loss": 0.' + "1" * 200_000)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1]
+    RunLog(tmp_path).log_metrics(2, {"loss": 0.4})
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.4}]
+
+
+def test_a_file_that_is_nothing_but_a_cut_line(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step"')
+    assert read_metrics(tmp_path) == []
+    RunLog(tmp_path).log_metrics(1, {})
+    assert read_metrics(tmp_path) == [{"step": 1}]
+
+
+def test_resuming_drops_the_steps_that_come_again(tmp_path):
+    logs = [RunLog(tmp_path, rank, world_size=3) for rank in range(3)]
+    for step in (1, 2, 3):
+        for log in logs:
+            log.log_metrics(step, {"loss": step})
+            log.log_rollouts([rollout(step, record_id=f"r{log.rank}")])
+    resumed = [RunLog(tmp_path, rank, world_size=2) for rank in range(2)]  # one process fewer than before
+    for log in resumed:
+        log.truncate_after(2)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    seen = [(row.step, row.record_id) for row in read_rollouts(tmp_path)]
+    assert seen == [(step, f"r{rank}") for rank in range(3) for step in (1, 2)]
+    resumed[0].log_metrics(3, {"loss": 3})
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
+    RunLog(tmp_path / "new").truncate_after(5)  # nothing there yet: nothing to do
+
+
+def test_only_rank_0_writes_metrics_and_configuration(tmp_path):
+    log = RunLog(tmp_path, rank=1, world_size=2)
+    log.log_metrics(1, {"loss": 1.0})
+    log.write_config({"seed": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_and_those_before_it(tmp_path):
+    odd = {"seed": 1, "limit": math.inf, "folder": tmp_path, "betas": (0.9, 0.99)}
+    plain = {"seed": 1, "limit": "Infinity", "folder": str(tmp_path), "betas": [0.9, 0.99]}
+    RunLog(tmp_path).write_config(odd, {"torch": "2"})
+    RunLog(tmp_path).write_config(odd, {"torch": "2"})
+    assert read_config(tmp_path) == {"config": plain, "versions": {"torch": "2"}, "previous": []}
+    RunLog(tmp_path).write_config({"seed": 2}, {"torch": "3"})
+    assert read_config(tmp_path) == {
+        "config": {"seed": 2},
+        "versions": {"torch": "3"},
+        "previous": [{"config": plain, "versions": {"torch": "2"}}],
+    }
+
+
+def test_versions():
+    import torch
+
+    versions = installed_versions()
+    assert versions["torch"] == torch.__version__.split("+")[0] or versions["torch"] == torch.__version__
+    assert versions["python"].count(".") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"step": 1}\n{"step": \n', r"metrics.jsonl:2: not JSON"),
+        ("[1]\n", r'metrics.jsonl:1: expected an object with an integer "step"'),
+        ('{"loss": 1}\n', r"metrics.jsonl:1: expected an object"),
+    ],
+)
+def test_what_is_no_run_log_is_an_error(tmp_path, text, message):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(RunLogError, match=message):
+        read_metrics(tmp_path)
+
+
+def test_other_errors_say_where(tmp_path):
+    with pytest.raises(RunLogError, match=r"config.json: no such file; is .* the output_dir of a run"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunLogError, match=r"config.json: not JSON"):
+        read_config(tmp_path)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "rank-0.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(RunLogError, match=r"rank-0.jsonl:1: not a rollout: KeyError 'clips'"):
+        list(read_rollouts(tmp_path))
+
+
+def test_needs_the_standard_library_only(tmp_path):
+    code = (
+        "import sys, qwenvl.runlog; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
