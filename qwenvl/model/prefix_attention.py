@@ -13,7 +13,7 @@ appendix B.2: the probabilities are recomputed as exp(score - lse)).
 
 The layout reaches the attention of every layer as the keyword ``shared_prefix`` of the model's forward: stock model
 classes hand unknown keywords down, and unlike a global it is still there when checkpointing recomputes a layer. Without
-it, attention is what it was.
+it, attention is what it was. In sampling the same keyword brings a ``PrefixCache``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from qwenvl.model.varlen import Spans, kernel_for
+from qwenvl.model.varlen import Spans, kernel_for, merge
 
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
 """The attention implementations of transformers that understand ``shared_prefix`` once it is installed."""
@@ -56,6 +56,19 @@ class PrefixLayout:
         """The N completions, counted from the first of them."""
         return Spans.of(self.completion_lengths, self.device)
 
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attention of the packed row, with gradient; the same in every layer.
+
+        Args:
+            q: S x heads x D.
+            k, v: S x key-value heads x D.
+            scale: factor of the scores.
+
+        Returns:
+            S x heads x D.
+        """
+        return _PrefixAttention.apply(q, k, v, self, scale)
+
     @cached_property
     def groups(self) -> Spans:
         """The completions of each of the P prompts taken together."""
@@ -80,26 +93,13 @@ def _with_shared_prefix(stock: Callable) -> Callable:
         # The keyword also comes by the vision tower, whose attention is not causal and not concerned.
         if shared_prefix is None or not module.is_causal:
             return stock(module, query, key, value, *args, **kwargs)
-        # 1 x heads x S x D -> S x heads x D. Under autocast the rotation leaves queries and keys in float32.
-        q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-        return prefix_attention(q, k, v, shared_prefix, kwargs["scaling"])[None], None
+        # B x heads x S x D -> B S x heads x D. Under autocast the rotation leaves queries and keys in float32.
+        q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
+        out = shared_prefix.attend(module.layer_idx, q, k, v, kwargs["scaling"])
+        return out.unflatten(0, (len(query), -1)), None
 
     attention.stock = stock
     return attention
-
-
-def prefix_attention(q: Tensor, k: Tensor, v: Tensor, layout: PrefixLayout, scale: float) -> Tensor:
-    """Attention of a packed row, with gradient.
-
-    Args:
-        q: S x heads x D.
-        k, v: S x key-value heads x D.
-        scale: factor of the scores.
-
-    Returns:
-        S x heads x D.
-    """
-    return _PrefixAttention.apply(q, k, v, layout, scale)
 
 
 class _PrefixAttention(torch.autograd.Function):
@@ -114,10 +114,8 @@ class _PrefixAttention(torch.autograd.Function):
             of_prompt, prompt_lse = kernel.forward(
                 rest, k[:split], v[:split], groups, prompts, causal=False, scale=scale
             )
-            merged_lse = torch.logaddexp(own_lse, prompt_lse)
-            weight = (own_lse - merged_lse).exp().T[..., None]
-            merged = torch.lerp(of_prompt.to(weight.dtype), of_own.to(weight.dtype), weight)
-            out, lse = torch.cat([out, merged.to(out.dtype)]), torch.cat([lse, merged_lse], dim=1)
+            merged, merged_lse = merge(of_prompt, prompt_lse, of_own, own_lse)
+            out, lse = torch.cat([out, merged]), torch.cat([lse, merged_lse], dim=1)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scale = layout, scale
         return out

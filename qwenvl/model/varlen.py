@@ -75,6 +75,13 @@ def kernel_for(q: Tensor) -> Kernel:
     return Blockwise()
 
 
+def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """One attention over two disjoint sets of keys from the attention over each: S x heads x D and heads x S."""
+    merged_lse = torch.logaddexp(lse, other_lse)
+    weight = (other_lse - merged_lse).exp().T[..., None]
+    return torch.lerp(out.to(weight.dtype), other_out.to(weight.dtype), weight).to(out.dtype), merged_lse
+
+
 class CudaFlash:
     """Flash attention on GPUs of compute capability 8 and above, float16 and bfloat16."""
 

@@ -1,0 +1,200 @@
+"""Sampling with each prompt computed once: one prefill per prompt, and its keys and values once for all completions.
+
+The same distributions as ``generate`` on repeated prompts, and the same tokens when greedy. Completions that have ended
+leave the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.positions import completion_positions
+from qwenvl.model.prefix_attention import install_prefix_attention
+from qwenvl.model.prefix_cache import PrefixCache
+from qwenvl.model.shared_prefix import pack
+
+
+def logits_processors(
+    *,
+    suppress: list[int],
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+) -> LogitsProcessorList:
+    """The processors of transformers for these settings, in the order of ``generate``; none for a setting that is off.
+
+    Args:
+        suppress: tokens that are never sampled.
+        temperature: 0 for greedy, which leaves out all but the repetition penalty and ``suppress``.
+    """
+    chosen = LogitsProcessorList()
+    if repetition_penalty != 1.0:
+        chosen.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
+    if suppress:
+        chosen.append(SuppressTokensLogitsProcessor(suppress))
+    if temperature == 0:
+        return chosen
+    if temperature != 1.0:
+        chosen.append(TemperatureLogitsWarper(float(temperature)))
+    if top_k:
+        chosen.append(TopKLogitsWarper(top_k))
+    if top_p < 1.0:
+        chosen.append(TopPLogitsWarper(top_p))
+    if min_p:
+        chosen.append(MinPLogitsWarper(min_p))
+    return chosen
+
+
+@torch.no_grad()
+def sample_shared(
+    model: nn.Module,
+    prompts: PromptInputs,
+    group_size: int,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    processors: LogitsProcessorList,
+    end_ids: list[int],
+    pad_id: int,
+    stopping: StoppingCriteriaList | None = None,
+    token_budget: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Draws ``group_size`` completions of each prompt.
+
+    Args:
+        model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
+        prompts: P prompts, with pixels or encoded.
+        temperature: 0 takes the most probable token; else the processors must hold the division by it.
+        processors: applied to prompt + completion ids (repeated prompts, left-padded, as ``generate`` shows them) and
+            float32 logits of the completions that go on.
+        end_ids: tokens that end a completion; the token counts as part of it.
+        pad_id: what fills ended completions.
+        stopping: further criteria, asked after each token with the ids; stop strings, say.
+        token_budget: most tokens (each prompt once, its completions in full length) that are sampled together; a single
+            prompt may exceed it. None: all together.
+
+    Returns:
+        Completion ids N x T, and log softmax(logits / temperature) of each token, before the processors; 0.0 at
+        padding. At temperature 0 those are at temperature 1.
+    """
+    install_prefix_attention()
+    lengths = prompts.attention_mask.sum(1).tolist()
+    drawn = [
+        _Draw(model, prompts.select(rows), group_size, max_new_tokens, pad_id).run(
+            temperature, processors, end_ids, stopping
+        )
+        for rows in within_budget([length + group_size * max_new_tokens for length in lengths], token_budget)
+    ]
+    longest = max(ids.shape[1] for ids, _ in drawn)
+
+    def stacked(parts: list[Tensor], fill: float) -> Tensor:
+        return torch.cat([nn.functional.pad(part, (0, longest - part.shape[1]), value=fill) for part in parts])
+
+    return stacked([ids for ids, _ in drawn], pad_id), stacked([logprobs for _, logprobs in drawn], 0.0)
+
+
+def within_budget(costs: list[int], budget: int | None) -> list[list[int]]:
+    """Consecutive indices in groups whose costs sum to at most ``budget``; one that exceeds it alone is a group.
+
+    Example:
+        >>> within_budget([5, 4, 3, 20, 1], 10)
+        [[0, 1], [2], [3], [4]]
+    """
+    groups: list[list[int]] = []
+    total = 0
+    for index, cost in enumerate(costs):
+        if not groups or (budget is not None and total + cost > budget):
+            groups.append([])
+            total = 0
+        groups[-1].append(index)
+        total += cost
+    return groups
+
+
+class _Draw:
+    """One batch of completions while it grows."""
+
+    def __init__(self, model: nn.Module, prompts: PromptInputs, group_size: int, max_new_tokens: int, pad_id: int):
+        self._model = model
+        self._prompts = prompts
+        self._group_size = group_size
+        self._positions = completion_positions(prompts.position_ids, group_size, max_new_tokens)
+        device = prompts.input_ids.device
+        rows, self._start = len(prompts) * group_size, prompts.input_ids.shape[1]
+        self._ids = torch.full((rows, self._start + max_new_tokens), pad_id, device=device)
+        self._ids[:, : self._start] = prompts.input_ids.repeat_interleave(group_size, dim=0)
+        self._logprobs = torch.zeros(rows, max_new_tokens, device=device)
+        self._going = torch.arange(rows, device=device)
+        lengths = tuple(prompts.attention_mask.sum(1).tolist())
+        self._cache = PrefixCache(lengths, group_size, max_new_tokens, device)
+
+    def run(
+        self,
+        temperature: float,
+        processors: LogitsProcessorList,
+        end_ids: list[int],
+        stopping: StoppingCriteriaList | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See ``sample_shared``."""
+        ends = torch.tensor(end_ids, device=self._ids.device)
+        length = self._logprobs.shape[1]
+        logits = self._prefill()
+        for t in range(length):
+            now = self._start + t
+            scores = processors(self._ids[self._going, :now], logits)
+            tokens = scores.argmax(-1) if temperature == 0 else scores.softmax(-1).multinomial(1)[:, 0]
+            self._ids[self._going, now] = tokens
+            chosen = (logits / (temperature or 1.0)).log_softmax(-1).gather(1, tokens[:, None])
+            self._logprobs[self._going, t] = chosen[:, 0]
+            done = torch.isin(tokens, ends)
+            if stopping:
+                done = done | stopping(self._ids[self._going, : now + 1], scores)
+            if t + 1 == length or done.all():
+                return self._ids[:, self._start : now + 1], self._logprobs[:, : t + 1]
+            if done.any():
+                self._going, tokens = self._going[~done], tokens[~done]
+                self._cache.keep(~done)
+            logits = self._step(tokens, t)
+        raise AssertionError("the loop returns at its last token")
+
+    def _prefill(self) -> Tensor:
+        """All prompts in one row; N x V logits of the first completion tokens."""
+        none = torch.zeros(len(self._prompts), 1, dtype=torch.bool, device=self._ids.device)
+        row = pack(self._prompts, none.long(), none)
+        logits = self._model(
+            input_ids=row.input_ids,
+            position_ids=row.position_ids,
+            logits_to_keep=row.layout.prompts.offsets[1:].long() - 1,
+            use_cache=False,
+            shared_prefix=self._cache,
+            **self._prompts.vision(),
+        ).logits
+        return logits[0].float().repeat_interleave(self._group_size, dim=0)
+
+    def _step(self, tokens: Tensor, t: int) -> Tensor:
+        """Takes token ``t`` of every completion that goes on; logits of the next, rows x V."""
+        self._cache.advance()
+        return (
+            self._model(
+                input_ids=tokens[:, None],
+                position_ids=self._positions[:, self._going, t : t + 1],
+                use_cache=False,
+                shared_prefix=self._cache,
+            )
+            .logits[:, -1]
+            .float()
+        )

@@ -1,0 +1,128 @@
+"""Sampling with each prompt computed once draws the tokens of plain ``generate``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
+from qwenvl.model.vision import encode_vision
+from qwenvl.rollout.prefill import logits_processors, sample_shared, within_budget
+
+WORDS = ["tvi", "t", "vit", "v"]
+GROUP, NEW = 3, 8
+
+
+def tiny(family: str = "qwen2_5_vl"):
+    # Strong weights: the distributions differ from token to token, so that a wrong position shows.
+    return make_model(family, make_processor(family), initializer_range=0.25).requires_grad_(False)
+
+
+def plain(model, prompts, **settings):
+    """Completion ids of stock ``generate`` on repeated prompts."""
+    rows = prompts.repeat(GROUP)
+    positions = torch.cat([(rows.attention_mask.cumsum(1) - 1).clamp(min=0)[None], rows.position_ids])
+    model.generation_config = GenerationConfig(**settings)
+    arguments = {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask, "position_ids": positions}
+    return model.generate(**arguments, **rows.vision())[:, rows.input_ids.shape[1] :]
+
+
+def shared(model, prompts, temperature=0.0, end_ids=(), token_budget=None, stopping=None, **settings):
+    return sample_shared(
+        model,
+        prompts,
+        GROUP,
+        max_new_tokens=NEW,
+        temperature=temperature,
+        processors=logits_processors(temperature=temperature, **{"suppress": []} | settings),
+        end_ids=list(end_ids),
+        pad_id=0,
+        token_budget=token_budget,
+        stopping=stopping,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_generate(family, random_prompts):
+    model = tiny(family)
+    prompts = random_prompts(model, WORDS)
+    expected = plain(model, prompts, do_sample=False, max_new_tokens=NEW)
+    assert len(expected.unique()) > NEW, "a model that repeats itself shows little"
+    assert torch.equal(shared(model, prompts)[0], expected)
+    assert torch.equal(shared(model, encode_vision(model, prompts))[0], expected)
+    assert torch.equal(shared(model, prompts, token_budget=100)[0], expected)
+
+
+def test_completions_that_end_leave_the_batch_and_change_nothing(random_prompts):
+    model = tiny()
+    prompts = random_prompts(model, WORDS)
+    free = shared(model, prompts)[0]
+    ends = [int(free[0, 2]), int(free[GROUP, 4])]
+    expected = plain(model, prompts, do_sample=False, max_new_tokens=NEW, eos_token_id=ends, pad_token_id=0)
+    rows = []
+    hook = model.lm_head.register_forward_hook(lambda module, args, out: rows.append(out.shape[:-1].numel()))
+    ids, logprobs = shared(model, prompts, end_ids=ends)
+    hook.remove()
+    assert torch.equal(ids, expected)
+    assert rows[0] == len(WORDS) and rows[1:] == sorted(rows[1:], reverse=True) and rows[-1] < len(WORDS) * GROUP
+    ended = torch.isin(ids, torch.tensor(ends)).cumsum(1) - torch.isin(ids, torch.tensor(ends)).long() > 0
+    assert logprobs[ended].eq(0).all() and logprobs[~ended].lt(0).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 20},
+        {"min_p": 0.05, "repetition_penalty": 1.3},
+    ],
+    ids=str,
+)
+def test_the_same_seed_draws_the_tokens_of_generate(settings, random_prompts):
+    model = tiny()
+    prompts = random_prompts(model, WORDS)
+    torch.manual_seed(5)
+    expected = plain(model, prompts, do_sample=True, max_new_tokens=NEW, **{"top_k": 0} | settings)
+    torch.manual_seed(5)
+    ids, _ = shared(model, prompts, **{"temperature": 1.0} | settings)
+    assert torch.equal(ids, expected)
+
+
+def test_logprobs_are_those_of_the_trainer_whatever_was_suppressed(random_prompts):
+    from qwenvl.model.shared_prefix import completion_logprobs
+
+    model = tiny()
+    prompts = random_prompts(model, WORDS)
+    banned = [model.config.image_token_id, model.config.video_token_id, *shared(model, prompts)[0][:, 0].tolist()]
+    ids, logprobs = shared(model, prompts, temperature=0.7, top_p=0.8, suppress=banned)
+    assert not torch.isin(ids, torch.tensor(banned)).any()
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    expected = completion_logprobs(model, prompts, ids, mask, temperature=0.7, logit_chunk_tokens=50)
+    torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_stopping_criteria_see_prompt_and_completion(random_prompts):
+    class AfterThree(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((len(input_ids),), input_ids.shape[1] - start >= 3)
+
+    model = tiny()
+    prompts = random_prompts(model, WORDS)
+    start = prompts.input_ids.shape[1]
+    ids, _ = shared(model, prompts, stopping=StoppingCriteriaList([AfterThree()]))
+    assert torch.equal(ids, shared(model, prompts)[0][:, :3])
+
+
+def test_a_single_new_token(random_prompts):
+    model = tiny()
+    prompts = random_prompts(model, WORDS)
+    processors = logits_processors(suppress=[], temperature=0)
+    settings = {"temperature": 0, "processors": processors, "end_ids": [], "pad_id": 0}
+    ids, _ = sample_shared(model, prompts, GROUP, max_new_tokens=1, **settings)
+    assert torch.equal(ids, plain(model, prompts, do_sample=False, max_new_tokens=1))
+
+
+def test_budget():
+    assert within_budget([5, 4, 3, 20, 1], 10) == [[0, 1], [2], [3], [4]]
+    assert within_budget([5, 4], None) == [[0, 1]]
