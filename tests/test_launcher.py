@@ -1,0 +1,112 @@
+"""``scripts/train_grpo.sh``: each setting from the environment or appended, from any folder; and the files beside it."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from qwenvl.train.arguments import parse_args
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCHER = ROOT / "scripts" / "train_grpo.sh"
+COMMAND = str(ROOT / "qwenvl" / "train" / "train_grpo.py")
+OPTIONS = re.findall(r"^ *option (--\w+) +(\w+) +(\S+)", LAUNCHER.read_text(encoding="utf-8"), flags=re.MULTILINE)
+VARIABLES = {variable for _, variable, _ in OPTIONS} | {"NPROC", "DEEPSPEED", "PYTHON", "CUDA_VISIBLE_DEVICES"}
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """``launch(*arguments, **environment)`` -> the words of the command that would run, started from another folder."""
+
+    def launch(*arguments: str, **environment: str) -> list[str]:
+        clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+        done = subprocess.run(
+            ["bash", str(LAUNCHER), *arguments],
+            env={**clean, "DRY_RUN": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return shlex.split(done.stdout)
+
+    return launch
+
+
+def settings(words: list[str]):
+    return parse_args([*words[words.index(COMMAND) + 1 :], "--use_cpu", "--output_dir", "run"])
+
+
+def test_one_process_is_plain_python(launch):
+    words = launch(DATASET="sop")
+    assert words[:2] == ["python", COMMAND]
+    config = settings(words)
+    assert (config.model_name_or_path, config.dataset_use) == ("Qwen/Qwen2.5-VL-3B-Instruct", "sop")
+    assert (config.grpo_sample_size, config.learning_rate, config.warmup_steps) == (8, 1e-6, 0.03)
+    assert config.eval_strategy == "no"
+
+
+def test_several_processes_go_through_torchrun(launch):
+    torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4", COMMAND]
+    assert launch(NPROC="4")[:7] == torchrun
+    assert launch(CUDA_VISIBLE_DEVICES="0,1,2,5", PYTHON="python")[:7] == torchrun
+
+
+@pytest.mark.parametrize(("flag", "variable", "default"), OPTIONS, ids=lambda value: value)
+def test_every_setting_can_be_set_and_then_appended(launch, flag, variable, default):
+    context = {"EVAL_DATASET": "held_out"} if variable in ("EVAL_STRATEGY", "EVAL_STEPS") else {}
+    words = launch(**context)
+    assert (flag in words) == (default != '""')
+    words = launch(**{**context, variable: "here"})
+    assert words[words.index(flag) + 1] == "here"
+    words = launch(flag, "appended", **context)
+    assert words[-2:] == [flag, "appended"], "what comes last counts"
+
+
+def test_evaluation_comes_with_its_data(launch):
+    config = settings(launch(DATASET="sop", EVAL_DATASET="held_out"))
+    assert (config.eval_dataset_use, config.eval_strategy, config.eval_steps) == ("held_out", "steps", 100)
+
+
+def test_words_with_spaces_survive(launch):
+    assert settings(launch("--run_name", "two words", DATASET="my data.json")).dataset_use == "my data.json"
+
+
+@pytest.mark.parametrize("arguments", [["run.yaml"], ["--config", "run.yaml"], ["--config=run.yaml"]], ids=" ".join)
+def test_a_settings_file_takes_the_place_of_the_defaults(launch, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(
+        "model_name_or_path: tiny\ndataset_use: sop\ngrpo_sample_size: 6\nmax_steps: 9\n"
+    )
+    config = settings(launch(*arguments, "--grpo_beta", "0.04", MAX_STEPS="3"))
+    assert (config.model_name_or_path, config.grpo_sample_size) == ("tiny", 6)
+    assert (config.max_steps, config.grpo_beta) == (3, 0.04), "the environment and appended flags override the file"
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_by_name_is_a_file_of_that_stage(launch, stage):
+    words = launch(DEEPSPEED=f"zero{stage}")
+    file = Path(words[words.index("--deepspeed") + 1])
+    assert json.loads(file.read_text())["zero_optimization"]["stage"] == stage
+    assert launch(DEEPSPEED="mine.json")[-2:] == ["--deepspeed", "mine.json"]
+    assert "--deepspeed" not in launch()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "scripts" / "accelerate").glob("*.yaml")), ids=lambda path: path.name)
+def test_accelerate_understands_its_files(file):
+    from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+
+    config = load_config_from_file(str(file))
+    assert isinstance(config, ClusterConfig) and config.num_processes > 1
+    assert yaml.safe_load(file.read_text())["mixed_precision"] == "bf16"
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_valid_and_stop_at_errors(script):
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert "set -euo pipefail" in script.read_text(encoding="utf-8")
