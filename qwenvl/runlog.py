@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Phase = Literal["train", "eval"]
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -50,9 +49,10 @@ class Rollout:
 
     Attributes:
         step: optimizer step, from 1; in evaluation the steps done before it.
-        record_id: the record's ``id``.
+        record_id, where: the record's ``id``, and its file and place.
         sample: place in its group, from 0.
-        prompt, solution, completion: texts; the completion without special tokens.
+        prompt: messages, each with ``role`` and ``text``.
+        solution, completion: texts; the completion without special tokens.
         tokens: of the completion, its end token included.
         finish_reason: ``stop`` or ``length``.
         rewards: by function; None where it does not apply.
@@ -61,12 +61,13 @@ class Rollout:
         clips: of the prompt, in order.
         images: paths, in order.
         epoch: in which the prompt was drawn.
+        split: ``train``, or the name of the evaluation.
     """
 
     step: int
     record_id: str
     sample: int
-    prompt: str
+    prompt: tuple[Mapping[str, str], ...]
     solution: str
     completion: str
     tokens: int
@@ -77,7 +78,8 @@ class Rollout:
     clips: tuple[SeenClip, ...] = ()
     images: tuple[str, ...] = ()
     epoch: int = 0
-    phase: Phase = "train"
+    split: str = "train"
+    where: str = ""
 
 
 class RunLog:
@@ -168,19 +170,19 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, float]]:
 
 
 def read_rollouts(
-    folder: str | os.PathLike[str], step: int | None = None, phase: Phase | None = None
+    folder: str | os.PathLike[str], step: int | None = None, split: str | None = None
 ) -> Iterator[Rollout]:
     """The completions of all processes, process by process in the order they were written.
 
     Args:
-        step, phase: only those of this step and phase; None: all.
+        step, split: only those of this step and split; None: all.
 
     Raises:
         RunLogError: a line, other than a cut last one, is not a rollout.
     """
     for path in _rollout_paths(Path(folder)):
         for number, (_, row) in enumerate(_rows(path), start=1):
-            if step in (None, row["step"]) and phase in (None, row.get("phase")):
+            if step in (None, row["step"]) and split in (None, row.get("split")):
                 yield _rollout(row, f"{path}:{number}")
 
 
@@ -205,7 +207,7 @@ def _rollout(row: dict[str, Any], where: str) -> Rollout:
         known = {each.name: row[each.name] for each in fields(Rollout)}
     except (KeyError, TypeError) as error:
         raise RunLogError(f"{where}: not a rollout: {type(error).__name__} {error}") from None
-    return Rollout(**{**known, "clips": clips, "images": tuple(row["images"])})
+    return Rollout(**known | {"clips": clips, "images": tuple(row["images"]), "prompt": tuple(row["prompt"])})
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

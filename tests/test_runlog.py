@@ -22,7 +22,7 @@ def rollout(step, completion="<answer>(1)</answer>", **changes):
     given = {
         "record_id": "clip-1",
         "sample": 0,
-        "prompt": "<video>which steps?",
+        "prompt": ({"role": "user", "text": "<video>which steps?"},),
         "solution": "(1)",
         "tokens": 5,
         "finish_reason": "stop",
@@ -51,14 +51,14 @@ def test_rollouts_come_back(tmp_path):
     written = [
         rollout(1),
         rollout(1, "两个\n\u2028 \x00 \ud83d <b> 😀", sample=1),
-        rollout(2, phase="eval", advantage=None),
+        rollout(2, split="eval", advantage=None),
     ]
     RunLog(tmp_path).log_rollouts(written[:2])
     RunLog(tmp_path, rank=1, world_size=2).log_rollouts(written[2:])
     assert list(read_rollouts(tmp_path)) == written
     assert list(read_rollouts(tmp_path, step=1)) == written[:2]
-    assert list(read_rollouts(tmp_path, phase="eval")) == written[2:]
-    assert list(read_rollouts(tmp_path, step=1, phase="eval")) == []
+    assert list(read_rollouts(tmp_path, split="eval")) == written[2:]
+    assert list(read_rollouts(tmp_path, step=1, split="eval")) == []
 
 
 def test_a_line_that_a_crash_cut_is_dropped_by_reader_and_next_writer(tmp_path):
