@@ -1,4 +1,4 @@
-"""``scripts/train_grpo.sh``: each setting from the environment or appended, from any folder; and the files beside it."""
+"""``scripts/train_grpo.sh``: each setting from the environment or appended, from any folder; the files beside it."""
 
 import json
 import os
