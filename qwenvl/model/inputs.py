@@ -35,6 +35,22 @@ class PromptInputs:
     images_per_prompt: list[int]
     videos_per_prompt: list[int]
 
+    @classmethod
+    def of_text(cls, input_ids: Tensor) -> PromptInputs:
+        """Prompts of P x L text tokens, without padding or media."""
+        counts, positions = [0] * len(input_ids), torch.arange(input_ids.shape[1], device=input_ids.device)
+        return cls(
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            position_ids=positions.expand(3, len(input_ids), -1),
+            pixel_values=None,
+            image_grid_thw=None,
+            pixel_values_videos=None,
+            video_grid_thw=None,
+            images_per_prompt=counts,
+            videos_per_prompt=counts,
+        )
+
     def __len__(self) -> int:
         return len(self.input_ids)
 

@@ -1,0 +1,118 @@
+"""From settings to parts: the policy, the data sets, the collator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.records import RecordError
+from qwenvl.model.families import family_of
+from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
+from qwenvl.rewards import Rubric, build_rubric
+from qwenvl.train.flag_checks import was_set
+from qwenvl.train.grpo_config import GRPOConfig
+
+
+def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_config=None) -> nn.Module:
+    """The model to train, with the parts that learn set to learn.
+
+    Args:
+        model: a checkpoint, a model, or None for ``args.model_name_or_path``. A model that already has an adapter is
+            taken as it is.
+        peft_config: an adapter to put on it; ``args.lora_enable`` makes one from the LoRA flags.
+
+    Raises:
+        ValueError: no model, a model of another family, or two adapters asked for.
+    """
+    if peft_config is not None and args.lora_enable:
+        raise ValueError("peft_config and lora_enable both ask for an adapter: give one of them")
+    adapted = peft_config is not None or args.lora_enable
+    model = args.model_name_or_path if model is None else model
+    if model is None:
+        raise ValueError("no model: give --model_name_or_path, a folder or a name on the hub")
+    if isinstance(model, (str, Path)):
+        model = load_model(model, attn_implementation=args.attn_implementation, dtype=weight_dtype(args, adapted))
+    bare = unwrap(model)
+    family_of(bare.config)
+    if bare is not model:
+        if adapted:
+            raise ValueError("the model already has an adapter: leave out peft_config and lora_enable, or merge it")
+        return model
+    flags = TuneFlags(llm=args.tune_mm_llm, vision=args.tune_mm_vision, mlp=args.tune_mm_mlp)
+    if not adapted:
+        apply_tuning(model, flags)
+        return model
+    from peft import get_peft_model
+
+    if peft_config is None:
+        peft_config = lora_config(model, flags, r=args.lora_r, alpha=args.lora_alpha, dropout=args.lora_dropout)
+    return get_peft_model(model, peft_config)
+
+
+def weight_dtype(args: GRPOConfig, adapted: bool) -> torch.dtype:
+    """The type in which weights are kept: bfloat16 where they are frozen or an engine keeps float32 copies of them.
+
+    A step of 1e-6 is less than half the spacing of most bfloat16 weights: kept in it and trained by a plain optimizer
+    they would not move. Matrix products run in bfloat16 either way with ``bf16``.
+    """
+    return torch.bfloat16 if args.bf16 and (adapted or args.deepspeed) else torch.float32
+
+
+def build_rewards(
+    args: GRPOConfig, functions: Sequence[str | Callable] | None, weights: Sequence[float] | None
+) -> Rubric:
+    """The rubric of a run: ``functions`` with ``weights``, or format and accuracy with the weights of the flags."""
+    named = {
+        name: getattr(args, name)
+        for name in ("format_reward_weight", "accuracy_reward_weight")
+        if functions is None or was_set(args, name)
+    }
+    return build_rubric(functions, weights, response_format=args.response_format, **named)
+
+
+def build_dataset(dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubric, *, training: bool) -> Dataset | None:
+    """The data set that ``dataset`` names, every solution checked by the rewards that will score it.
+
+    Args:
+        dataset: what ``dataset_use`` takes; a data set is checked and returned as it is, None gives None.
+
+    Raises:
+        RecordError: naming the first record that no reward can score.
+    """
+    if isinstance(dataset, str):
+        dataset = load_dataset(
+            dataset,
+            catalog_path=args.dataset_catalog,
+            allow_outside_media=args.allow_outside_media,
+            base_interval=args.base_interval,
+            video_fps=args.video_fps,
+            video_min_frames=args.video_min_frames,
+            video_max_frames=args.video_max_frames,
+            video_backend=args.video_backend,
+            on_bad_sample=args.on_bad_sample,
+            seed=args.seed,
+            training=training,
+        )
+    for record in getattr(dataset, "records", ()):
+        if problem := rubric.check_record(record):
+            raise RecordError(f"{record.where}: {problem}")
+    return dataset
+
+
+def build_collator(args: GRPOConfig, processor) -> GRPOCollator:
+    """The collator with the pixel and length bounds of the run."""
+    return GRPOCollator(
+        processor,
+        video_min_frame_pixels=args.video_min_frame_pixels,
+        video_max_frame_pixels=args.video_max_frame_pixels,
+        min_pixels=args.min_pixels,
+        max_pixels=args.max_pixels,
+        max_prompt_length=args.max_prompt_length,
+        on_long_prompt=args.on_long_prompt,
+    )

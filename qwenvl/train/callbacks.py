@@ -1,0 +1,86 @@
+"""What is shown and written while a run goes on."""
+
+from __future__ import annotations
+
+import logging
+
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+
+from qwenvl.train.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+
+class ProgressLine(ProgressCallback):
+    """One live line: steps, time left, reward and KL. The numbers of every step are in the run folder."""
+
+    shown = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Updates the line; evaluations get a line of their own."""
+        if not state.is_world_process_zero:
+            return
+        if self.training_bar is not None:
+            postfix = {short: f"{logs[name]:.3f}" for name, short in self.shown if name in logs}
+            if postfix:
+                self.training_bar.set_postfix(postfix)
+        totals = [name for name in logs if name.endswith("_total_reward")]
+        for name in totals:
+            line = f"step {state.global_step}: {name} {logs[name]:.3f} +- {logs[name + '_ci95']:.3f}"
+            self.training_bar.write(line) if self.training_bar is not None else print(line)
+
+
+class EqualRewardsWarning(TrainerCallback):
+    """Warns once when nearly all groups have equal rewards for many log entries on end: nothing is learned then."""
+
+    threshold = 0.9
+    patience = 20
+
+    def __init__(self):
+        self._entries = 0
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Counts log entries above the threshold."""
+        share = logs.get("group/zero_std_frac")
+        if share is None or self._entries > self.patience:
+            return
+        self._entries = self._entries + 1 if share > self.threshold else 0
+        if self._entries > self.patience:
+            logger.warning(
+                f"in the last {self._entries} log entries over {self.threshold:.0%} of the groups had equal rewards: "
+                "their advantages are 0 and only the KL term acts. Try a higher --generation_temperature, a larger "
+                "--grpo_sample_size, prompts that are neither hopeless nor solved, or a reward with finer steps"
+            )
+
+
+class RunFolder(TrainerCallback):
+    """Writes log entries to the run folder; at the end it lists the samples that were left out."""
+
+    def __init__(self, journal: Journal):
+        self._journal = journal
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Settings and versions; a resumed run writes the rows after its checkpoint anew."""
+        self._journal.begin(state.global_step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """One row of metrics."""
+        if state.is_world_process_zero:
+            self._journal.runlog.log_metrics(state.global_step, logs)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Every sample that was left out, once."""
+        bad = self._journal.bad_samples
+        if bad:
+            lines = "\n  ".join(sample.error for sample in bad.values())
+            logger.warning(f"{len(bad)} records were left out because their media could not be used:\n  {lines}")
+
+
+def install_callbacks(trainer: Trainer, journal: Journal) -> None:
+    """The callbacks of every run; the progress line takes the place of the library's."""
+    trainer.remove_callback(ProgressCallback)
+    if not trainer.args.disable_tqdm:
+        trainer.add_callback(ProgressLine)
+    trainer.add_callback(EqualRewardsWarning())
+    trainer.add_callback(RunFolder(journal))

@@ -1,0 +1,45 @@
+"""From scored completions of an evaluation to metrics with intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qwenvl.grpo.diagnostics import mean_interval
+from qwenvl.types import PromptBatch, RewardBatch
+
+
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """One prompt of an evaluation: where its record stands, and its rewards, the mean over its completions."""
+
+    where: str
+    rewards: dict[str, float]
+
+
+def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPrompt]:
+    """P prompts; a reward that applies to none of a prompt's completions is left out for it."""
+    group_size = rewards.total.numel() // max(1, len(batch))
+    columns = dict(zip(rewards.names, rewards.components, strict=True)) | {"total": rewards.total.tolist()}
+    prompts = []
+    for p, record in enumerate(batch.records):
+        rows = slice(p * group_size, (p + 1) * group_size)
+        groups = {name: [v for v in values[rows] if v is not None] for name, values in columns.items()}
+        means = {name: sum(values) / len(values) for name, values in groups.items() if values}
+        prompts.append(ScoredPrompt(record.where, means))
+    return prompts
+
+
+def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str) -> dict[str, float]:
+    """``{prefix}_{name}_reward`` for each reward and ``total``, its 95 % interval (``_ci95``, half the width), ``_n``.
+
+    A prompt counts once, however many processes or completions it had: completions of one prompt are not independent.
+    """
+    unique = {prompt.where: prompt for prompt in prompts}.values()
+    names = list(dict.fromkeys(name for prompt in unique for name in prompt.rewards))
+    metrics: dict[str, float] = {}
+    for name in names:
+        interval = mean_interval([prompt.rewards[name] for prompt in unique if name in prompt.rewards])
+        metrics[f"{prefix}_{name}_reward"] = interval.mean
+        metrics[f"{prefix}_{name}_reward_ci95"] = interval.half_width
+        metrics[f"{prefix}_{name}_reward_n"] = interval.n
+    return metrics

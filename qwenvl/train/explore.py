@@ -1,0 +1,131 @@
+"""Exploration: prompts become scored completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from transformers import TrainerState
+
+from qwenvl.data.seeds import stable_random
+from qwenvl.grpo.advantages import group_advantages
+from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.rewards import Rubric, reward_columns
+from qwenvl.rollout.base import Sampler, SamplingParams
+from qwenvl.train.grpo_config import GRPOConfig
+from qwenvl.train.meter import Meter
+from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
+
+
+@dataclass
+class Experience:
+    """A micro-batch of prompts with what the policy made of them: N completions, their rewards and advantages (N)."""
+
+    batch: PromptBatch
+    prompts: PromptInputs
+    rollout: RolloutBatch
+    rewards: RewardBatch
+    advantages: Tensor
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """Samples completions with a sampler, scores them with a rubric and compares them within their groups."""
+
+    args: GRPOConfig
+    build_inputs: InputBuilder
+    sampler: Sampler
+    rubric: Rubric
+    accelerator: Accelerator
+    meter: Meter
+
+    def explore(self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState) -> list[Experience]:
+        """One experience for each micro-batch of an optimizer step; all processes must call it together."""
+        size = self.args.grpo_sample_size
+        batches = [batch.to(self.args.device) for batch in batches]
+        prompts = [self.build_inputs(batch) for batch in batches]
+        with self.meter.time("time/sample_s"):
+            params = self.sampling_params(self.args.generation_temperature)
+            rollouts = [self._sample(model, b, p, size, params) for b, p in zip(batches, prompts, strict=True)]
+        with self.meter.time("time/reward_s"):
+            rewards = self._score(batches, rollouts, state, group_size=size)
+        sizes = [len(batch) * size for batch in batches]
+        parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), strict=True)
+        advantages = self._advantages(rewards.total).split(sizes)
+        return [Experience(*part, advantages=a) for part, a in zip(parts, advantages, strict=True)]
+
+    def evaluate(self, model: nn.Module, batch: PromptBatch, state: TrainerState) -> tuple[RolloutBatch, RewardBatch]:
+        """``eval_sample_size`` completions per prompt, greedy if that is 1, and their rewards."""
+        size = self.args.eval_sample_size
+        params = self.sampling_params(0.0 if size == 1 else self.args.generation_temperature)
+        batch = batch.to(self.args.device)
+        rollout = self._sample(model, batch, self.build_inputs(batch), size, params)
+        return rollout, self._score([batch], [rollout], state)
+
+    def sampling_params(self, temperature: float) -> SamplingParams:
+        """The settings of the run, at a temperature; 0 is greedy."""
+        return SamplingParams(self.args.generation_max_length, temperature, self.args.generation_top_p)
+
+    def _sample(
+        self, model: nn.Module, batch: PromptBatch, prompts: PromptInputs, size: int, params: SamplingParams
+    ) -> RolloutBatch:
+        if not len(batch):  # all its samples were bad
+            empty = torch.zeros(0, 1, dtype=torch.long, device=self.args.device)
+            return RolloutBatch(empty, empty.bool(), texts=[], finish_reasons=[])
+        # The process is part of the seed: two that draw the same prompt should not draw the same completions.
+        drawn = [(epoch, record.id) for epoch, record in zip(batch.epochs, batch.records, strict=True)]
+        seed = stable_random(self.args.seed, self.args.process_index, *drawn).getrandbits(63)
+        with self.accelerator.autocast():
+            return self.sampler.sample(model, prompts, size, params, seed)
+
+    def _score(
+        self,
+        batches: Sequence[PromptBatch],
+        rollouts: Sequence[RolloutBatch],
+        state: TrainerState,
+        group_size: int | None = None,
+    ) -> RewardBatch:
+        """Rewards of all completions in one call; ``group_size`` where they are groups to be compared."""
+        rows = [
+            (text, ids[mask].tolist(), reason)
+            for each in rollouts
+            for text, ids, mask, reason in zip(
+                each.texts, each.completion_ids, each.completion_mask, each.finish_reasons, strict=True
+            )
+        ]
+        columns = reward_columns(
+            [record for batch in batches for record in batch.records],
+            len(rows) // max(1, sum(len(batch) for batch in batches)),
+            completion_ids=[ids for _, ids, _ in rows],
+            finish_reasons=[reason for _, _, reason in rows],
+        )
+        return self.rubric.score(
+            [text for text, _, _ in rows],
+            columns,
+            group_size=group_size,
+            trainer_state=state,
+        )
+
+    def _advantages(self, totals: Tensor) -> Tensor:
+        """N advantages; with ``scale_rewards batch`` the spread is that of the whole step, on all processes."""
+        shared = self.args.scale_rewards == "batch"
+        by_process = gather_object([totals.tolist()]) if shared else [totals.tolist()]
+        joined = torch.tensor([total for process in by_process for total in process], dtype=totals.dtype)
+        advantages = group_advantages(joined, self.args.grpo_sample_size, self.args.scale_rewards)
+        own = self.args.process_index if shared else 0
+        return advantages.split([len(process) for process in by_process])[own].to(self.args.device)
+
+
+def split_rewards(rewards: RewardBatch, sizes: Sequence[int]) -> list[RewardBatch]:
+    """The rows of ``rewards`` cut into consecutive batches of the given sizes."""
+    parts, start = [], 0
+    for size in sizes:
+        rows = slice(start, start + size)
+        components = [values[rows] for values in rewards.components]
+        parts.append(replace(rewards, components=components, total=rewards.total[rows]))
+        start += size
+    return parts

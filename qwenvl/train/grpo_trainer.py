@@ -1,0 +1,271 @@
+"""GRPO on the Hugging Face Trainer: the wiring of one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+from transformers import ProcessorMixin, Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from qwenvl.data.dataset import EpochSampler
+from qwenvl.grpo.loss import grpo_loss
+from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.model.loading import load_processor, parameter_groups, part_of, unwrap
+from qwenvl.model.logprobs import completion_logprobs
+from qwenvl.model.positions import position_rule
+from qwenvl.model.reference import Reference
+from qwenvl.rollout.local import LocalSampler
+from qwenvl.train.assemble import build_collator, build_dataset, build_policy, build_rewards
+from qwenvl.train.callbacks import install_callbacks
+from qwenvl.train.checkpoints import load_weights
+from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
+from qwenvl.train.explore import Experience, Explorer
+from qwenvl.train.grpo_config import GRPOConfig
+from qwenvl.train.journal import Journal
+from qwenvl.train.meter import Meter
+from qwenvl.train.parity import check_parity, wants_parity
+from qwenvl.train.window import Window
+from qwenvl.types import PromptBatch, RolloutBatch
+
+RewardFunction = Callable[..., list[float | None]]
+
+
+class GRPOTrainer(Trainer):
+    """Teaches a Qwen-VL model by Group Relative Policy Optimization (arXiv:2402.03300).
+
+    For each prompt the policy samples ``grpo_sample_size`` completions, the rewards score them, each completion's
+    advantage is its reward relative to its group, and the loss pushes the policy towards the better ones while a KL
+    penalty keeps it near the reference, the model as it was before training.
+
+    Args:
+        model: a checkpoint folder or hub name, or a model; None for ``args.model_name_or_path``.
+        args: the settings; batch sizes count prompts.
+        train_dataset, eval_dataset: data sets of ``qwenvl.data``, or what ``dataset_use`` takes: catalog names or paths
+            of annotation files. None for ``args.dataset_use`` and ``args.eval_dataset_use``.
+        processing_class: the processor; None for the one beside the model.
+        reward_funcs: names of the table or functions ``f(completions, **columns) -> list[float | None]``; None for
+            ``format`` and ``accuracy``.
+        reward_weights: one for each of ``reward_funcs``.
+        callbacks: more callbacks of transformers.
+        peft_config: an adapter to train instead of the whole model.
+
+    Example:
+        >>> trainer = GRPOTrainer("Qwen/Qwen2.5-VL-3B-Instruct", GRPOConfig("runs/sop", dataset_use="data/sop.json"))
+        >>> trainer.train()
+    """
+
+    # What compute_loss returns is divided by the number of micro-batches, in every version of transformers.
+    loss_is_scaled_for_ga = False
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module | None = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Dataset | str | None = None,
+        eval_dataset: Dataset | str | None = None,
+        processing_class: ProcessorMixin | None = None,
+        reward_funcs: Sequence[str | RewardFunction] | None = None,
+        reward_weights: Sequence[float] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        peft_config: Any = None,
+    ):
+        args = args or GRPOConfig()
+        args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
+        policy = build_policy(model, args, peft_config)
+        bare = unwrap(policy)
+        processor = processing_class or load_processor(bare.name_or_path)
+        rubric = build_rewards(args, reward_funcs, reward_weights)
+        self.reference = Reference(policy) if args.grpo_beta > 0 else None
+        super().__init__(
+            model=policy,
+            args=args,
+            data_collator=build_collator(args, processor),
+            train_dataset=build_dataset(train_dataset or args.dataset_use, args, rubric, training=True),
+            eval_dataset=build_dataset(eval_dataset or args.eval_dataset_use, args, rubric, training=False),
+            processing_class=processor,
+            callbacks=callbacks,
+        )
+        self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
+        if self.reference is not None:
+            self.reference.to(args.device)
+        self.meter = Meter(args.device)
+        self.explorer = Explorer(
+            args,
+            InputBuilder.of(position_rule(bare.config), processor),
+            LocalSampler(processor.tokenizer, bare),
+            rubric,
+            self.accelerator,
+            self.meter,
+        )
+        self.journal = Journal(args, self.meter)
+        install_callbacks(self, self.journal)
+        self._window: Window | None = None
+        self._completions_in_step: float | None = None
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, PromptBatch], return_outputs: bool = False, num_items_in_batch=None
+    ) -> Tensor:
+        """The GRPO loss of a micro-batch of prompts; those of an optimizer step's micro-batches average to its own.
+
+        Raises:
+            FloatingPointError: if the loss is not a finite number: the weights would be lost for good.
+            ParityError: if sampler and trainer disagree about the same tokens (``check_parity``).
+        """
+        experience = self._experience(inputs["prompts"])
+        if not len(experience.batch):
+            return self._idle_loss(model)
+        prompts, rollout = experience.prompts, experience.rollout
+        with self.meter.time("time/logp_s"):
+            logprobs = self._logprobs(model, prompts, rollout)
+            ref_logprobs = self._reference_logprobs(prompts, rollout)
+        if wants_parity(self.args, self.state.global_step):
+            check_parity(rollout, logprobs, half_precision=self.args.bf16 or self.args.fp16, meter=self.meter)
+        output = grpo_loss(
+            logprobs,
+            experience.advantages,
+            rollout.completion_mask,
+            ref_logprobs=ref_logprobs,
+            alpha=self.args.grpo_alpha,
+            beta=self.args.grpo_beta,
+            loss_type=self.args.loss_type,
+            kl_estimator=self.args.kl_estimator,
+            max_completion_length=self.args.generation_max_length,
+        )
+        self.journal.trained(self.state.global_step + 1, experience, output)
+        loss = output.loss * self._share_of_step(len(experience.advantages))
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"step {self.state.global_step + 1}: the loss is {loss.item()}; {output.metrics}")
+        self.meter.start("time/backward_s")
+        return loss
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
+        """One micro-batch, forward and backward."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.meter.stop("time/backward_s")
+        return loss
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ) -> EvalLoopOutput:
+        """Samples ``eval_sample_size`` completions per prompt (greedy if 1), scores them, averages over prompts."""
+        self.callback_handler.eval_dataloader = dataloader
+        rows: list[ScoredPrompt] = []
+        for inputs in dataloader:
+            batch = inputs["prompts"]
+            rollout, rewards = self.explorer.evaluate(self.model, batch, self.state)
+            rows += scored_prompts(batch, rewards)
+            self.journal.evaluated(self.state.global_step, metric_key_prefix, batch, rollout, rewards)
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        rows = gather_object(rows)
+        metrics = evaluation_metrics(rows, metric_key_prefix)
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(rows))
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """Draws the micro-batches of one optimizer step and opens their window."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._window = Window([inputs["prompts"] for inputs in batches])
+        counts = gather_object([self._window.prompts * self.args.grpo_sample_size])
+        self._completions_in_step = sum(counts) / len(counts)  # per process: gradients are averaged over processes
+        self.meter.step()
+        return batches, items
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds what was measured since the last entry to the Trainer's own."""
+        if "loss" in logs:
+            logs = logs | self.meter.flush(lambda state: gather_object([state]))
+        super().log(logs, start_time)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The Trainer's optimizer, with learning rates of their own for merger and vision tower where they are set."""
+        rates = {"mlp": self.args.mm_projector_lr, "vision": self.args.vision_tower_lr}
+        rates = {part: rate for part, rate in rates.items() if rate is not None}
+        if rates and self.optimizer is None:
+            trained = self.model if model is None else model
+            groups = parameter_groups(
+                trained,
+                weight_decay=self.args.weight_decay,
+                decayed=set(self.get_decay_parameter_names(trained)),
+                learning_rates=rates,
+            )
+            optimizer_class, settings = self.get_optimizer_cls_and_kwargs(self.args, trained)
+            self.optimizer_cls_and_kwargs = optimizer_class, {**settings, "params": groups}
+        return super().create_optimizer(model)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted: the library's estimate knows neither vision nor groups."""
+        return 0
+
+    def _experience(self, batch: PromptBatch) -> Experience:
+        """Sampled, scored and compared within each group, together with the rest of the accumulation window."""
+        if not self._window:
+            self._window = Window([batch])  # compute_loss was called outside of a training loop
+        return self._window.take(batch, lambda batches: self.explorer.explore(self.model, batches, self.state))
+
+    def _logprobs(self, model: nn.Module, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor:
+        logprobs = completion_logprobs(
+            model,
+            prompts,
+            rollout.completion_ids,
+            rollout.completion_mask,
+            temperature=self.args.generation_temperature,
+            logit_chunk_tokens=self.args.logit_chunk_tokens,
+        )
+        if isinstance(model, DistributedDataParallel) and not prompts.vision():
+            # Other processes wait for a gradient of every trained parameter: without vision those of its parts are 0.
+            idle = [p for name, p in model.named_parameters() if p.requires_grad and part_of(name) != "llm"]
+            logprobs = logprobs + 0 * sum(p.sum() for p in idle)
+        return logprobs
+
+    def _idle_loss(self, model: nn.Module) -> Tensor:
+        """A zero with gradient, of a forward: other processes wait for one even where all samples were bad."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
+        rollout = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["length"])
+        return 0 * self._logprobs(model, PromptInputs.of_text(token), rollout).sum()
+
+    def _reference_logprobs(self, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor | None:
+        if self.reference is None:
+            return None
+        with self.reference.model() as reference, self.accelerator.autocast():
+            return self._logprobs(reference, prompts, rollout)
+
+    def _share_of_step(self, rows: int) -> float:
+        """What a micro-batch's mean counts for in its step, times the micro-batches that the Trainer divides by."""
+        if not self._completions_in_step:
+            return 1.0
+        return rows / self._completions_in_step * self.current_gradient_accumulation_steps
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return EpochSampler(len(dataset), seed=seed, shuffle=True)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm=None):
+        norm = super()._get_grad_norm(model, grad_norm)
+        # With fp16 the loss scaler skips such a step; otherwise it would turn every weight into NaN.
+        if norm is not None and not self.args.fp16 and not torch.isfinite(torch.as_tensor(norm)):
+            raise FloatingPointError(
+                f"step {self.state.global_step + 1}: the gradient's norm is {norm}; nothing updated"
+            )
+        return norm
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self._saves_whole_models():
+            load_weights(self.model, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if self._saves_whole_models():
+            load_weights(self.model, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def _saves_whole_models(self) -> bool:
+        return unwrap(self.model) is self.model and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)

@@ -1,0 +1,109 @@
+"""The journal of a run: what happened becomes metrics and rows of the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
+from qwenvl.runlog import Rollout, RunLog, SeenClip
+from qwenvl.train.explore import Experience
+from qwenvl.train.grpo_config import GRPOConfig
+from qwenvl.train.meter import Meter
+from qwenvl.types import BadSample, LossOutput, PromptBatch, RewardBatch, RolloutBatch
+
+
+class Journal:
+    """Turns experiences, losses and evaluations into the meter's metrics and the run folder's rows."""
+
+    def __init__(self, args: GRPOConfig, meter: Meter):
+        self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
+        self.bad_samples: dict[str, BadSample] = {}
+        self._args = args
+        self._meter = meter
+
+    def trained(self, step: int, experience: Experience, output: LossOutput) -> None:
+        """Metrics and rollouts of a micro-batch of optimizer step ``step`` (the first is 1)."""
+        batch, rollout, rewards = experience.batch, experience.rollout, experience.rewards
+        size, rows = self._args.grpo_sample_size, len(experience.advantages)
+        tokens = int(rollout.completion_mask.sum())
+        self._note_bad(batch)
+        self._rewards(rewards, rows)
+        self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
+        self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
+        self._completions(rollout)
+        self._prompts(batch)
+        for name, value in output.metrics.items():
+            self._meter.mean(name, value, weight=tokens if name == "kl" else rows)
+        advantages = experience.advantages.tolist()
+        self.runlog.log_rollouts(_rollouts(step, "train", batch, rollout, rewards, advantages))
+
+    def evaluated(
+        self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch
+    ) -> None:
+        """Rollouts of an evaluation after optimizer step ``step``."""
+        self._note_bad(batch)
+        self.runlog.log_rollouts(_rollouts(step, split, batch, rollout, rewards))
+
+    def begin(self, finished_steps: int) -> None:
+        """Writes the settings and versions; forgets rows of steps that a resumed run does anew."""
+        self.runlog.truncate_after(finished_steps)
+        self.runlog.write_config(self._args.to_dict())
+
+    def _note_bad(self, batch: PromptBatch) -> None:
+        self._meter.count("data/bad_samples", len(batch.bad))
+        self.bad_samples |= {sample.record.where: sample for sample in batch.bad}
+
+    def _rewards(self, rewards: RewardBatch, rows: int) -> None:
+        self._meter.mean("reward/total", float(rewards.total.mean()) if rows else None, weight=rows)
+        for name, values in zip(rewards.names, rewards.components, strict=True):
+            known = [value for value in values if value is not None]
+            self._meter.mean(f"reward/{name}", sum(known) / len(known) if known else None, weight=len(known))
+        for name, value in rewards.metrics.items():
+            self._meter.mean(name, value, weight=rows)
+
+    def _completions(self, rollout: RolloutBatch) -> None:
+        lengths = rollout.completion_mask.sum(1).tolist()
+        for length, reason in zip(lengths, rollout.finish_reasons, strict=True):
+            self._meter.mean("completion/length_mean", length)
+            self._meter.max("completion/length_max", length)
+            self._meter.mean("completion/truncated_frac", float(reason == "length"))
+
+    def _prompts(self, batch: PromptBatch) -> None:
+        for mask, clips in zip(batch.attention_mask, batch.frames, strict=True):
+            self._meter.mean("prompt/tokens", int(mask.sum()))
+            self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
+            self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
+            self._meter.count("data/decoder_fallbacks", sum(clip.fell_back for clip in clips))
+
+
+def _rollouts(
+    step: int,
+    split: str,
+    batch: PromptBatch,
+    rollout: RolloutBatch,
+    rewards: RewardBatch,
+    advantages: list[float] | None = None,
+) -> Iterator[Rollout]:
+    """The N completions as rows of the run folder."""
+    size = len(rollout.texts) // max(1, len(batch))
+    lengths, totals = rollout.completion_mask.sum(1).tolist(), rewards.total.tolist()
+    for n, text in enumerate(rollout.texts):
+        record = batch.records[n // size]
+        yield Rollout(
+            step=step,
+            record_id=record.id,
+            sample=n % size,
+            prompt=tuple({"role": message.role, "text": message.text} for message in record.messages),
+            solution=record.solution,
+            completion=text,
+            tokens=lengths[n],
+            finish_reason=rollout.finish_reasons[n],
+            rewards={name: values[n] for name, values in zip(rewards.names, rewards.components, strict=True)},
+            total=totals[n],
+            advantage=None if advantages is None else advantages[n],
+            clips=tuple(SeenClip(c.path, c.indices, c.times, c.segments) for c in batch.frames[n // size]),
+            images=record.images,
+            epoch=batch.epochs[n // size],
+            split=split,
+            where=record.where,
+        )

@@ -1,0 +1,101 @@
+"""Metrics between two log entries: gathered from micro-batches, steps and processes, then written out and forgotten."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Meter:
+    """Means, maxima and sums by name since the last ``flush``.
+
+    Example:
+        >>> meter = Meter()
+        >>> meter.mean("kl", 0.1, weight=3)
+        >>> meter.mean("kl", 0.5)
+        >>> round(meter.flush()["kl"], 6)
+        0.2
+    """
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        """``device``: timings wait for its queued work."""
+        self._device = torch.device(device)
+        self._started: dict[str, float] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._means: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._maxima: dict[str, float] = {}
+        self._sums: dict[str, float] = defaultdict(float)
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._steps = 0
+
+    def mean(self, name: str, value: float | None, weight: float = 1.0) -> None:
+        """Adds to a weighted mean; None (a value that does not apply) adds nothing."""
+        if value is not None and weight:
+            total = self._means[name]
+            total[0] += value * weight
+            total[1] += weight
+
+    def max(self, name: str, value: float) -> None:
+        """Keeps the largest."""
+        self._maxima[name] = max(value, self._maxima.get(name, value))
+
+    def count(self, name: str, value: float) -> None:
+        """Adds to a sum; a name is logged from its first count on, 0 included."""
+        self._sums[name] += value
+
+    def step(self) -> None:
+        """One optimizer step begins; times are logged per step."""
+        self._steps += 1
+
+    def start(self, name: str) -> None:
+        """The clock of ``name`` runs until ``stop``."""
+        self._wait()
+        self._started[name] = time.perf_counter()
+
+    def stop(self, name: str) -> None:
+        """Adds the seconds since ``start`` to ``name``; nothing if it was not started."""
+        self._wait()
+        if (start := self._started.pop(name, None)) is not None:
+            self._seconds[name] += time.perf_counter() - start
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Adds the seconds spent within to ``name``."""
+        self.start(name)
+        try:
+            yield
+        finally:
+            self.stop(name)
+
+    def flush(self, gather=lambda state: [state]) -> dict[str, float]:
+        """All values since the last flush, joined over processes, and a fresh start.
+
+        Args:
+            gather: collects one picklable object from each process into a list.
+        """
+        state = (dict(self._means), self._maxima, dict(self._sums), dict(self._seconds), self._steps)
+        self._reset()
+        means, maxima, sums, seconds, steps = zip(*gather(state), strict=True)
+        values = {
+            name: sum(m[name][0] for m in means if name in m) / sum(m[name][1] for m in means if name in m)
+            for name in _names(means)
+        }
+        values |= {name: max(m[name] for m in maxima if name in m) for name in _names(maxima)}
+        values |= {name: sum(s.get(name, 0.0) for s in sums) for name in _names(sums)}
+        # A step takes as long as its slowest process.
+        values |= {name: max(s.get(name, 0.0) for s in seconds) / max(1, steps[0]) for name in _names(seconds)}
+        return values
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _names(states) -> list[str]:
+    return list(dict.fromkeys(name for state in states for name in state))

@@ -1,0 +1,56 @@
+"""Do the sampler and the trainer speak of the same policy?"""
+
+from __future__ import annotations
+
+import logging
+
+from torch import Tensor
+
+from qwenvl.grpo.diagnostics import logprob_gap
+from qwenvl.train.grpo_config import GRPOConfig
+from qwenvl.train.meter import Meter
+from qwenvl.types import RolloutBatch
+
+logger = logging.getLogger(__name__)
+
+# (largest, mean) differences that rounding alone does not reach. Half precision rounds single tokens far off, so there
+# the mean is what tells.
+FULL_PRECISION = (1e-2, 1e-3)
+HALF_PRECISION = (2.0, 5e-2)
+
+
+class ParityError(RuntimeError):
+    """Sampler and trainer give the same tokens different log-probabilities."""
+
+
+def wants_parity(args: GRPOConfig, finished_steps: int) -> bool:
+    """Whether this step is checked. Dropout on adapters makes the two differ by design: then there is no check."""
+    due = args.check_parity == "every" or (args.check_parity == "first" and finished_steps == 0)
+    if due and args.lora_enable and args.lora_dropout > 0:
+        logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
+        return False
+    return due
+
+
+def check_parity(rollout: RolloutBatch, logprobs: Tensor, half_precision: bool, meter: Meter) -> None:
+    """Logs ``parity/max`` and ``parity/mean``, the absolute differences over all completion tokens.
+
+    Args:
+        logprobs: N x T, the trainer's, taken before any update since the tokens were sampled.
+
+    Raises:
+        ParityError: if a difference is above what rounding explains.
+    """
+    if rollout.logprobs is None:
+        return
+    largest, mean = logprob_gap(rollout.logprobs, logprobs, rollout.completion_mask)
+    meter.max("parity/max", largest)
+    meter.mean("parity/mean", mean, weight=int(rollout.completion_mask.sum()))
+    most, most_mean = HALF_PRECISION if half_precision else FULL_PRECISION
+    if not (largest <= most and mean <= most_mean):
+        raise ParityError(
+            f"the sampler's and the trainer's log-probs of the same tokens differ by {largest:.3g} at most and "
+            f"{mean:.3g} on average; expected at most {most:g} and {most_mean:g}. They do not see the same prompt: "
+            "look for different positions, frames or templates in the two, for a layer that acts differently in train "
+            "mode (dropout), or for weights that changed in between. --check_parity off goes on regardless"
+        )

@@ -1,0 +1,32 @@
+"""The command: ``python qwenvl/train/train_grpo.py --model_name_or_path ... --dataset_use ... --output_dir ...``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # Run as a file: Python puts this folder first on the path; what is meant is the one that holds the package.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from qwenvl.train.arguments import parse_args
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trains, evaluates if there is data for it, saves model and processor; see ``--help`` for the flags."""
+    args = parse_args(sys.argv[1:] if argv is None else argv)
+    # After the flags are known to be good: these imports take seconds.
+    from qwenvl.train.checkpoints import find_checkpoint
+    from qwenvl.train.grpo_trainer import GRPOTrainer
+
+    trainer = GRPOTrainer(args=args)
+    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.eval_dataset is not None:
+        trainer.evaluate()
+    trainer.save_model()
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main()
