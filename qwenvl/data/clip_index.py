@@ -28,11 +28,13 @@ class ClipIndex:
         pts: of every shown frame, strictly rising.
         key_pts: of the frames that decoding can start at, rising, the ones not shown included.
         time_base: seconds per unit.
+        by_count: decoded frames bear other times than these; the i-th one decoded from the start is frame i.
     """
 
     pts: tuple[int, ...]
     key_pts: tuple[int, ...]
     time_base: Fraction
+    by_count: bool = False
 
     @cached_property
     def times(self) -> tuple[float, ...]:
@@ -64,8 +66,10 @@ def video_stream(container: InputContainer, path: str) -> VideoStream:
                     path, f"claims frames of {width} x {height} pixels; expected 1 to {MAX_FRAME_PIXELS:,} pixels"
                 )
             return stream
-    kinds = " and ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-    raise BadMediaError(path, f"has no video stream, only {kinds}")
+    kinds = sorted({stream.type for stream in container.streams})
+    if not kinds:
+        raise BadMediaError(path, "has no streams: it was probably cut short and lost its index")
+    raise BadMediaError(path, f"has no video stream, only {' and '.join(kinds)}")
 
 
 def index_clip(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
@@ -89,7 +93,7 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str) -> Cli
             keys.append(packet.pts)
         if not packet.is_discard:  # an edit list hides it, as it does when players show the file
             shown.append(packet.pts)
-    # AVI stores no presentation times, and VP8 packets may hold frames that are never shown.
+    # Some streams store no presentation times, and VP8 packets may hold frames that are never shown.
     if not timed or stream.codec_context.name == "vp8":
         shown, keys = _times_by_decoding(container, stream)
     if not shown:
@@ -97,7 +101,9 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str) -> Cli
     shown.sort()
     if any(later <= earlier for earlier, later in pairwise(shown)):
         raise BadMediaError(path, "two of its frames have the same time")
-    index = ClipIndex(tuple(shown), tuple(sorted(keys)) or (shown[0],), stream.time_base)
+    # AVI knows the order of decoding alone; where frames are reordered FFmpeg's guess at their times is wrong.
+    by_count = container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
+    index = ClipIndex(tuple(shown), tuple(sorted(keys)) or (shown[0],), stream.time_base, by_count)
     _check_complete(container, stream, packets, index, path)
     return index
 

@@ -93,16 +93,9 @@ class ClipReader:
         self.fell_back = False
         self._backend = backend
         self._fall_back = fall_back
-        container_format = video_format(path)
+        self._open()
         try:
-            # The format is forced: left to guess, FFmpeg would follow a playlist to other files.
-            self._container = av.open(path, format=container_format)
-        except (av.FFmpegError, OSError, ValueError) as error:
-            raise BadMediaError(path, f"can't be opened as {container_format}: {_reason(error)}") from None
-        try:
-            self._stream = video_stream(self._container, path)
-            self._stream.codec_context.thread_count = 1  # workers are the parallelism
-            self._index: ClipIndex = index_clip(self._container, self._stream, path)
+            self._index = index_clip(self._container, self._stream, path)
         except av.FFmpegError as error:
             self.close()
             raise BadMediaError(path, f"can't be read: {_reason(error)}") from None
@@ -110,6 +103,20 @@ class ClipReader:
             self.close()
             raise
         self.frame_times = self._index.times
+
+    def _open(self) -> None:
+        container_format = video_format(self.path)
+        try:
+            # The format is forced: left to guess, FFmpeg would follow a playlist to other files.
+            self._container = av.open(self.path, format=container_format)
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise BadMediaError(self.path, f"can't be opened as {container_format}: {_reason(error)}") from None
+        try:
+            self._stream = video_stream(self._container, self.path)
+        except BaseException:
+            self.close()
+            raise
+        self._stream.codec_context.thread_count = 1  # workers are the parallelism
 
     def __enter__(self) -> ClipReader:
         return self
@@ -165,31 +172,43 @@ class ClipReader:
             raise BadMediaError(self.path, f"can't be decoded: {_reason(error)}") from None
 
     def _decode_with_pyav(self, wanted: list[int]) -> np.ndarray:
-        decoded: Iterator[VideoFrame] = iter(())
-        position: int | None = None  # time of the last frame taken from `decoded`
         pictures: list[np.ndarray] = []
-        for index in wanted:
-            target = self._index.pts[index]
-            key = self._index.key_before(target)
-            if position is None or key > position:
-                decoded = self._decode_from(key)
-            frame = _advance(decoded, target)
-            if frame is None:  # the seek landed too late: some demuxers seek by decoding time
-                frame = _advance(self._decode_from(None), target)
+        found = self._frames_by_count(wanted) if self._index.by_count else self._frames_by_time(wanted)
+        for index, frame in zip(wanted, found, strict=True):
             if frame is None:
                 raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is missing when decoded")
             if frame.is_corrupt:
                 raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is damaged")
-            position = target
             pictures.append(_upright_rgb(frame))
             if pictures[-1].shape != pictures[0].shape:
                 raise BadMediaError(self.path, "the size of the picture changes within the clip")
         return np.stack(pictures)
 
-    def _decode_from(self, key_pts: int | None) -> Iterator[VideoFrame]:
-        """Frames in order of presentation from a key frame on; from the first of the file for None."""
-        start = key_pts if key_pts is not None else min(self._index.pts[0], self._index.key_pts[0]) - 2**31
-        self._container.seek(start, stream=self._stream, backward=True)
+    def _frames_by_time(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
+        """Seek to the key frame of each, unless decoding on gets there without, and decode to its exact time."""
+        decoded: Iterator[VideoFrame] = iter(())
+        position: int | None = None  # time of the last frame taken from `decoded`
+        for index in wanted:
+            target = self._index.pts[index]
+            key = self._index.key_before(target)
+            if position is None or key > position:
+                self._container.seek(key, stream=self._stream, backward=True)
+                decoded = self._container.decode(self._stream)
+            frame = _advance(decoded, target)
+            if frame is None:  # the seek landed too late: some demuxers do, and raw AVI can't seek at all
+                decoded = self._decode_from_the_start()
+                frame = _advance(decoded, target)
+            position = target
+            yield frame
+
+    def _frames_by_count(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
+        decoded = enumerate(self._decode_from_the_start())
+        for index in wanted:
+            yield next((frame for number, frame in decoded if number == index), None)
+
+    def _decode_from_the_start(self) -> Iterator[VideoFrame]:
+        self.close()
+        self._open()
         return self._container.decode(self._stream)
 
 

@@ -1,0 +1,105 @@
+"""Clips whose frames carry their own number, so that a wrong frame is seen and not guessed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+BITS, BLOCK = 8, 16
+
+
+def paint_number(number: int, width: int, height: int) -> np.ndarray:
+    """H x W x 3: the lowest 8 bits of ``number`` as two rows of four white or black blocks in the top left corner."""
+    picture = np.full((height, width, 3), 90, np.uint8)
+    for bit in range(BITS):
+        row, column = divmod(bit, 4)
+        value = 235 if number >> bit & 1 else 16
+        picture[row * BLOCK : (row + 1) * BLOCK, column * BLOCK : (column + 1) * BLOCK] = value
+    return picture
+
+
+def painted_number(frame) -> int:
+    """The number in a frame, 3 x H x W or H x W x 3."""
+    picture = np.asarray(frame)
+    if picture.shape[0] == 3:
+        picture = picture.transpose(1, 2, 0)
+    centres = [divmod(bit, 4) for bit in range(BITS)]
+    bits = [picture[r * BLOCK + BLOCK // 2, c * BLOCK + BLOCK // 2].mean() > 126 for r, c in centres]
+    return sum(int(value) << bit for bit, value in enumerate(bits))
+
+
+def write_clip(
+    path: Path,
+    frame_count: int = 25,
+    *,
+    fps: int = 10,
+    codec: str = "libx264",
+    size: tuple[int, int] = (64, 64),
+    times: Sequence[float] | None = None,
+    gop: int = 12,
+    pix_fmt: str = "yuv420p",
+    container_options: dict[str, str] | None = None,
+    codec_options: dict[str, str] | None = None,
+) -> Path:
+    """Encode frames 0, 1, ... at ``fps``, or at ``times`` in seconds (to the millisecond)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w", options=container_options or {}) as container:
+        stream = container.add_stream(codec, rate=fps, options=codec_options or {})
+        stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
+        stream.codec_context.gop_size = gop
+        if times is not None:
+            stream.codec_context.time_base = stream.time_base = Fraction(1, 1000)
+        for number in range(frame_count):
+            frame = av.VideoFrame.from_ndarray(paint_number(number, *size), format="rgb24")
+            frame.pts = number if times is None else round(times[number] * 1000)
+            if times is not None:
+                frame.time_base = Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.fixture
+def make_clip(tmp_path) -> Callable[..., Path]:
+    """``make_clip("a.mp4", 25, fps=10, ...)`` -> path of a clip with painted frame numbers under ``tmp_path``."""
+    return lambda name="clip.mp4", *args, **options: write_clip(tmp_path / name, *args, **options)
+
+
+@pytest.fixture
+def number_of() -> Callable[..., int]:
+    return painted_number
+
+
+@pytest.fixture
+def make_row() -> Callable[..., dict]:
+    """``make_row(prompt="Which?", solution="<answer>(1) a</answer>", **keys)`` -> a row of the conversations format."""
+
+    def make(prompt="Which steps?", solution="<answer>(1) take</answer>", system=None, **keys) -> dict:
+        turns = [{"from": "human", "value": prompt}, {"from": "gpt", "value": solution}]
+        if system is not None:
+            turns.insert(0, {"from": "system", "value": system})
+        return {"conversations": turns, **keys}
+
+    return make
+
+
+@pytest.fixture
+def write_rows(tmp_path) -> Callable[..., Path]:
+    """``write_rows([row, ...], "data.json")`` -> path of an annotation file under ``tmp_path``."""
+
+    def write(rows: list, name: str = "data.json") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".jsonl"):
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        else:
+            path.write_text(json.dumps(rows), encoding="utf-8")
+        return path
+
+    return write

@@ -1,0 +1,76 @@
+import pytest
+
+from qwenvl.data.catalog import DEFAULT_CATALOG, resolve_datasets
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / "steps").mkdir(exist_ok=True)
+        (tmp_path / "steps" / f"{name}.jsonl").write_text("{}\n")
+    path = tmp_path / "datasets.yaml"
+    path.write_text(
+        "steps_train: {annotation_path: steps/train.jsonl, media_root: videos}\n"
+        "steps_test: {annotation_path: steps/test.jsonl}\n"
+    )
+    return path
+
+
+def test_names_paths_and_percentages(catalog):
+    (catalog.parent / "own.json").write_text("[]")
+    first, second, third = resolve_datasets(f"steps_train%12.5, steps_test,{catalog.parent}/own.json%3", catalog)
+    assert (first.name, first.percent) == ("steps_train", 12.5)
+    assert first.annotation_path == catalog.parent / "steps" / "train.jsonl"
+    assert first.media_root == catalog.parent / "videos"
+    assert second.media_root == catalog.parent / "steps", "the annotation's folder where the catalog names none"
+    assert (third.media_root, third.percent) == (catalog.parent, 3.0)
+
+
+def test_an_unknown_name_lists_the_near_ones(catalog):
+    with pytest.raises(ValueError, match=r"no data set 'step_train' in .*; did you mean steps_train or steps_test\?"):
+        resolve_datasets("step_train", catalog)
+
+
+def test_a_name_that_is_near_to_nothing_lists_what_there_is(catalog):
+    with pytest.raises(ValueError, match=r"known: steps_test, steps_train"):
+        resolve_datasets("zzz", catalog)
+
+
+@pytest.mark.parametrize("entry", ["steps_test%0", "steps_test%101", "steps_test%ten", "steps_test%"])
+def test_a_bad_percentage_is_refused(catalog, entry):
+    with pytest.raises(ValueError, match="expected a percentage above 0 and at most 100 after '%'"):
+        resolve_datasets(entry, catalog)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1]", r"a: expected \{annotation_path"),
+        ("a: {annotation: x.json}", "unknown key 'annotation'"),
+        ("a: {media_root: x}", "annotation_path is missing"),
+        ("a: {annotation_path: 3}", "a.annotation_path: expected a path, got 3"),
+        ("- a", "expected a mapping of data set names, got list"),
+        ("a: {", "not valid YAML"),
+    ],
+)
+def test_a_malformed_catalog_says_what_is_wrong(tmp_path, text, message):
+    path = tmp_path / "datasets.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        resolve_datasets("a", path)
+
+
+def test_missing_files_and_empty_lists(catalog):
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*nowhere.json"):
+        resolve_datasets(str(catalog.parent / "nowhere.json"), catalog)
+    with pytest.raises(FileNotFoundError, match="no such catalog; name one with --dataset_catalog"):
+        resolve_datasets("a", catalog.parent / "no.yaml")
+    with pytest.raises(ValueError, match="expected names or paths separated by commas"):
+        resolve_datasets(" , ")
+    with pytest.raises(ValueError, match="'steps_test' is named twice"):
+        resolve_datasets("steps_test%5,steps_test", catalog)
+
+
+def test_the_repository_catalog_has_the_example():
+    (source,) = resolve_datasets("example")
+    assert source.annotation_path == DEFAULT_CATALOG.parent / "example" / "records.json"

@@ -1,0 +1,219 @@
+import pytest
+import torch
+from transformers.video_utils import VideoMetadata
+
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.prompts import chat_messages
+from qwenvl.demo.tiny import FAMILIES, make_processor
+from qwenvl.types import BadSample, FrameInfo, Message, Record, Sample, VideoClip
+
+FRAME_BOUNDS = {"video_min_frame_pixels": 4 * 28 * 28, "video_max_frame_pixels": 32 * 28 * 28}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def processor(request):
+    return make_processor(request.param)
+
+
+@pytest.fixture(scope="module")
+def qwen2_5():
+    return make_processor("qwen2_5_vl")
+
+
+def noise(*shape, seed=0):
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def clip(frame_count=4, height=120, width=200, gap=0.5, seed=0, times=None):
+    times = times or tuple(gap * i for i in range(frame_count))
+    mean = (times[-1] - times[0]) / (len(times) - 1)
+    info = FrameInfo("a.mp4", tuple(range(frame_count)), tuple(times), None, mean)
+    return VideoClip(noise(frame_count, 3, height, width, seed=seed), info)
+
+
+def sample(text="Which?", videos=(), images=(), id="1", system=None, epoch=0):
+    messages = (Message("system", system),) * (system is not None) + (Message("user", text),)
+    record = Record(
+        id, messages, "(1) a", ("v",) * len(videos), ("i",) * len(images), (None,) * len(videos), {}, "d[0]"
+    )
+    return Sample(record, chat_messages(record), tuple(videos), tuple(images), epoch)
+
+
+def collate(processor, *samples, **options):
+    return GRPOCollator(processor, **options)(list(samples))["prompts"]
+
+
+def normalised(patches, image_processor):
+    """uint8 patches as the model wants them: (x / 255 - mean) / std for each of the three channels of a patch."""
+    mean = torch.tensor(image_processor.image_mean).repeat_interleave(patches.shape[1] // 3)
+    std = torch.tensor(image_processor.image_std).repeat_interleave(patches.shape[1] // 3)
+    return (patches / 255 - mean) / std
+
+
+class TestAgainstTheStockProcessor:
+    def test_clips(self, processor):
+        first, second = clip(4), clip(6, 90, 60, seed=1)
+        batch = collate(processor, sample("<video> and <video>", [first, second]), **FRAME_BOUNDS)
+        per_clip = [4, 6] if "Qwen3" in type(processor).__name__ else [1, 1]  # its bounds count the whole clip
+        stock = [
+            processor.video_processor(
+                [video.frames],
+                size={"shortest_edge": n * 4 * 28 * 28, "longest_edge": n * 32 * 28 * 28},
+                do_sample_frames=False,
+                cap_pixels_per_frame=False,
+                return_tensors="pt",
+            )
+            for video, n in zip((first, second), per_clip, strict=True)
+        ]
+        assert batch.pixel_values_videos.dtype == torch.uint8
+        pixels = normalised(batch.pixel_values_videos, processor.video_processor)
+        torch.testing.assert_close(pixels, torch.cat([s["pixel_values_videos"] for s in stock]), atol=1e-5, rtol=0)
+        assert batch.video_grid_thw.tolist() == [s["video_grid_thw"][0].tolist() for s in stock]
+
+    def test_images(self, processor):
+        images = [noise(3, 200, 100), noise(3, 40, 300, seed=1)]
+        batch = collate(processor, sample("<image><image>", images=images), min_pixels=12544, max_pixels=50176)
+        stock = processor.image_processor(
+            images, size={"shortest_edge": 12544, "longest_edge": 50176}, return_tensors="pt"
+        )
+        assert batch.pixel_values.dtype == torch.uint8
+        pixels = normalised(batch.pixel_values, processor.image_processor)
+        torch.testing.assert_close(pixels, stock["pixel_values"], atol=1e-5, rtol=0)
+        assert batch.image_grid_thw.tolist() == stock["image_grid_thw"].tolist()
+
+    def test_ids_of_a_whole_prompt(self, qwen2_5):
+        item = sample("<video>\nA <image> b", [clip()], [noise(3, 56, 56)], system="Be brief.")
+        batch = collate(qwen2_5, item, **FRAME_BOUNDS)
+        stock = qwen2_5(
+            text=[qwen2_5.apply_chat_template(item.chat, tokenize=False, add_generation_prompt=True)],
+            images=[item.images[0]],
+            videos=[item.videos[0].frames],
+            images_kwargs={"size": {"shortest_edge": 16 * 28 * 28, "longest_edge": 576 * 28 * 28}},
+            videos_kwargs={
+                "size": {"shortest_edge": 4 * 28 * 28, "longest_edge": 32 * 28 * 28},
+                "do_sample_frames": False,
+                "cap_pixels_per_frame": False,
+                "video_metadata": [VideoMetadata(total_num_frames=4, fps=2.0, frames_indices=[0, 1, 2, 3])],
+            },
+            return_tensors="pt",
+        )
+        assert batch.input_ids.tolist() == stock["input_ids"].tolist()
+        assert batch.seconds_per_grid.tolist() == pytest.approx(stock["second_per_grid_ts"]) == [1.0]
+
+
+class TestPixelBounds:
+    def test_they_hold_for_each_frame_whatever_the_length(self, processor):
+        factor = processor.video_processor.patch_size * 2
+        for frame_count in (2, 16):
+            batch = collate(processor, sample("<video>", [clip(frame_count, 480, 640)]), **FRAME_BOUNDS)
+            frames, height, width = batch.video_grid_thw[0].tolist()
+            pixels = height * width * (factor // 2) ** 2
+            assert frames == frame_count // 2
+            assert 20 * 28 * 28 < pixels <= 32 * 28 * 28
+            n_vision = (batch.input_ids == processor.video_token_id).sum().item()
+            assert n_vision == frames * height * width // 4
+
+    def test_small_frames_grow_to_the_lower_bound(self, qwen2_5):
+        batch = collate(qwen2_5, sample("<video>", [clip(2, 1, 1)]), **FRAME_BOUNDS)
+        assert batch.video_grid_thw.tolist() == [[1, 4, 4]]  # 56 x 56 = 4 * 28 * 28 pixels
+
+    @pytest.mark.parametrize(
+        "names", [("video_min_frame_pixels", "video_max_frame_pixels"), ("min_pixels", "max_pixels")]
+    )
+    def test_impossible_bounds(self, qwen2_5, names):
+        with pytest.raises(ValueError, match=f"expected 0 < {names[0]} <= {names[1]}, got 100 and 50"):
+            GRPOCollator(qwen2_5, **dict(zip(names, (100, 50), strict=True)))
+
+
+class TestTime:
+    def test_qwen3_prompts_show_the_true_times(self):
+        processor = make_processor("qwen3_vl")
+        batch = collate(processor, sample("<video>", [clip(times=(0.0, 0.2, 2.0, 7.0))]), **FRAME_BOUNDS)
+        text = processor.tokenizer.decode(batch.input_ids[0]).replace("<|video_pad|>", "")
+        # pairs (0.0, 0.2) and (2.0, 7.0); one start and end token for each, none around them all
+        assert text.startswith(
+            "<|im_start|>user\n<0.1 seconds><|vision_start|><|vision_end|><4.5 seconds><|vision_start|><|vision_end|>"
+        )
+
+    def test_seconds_per_grid_are_two_frames_apart(self, processor):
+        item = sample("<video><video>", [clip(times=(0.0, 0.2, 2.0, 7.0)), clip(gap=0.3)])
+        batch = collate(processor, item, **FRAME_BOUNDS)
+        assert batch.seconds_per_grid.dtype == torch.float32
+        assert batch.seconds_per_grid.tolist() == pytest.approx([2 * 7 / 3, 0.6])
+
+
+class TestBatches:
+    def samples(self):
+        return [
+            sample("<video>\nLong question about this clip?", [clip()], id="v"),
+            sample("Text only.", id="t", epoch=3),
+            sample("<image> and <video>, <video>", [clip(2, seed=1), clip(6, seed=2)], [noise(3, 60, 60)], id="m"),
+            sample("<image>?", images=[noise(3, 90, 70, seed=4)], id="i"),
+        ]
+
+    def test_each_prompt_is_what_it_is_alone(self, processor):
+        samples = self.samples()
+        batch = collate(processor, *samples)
+        assert len(batch) == 4
+        assert [record.id for record in batch.records] == ["v", "t", "m", "i"]
+        assert batch.epochs == [0, 3, 0, 0]
+        assert (batch.images_per_prompt, batch.videos_per_prompt) == ([0, 0, 1, 1], [1, 0, 2, 0])
+        assert [[info.indices[-1] for info in infos] for infos in batch.frames] == [[3], [], [1, 5], []]
+        alone = [collate(processor, item) for item in samples]
+        for row, single in enumerate(alone):
+            length = single.input_ids.shape[1]
+            assert batch.attention_mask[row].tolist() == [0] * (batch.input_ids.shape[1] - length) + [1] * length
+            assert batch.input_ids[row, -length:].tolist() == single.input_ids[0].tolist()
+            assert (batch.input_ids[row, :-length] == processor.tokenizer.pad_token_id).all()
+        for name in ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw", "seconds_per_grid"):
+            parts = [value for single in alone if (value := getattr(single, name)) is not None]
+            assert torch.equal(getattr(batch, name), torch.cat(parts)), name
+
+    def test_text_alone_has_no_vision_input(self, processor):
+        batch = collate(processor, sample("Just words."))
+        assert batch.pixel_values is batch.pixel_values_videos is batch.seconds_per_grid is batch.video_grid_thw is None
+
+    def test_bad_samples_are_left_out_and_listed(self, qwen2_5):
+        bad = BadSample(sample().record, "broken")
+        batch = collate(qwen2_5, bad, sample("Words.", id="2"))
+        assert [record.id for record in batch.records] == ["2"]
+        assert batch.bad == [bad]
+
+    def test_nothing_but_bad_samples(self, qwen2_5):
+        batch = collate(qwen2_5, BadSample(sample().record, "broken"))
+        assert len(batch) == 0
+        assert batch.input_ids.shape == batch.attention_mask.shape == (0, 0)
+        assert len(batch.to("cpu").bad) == 1
+
+    def test_the_system_turn_is_the_records(self, qwen2_5):
+        with_turn = qwen2_5.tokenizer.decode(collate(qwen2_5, sample("Hi.", system="Be brief.")).input_ids[0])
+        assert with_turn == (
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n"
+        )
+
+
+class TestLongPrompts:
+    def test_an_error_names_record_length_and_remedy(self, qwen2_5):
+        item = sample("<video> what?", [clip(8, 480, 640)], id="7")
+        length = collate(qwen2_5, item).input_ids.shape[1]
+        assert len(collate(qwen2_5, item, max_prompt_length=length)) == 1
+        # 8 frames of 112 x 168 pixels: 4 pairs of 8 x 12 patches, merged by 4
+        message = rf"d\[0\] \(id 7\): the prompt has {length} tokens, 96 of them vision, .*video_max_frame_pixels"
+        with pytest.raises(ValueError, match=message):
+            collate(qwen2_5, item, max_prompt_length=length - 1)
+
+    def test_skip_leaves_it_out_whole(self, qwen2_5):
+        batch = collate(
+            qwen2_5,
+            sample("<video> what?", [clip(8)], id="7"),
+            sample("Hi.", id="8"),
+            max_prompt_length=30,
+            on_long_prompt="skip",
+        )
+        assert [record.id for record in batch.records] == ["8"]
+        assert batch.pixel_values_videos is None
+        assert "max_prompt_length is 30" in batch.bad[0].error
+
+    def test_unknown_policy(self, qwen2_5):
+        with pytest.raises(ValueError, match='expected "error" or "skip", got \'cut\''):
+            GRPOCollator(qwen2_5, on_long_prompt="cut")

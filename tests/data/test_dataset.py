@@ -1,0 +1,217 @@
+import pickle
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from qwenvl.data.dataset import EpochSampler, GRPODataset, load_dataset
+from qwenvl.data.mediafile import BadMediaError
+from qwenvl.data.records import RecordError
+from qwenvl.types import BadSample, Sample
+
+META = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 4, "dynamic_sample": True}
+
+
+@pytest.fixture
+def steps(make_clip, write_rows, make_row):
+    """Path of three records: a segmented clip, plain text, a clip of 1.9 seconds without ``meta``."""
+    make_clip("clips/a.mp4", 25)
+    make_clip("clips/b.mp4", 19)
+    return str(
+        write_rows(
+            [
+                make_row(id="a", prompt="<video>\nWhich?", video="clips/a.mp4", meta=META),
+                make_row(id="t", prompt="No media."),
+                make_row(id="b", prompt="<video>\nWhich?", video="clips/b.mp4"),
+            ]
+        )
+    )
+
+
+def frames_of(sample: Sample) -> tuple[int, ...]:
+    return sample.videos[0].info.indices
+
+
+class TestSamples:
+    def test_the_frames_are_those_that_the_info_names(self, steps, number_of):
+        for epoch in range(3):
+            (clip,) = load_dataset(steps)[(epoch, 0)].videos
+            assert clip.frames.dtype == torch.uint8
+            assert [number_of(frame) for frame in clip.frames] == list(clip.info.indices)
+            assert clip.info.times == pytest.approx([i / 10 for i in clip.info.indices])
+            assert clip.info.segments == tuple(int(i >= 10) for i in clip.info.indices)
+
+    def test_by_hand(self, steps):
+        # 1.9 s / 0.5 s = 3.8 -> 4 frames of 19: 0, 6, 12, 18; 1.8 s over three gaps
+        sample = load_dataset(steps, base_interval=0.5, video_min_frames=2)[2]
+        assert frames_of(sample) == (0, 6, 12, 18)
+        assert sample.videos[0].info.seconds_per_frame == pytest.approx(0.6)
+        assert sample.chat[0]["content"] == [{"type": "video"}, {"type": "text", "text": "\nWhich?"}]
+
+    def test_a_repeated_last_frame_does_not_count_in_the_rate(self, make_clip, write_rows, make_row):
+        make_clip("a.mp4", 3)
+        path = write_rows([make_row(prompt="<video>", video="a.mp4")])
+        (clip,) = load_dataset(str(path))[0].videos
+        assert clip.info.indices == (0, 1, 2, 2)
+        assert clip.info.times == pytest.approx((0.0, 0.1, 0.2, 0.2))
+        assert clip.info.seconds_per_frame == pytest.approx(0.1)
+
+    def test_times_come_from_the_stream_and_not_from_the_rate(self, make_clip, write_rows, make_row):
+        times = [0.0, 0.1, 0.2, 3.0, 3.1, 7.0]
+        make_clip("a.mp4", 6, times=times)
+        path = write_rows([make_row(prompt="<video>", video="a.mp4", meta={"max_frames": 6, "min_frames": 6})])
+        info = load_dataset(str(path))[0].videos[0].info
+        assert info.times == pytest.approx(times)
+        assert info.seconds_per_frame == pytest.approx(7.0 / 5)
+
+    def test_several_media_in_the_order_of_their_tags(self, make_clip, write_rows, make_row, tmp_path):
+        from PIL import Image
+
+        make_clip("a.mp4", 8)
+        make_clip("b.mp4", 12)
+        Image.new("RGB", (5, 4), (7, 8, 9)).save(tmp_path / "c.png")
+        row = make_row(prompt="<video><image><video>", video=["b.mp4", "a.mp4"], image="c.png")
+        sample = load_dataset(str(write_rows([row])))[0]
+        assert [clip.info.indices[-1] for clip in sample.videos] == [11, 7]
+        assert sample.images[0][:, 0, 0].tolist() == [7, 8, 9]
+
+    def test_clips_that_disagree_a_little_are_rescaled_and_marked(self, make_clip, write_rows, make_row):
+        make_clip("a.mp4", 24)
+        path = write_rows([make_row(prompt="<video>", video="a.mp4", meta=META)])
+        assert load_dataset(str(path))[0].videos[0].info.rescaled
+
+
+class TestChance:
+    def test_seed_epoch_and_record_choose_the_frames(self, steps):
+        dataset = load_dataset(steps, seed=5)
+        assert frames_of(dataset[(1, 0)]) == frames_of(load_dataset(steps, seed=5)[(1, 0)])
+        assert len({frames_of(dataset[(epoch, 0)]) for epoch in range(8)}) > 4
+        assert len({frames_of(load_dataset(steps, seed=seed)[0]) for seed in range(8)}) > 4
+
+    def test_two_clips_of_a_record_are_drawn_apart(self, make_clip, write_rows, make_row):
+        make_clip("a.mp4", 25)
+        row = make_row(prompt="<video><video>", video=["a.mp4", "a.mp4"], meta=[META, META])
+        dataset = load_dataset(str(write_rows([row])))
+        pairs = [[clip.info.indices for clip in dataset[(epoch, 0)].videos] for epoch in range(5)]
+        assert any(first != second for first, second in pairs)
+
+    def test_evaluation_has_no_chance(self, steps):
+        # 9 * i / 3 and 10 + 14 * i / 3 = 10, 14.67, 19.33, 24
+        dataset = load_dataset(steps, training=False)
+        for epoch in range(3):
+            assert frames_of(dataset[(epoch, 0)]) == (0, 3, 6, 9, 10, 15, 19, 24)
+
+    @pytest.mark.parametrize("context", ["fork", "spawn"])
+    def test_workers_give_the_same_samples(self, steps, context):
+        dataset = load_dataset(steps)
+        sampler = EpochSampler(len(dataset), seed=1)
+        sampler.set_epoch(2)
+        loader = DataLoader(
+            dataset, sampler=sampler, batch_size=1, num_workers=1, collate_fn=list, multiprocessing_context=context
+        )
+        from_workers = [batch[0] for batch in loader]
+        here = [dataset[key] for key in sampler]
+        assert [sample.record.id for sample in from_workers] == [sample.record.id for sample in here]
+        for other, sample in zip(from_workers, here, strict=True):
+            assert other.epoch == 2
+            for other_clip, clip in zip(other.videos, sample.videos, strict=True):
+                assert other_clip.info == clip.info
+                assert torch.equal(other_clip.frames, clip.frames)
+
+
+class TestBadSamples:
+    @pytest.fixture
+    def mixed(self, steps, tmp_path, write_rows, make_row):
+        (tmp_path / "clips" / "bad.mp4").write_text("not a video, only words")
+        rows = [
+            make_row(id="bad", prompt="<video>", video="clips/bad.mp4"),
+            make_row(id="good", prompt="<video>", video="clips/a.mp4"),
+            make_row(id="off", prompt="<video>", video="clips/a.mp4", meta={"frame_cnts": [10, 30]}),
+        ]
+        return str(write_rows(rows, "mixed.json"))
+
+    def test_by_default_one_stops_the_run_and_is_named(self, mixed):
+        dataset = load_dataset(mixed)
+        with pytest.raises(
+            BadMediaError, match=r"mixed.json\[0\] \(id bad\): .*clips/bad.mp4: not a video: it is text"
+        ):
+            dataset[0]
+        with pytest.raises(BadMediaError, match=r"mixed.json\[2\] \(id off\): .*a.mp4: meta.frame_cnts .* sum to 40"):
+            dataset[2]
+
+    def test_skip_gives_it_back_as_bad_and_never_another_clip(self, mixed):
+        dataset = load_dataset(mixed, on_bad_sample="skip")
+        bad, good, off = (dataset[i] for i in range(3))
+        assert isinstance(bad, BadSample)
+        assert isinstance(off, BadSample)
+        assert bad.record.id == "bad"
+        assert "not a video" in bad.error
+        assert good.record.id == "good"
+
+    def test_the_error_comes_out_of_a_worker_with_its_words(self, mixed):
+        loader = DataLoader(load_dataset(mixed), batch_size=1, num_workers=1, collate_fn=list)
+        with pytest.raises(BadMediaError, match="it is text"):
+            next(iter(loader))
+
+    def test_missing_files_stop_the_run_before_it_starts(self, write_rows, make_row):
+        rows = [make_row(prompt="<video>", video=f"{i}.mp4") for i in range(7)]
+        path = str(write_rows(rows))
+        with pytest.raises(
+            RecordError, match=r"7 media files are missing(.|\n)*data.json\[0\]: no such file: .*/0.mp4"
+        ):
+            load_dataset(path)
+        dataset = load_dataset(path, on_bad_sample="skip")
+        assert "No such file" in dataset[3].error
+
+    def test_a_strip_that_the_models_refuse(self, write_rows, make_row, tmp_path):
+        from PIL import Image
+
+        Image.new("RGB", (402, 2)).save(tmp_path / "a.png")
+        dataset = load_dataset(str(write_rows([make_row(prompt="<image>", image="a.png")])))
+        with pytest.raises(BadMediaError, match="402 x 2 pixels; Qwen-VL takes sides of at most 200 : 1"):
+            dataset[0]
+
+
+class TestSampler:
+    def test_every_index_once_per_epoch_in_another_order(self):
+        sampler = EpochSampler(50, seed=3)
+        orders = []
+        for epoch in (0, 1):
+            sampler.set_epoch(epoch)
+            keys = list(sampler)
+            assert {key[0] for key in keys} == {epoch}
+            orders.append([key[1] for key in keys])
+        assert sorted(orders[0]) == sorted(orders[1]) == list(range(50))
+        assert orders[0] != orders[1]
+
+    def test_the_order_is_a_function_of_seed_and_epoch(self):
+        assert list(EpochSampler(50, seed=3)) == list(EpochSampler(50, seed=3)) != list(EpochSampler(50, seed=4))
+
+    def test_without_shuffling(self):
+        assert list(EpochSampler(3, shuffle=False)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_data_sets_are_joined_in_order(steps, write_rows, make_row):
+    other = write_rows([make_row(id="a"), make_row(id="z")], "other.jsonl")
+    dataset = load_dataset(f"{other},{steps}")
+    assert [record.id for record in dataset.records] == ["a", "z", "a", "t", "b"]
+
+
+def test_the_example_of_the_repository_can_be_used():
+    dataset = load_dataset("example")
+    assert [len(dataset[i].videos) + 10 * len(dataset[i].images) for i in range(len(dataset))] == [1, 1, 1, 10, 0]
+
+
+def test_impossible_options(steps):
+    with pytest.raises(ValueError, match='on_bad_sample: expected "error" or "skip"'):
+        load_dataset(steps, on_bad_sample="replace")
+    with pytest.raises(ValueError, match="video_backend"):
+        load_dataset(steps, video_backend="opencv")
+
+
+def test_it_travels_to_other_processes(steps):
+    dataset = pickle.loads(pickle.dumps(load_dataset(steps)))
+    assert isinstance(dataset, GRPODataset)
+    random.seed(99)  # nobody's global state matters
+    assert frames_of(dataset[0]) == frames_of(load_dataset(steps)[0])

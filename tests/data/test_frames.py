@@ -1,0 +1,154 @@
+from random import Random
+
+import pytest
+
+from qwenvl.data.frames import FrameOptions, FramePlanError, plan_frames, stratified_indices, uniform_indices
+from qwenvl.types import ClipMeta
+
+WIDE = FrameOptions(base_interval=1.0, min_frames=1, max_frames=100)
+
+
+class TestUniform:
+    @pytest.mark.parametrize(
+        ("frame_count", "duration", "options", "indices"),
+        [
+            # 40 s / 10 s = 4 frames over 0..99: 0, 33, 66, 99
+            (100, 40.0, FrameOptions(base_interval=10.0, min_frames=2, max_frames=8), (0, 33, 66, 99)),
+            # 1.4 / 2 = 0.7 -> 1, clamped to 4; 13 * i / 3 = 0, 4.33, 8.67, 13
+            (14, 1.4, FrameOptions(), (0, 4, 9, 13)),
+            # 60 / 2 = 30, clamped to 8; 59 * i / 7 = 0, 8.43, 16.86, 25.29, 33.71, 42.14, 50.57, 59
+            (60, 60.0, FrameOptions(), (0, 8, 17, 25, 34, 42, 51, 59)),
+            # 10 / 2 = 5, made even upwards: 6; 20 * i / 5
+            (21, 10.0, FrameOptions(), (0, 4, 8, 12, 16, 20)),
+            # 5 again, but 5 is the upper bound: down to 4
+            (21, 10.0, FrameOptions(max_frames=5), (0, 7, 13, 20)),
+            # both bounds are 5: 5 frames and the last one twice
+            (21, 10.0, FrameOptions(min_frames=5, max_frames=5), (0, 5, 10, 15, 20, 20)),
+            # video_fps takes the place of base_interval: 3 s * 2 = 6
+            (31, 3.0, FrameOptions(base_interval=100.0, video_fps=2.0), (0, 6, 12, 18, 24, 30)),
+        ],
+    )
+    def test_by_hand(self, frame_count, duration, options, indices):
+        assert plan_frames(frame_count, duration, options).indices == indices
+
+    @pytest.mark.parametrize(("frame_count", "indices"), [(1, (0, 0)), (2, (0, 1)), (3, (0, 1, 2, 2))])
+    def test_a_short_clip_gives_what_it_has(self, frame_count, indices):
+        assert plan_frames(frame_count, 0.1, FrameOptions()).indices == indices
+
+    def test_meta_bounds_take_the_place_of_the_flags(self):
+        meta = ClipMeta(min_frames=2, max_frames=2)
+        assert plan_frames(100, 40.0, FrameOptions(), meta).indices == (0, 99)
+
+    def test_one_meta_bound_wins_over_the_other_flag(self):
+        assert len(plan_frames(100, 99.0, FrameOptions(), ClipMeta(max_frames=2)).indices) == 2
+        assert len(plan_frames(100, 1.0, FrameOptions(), ClipMeta(min_frames=20)).indices) == 20
+
+    def test_segments_are_reported_without_dynamic_sampling_too(self):
+        # 0, 3, 6, 9 in segments of 4 and 6 frames
+        plan = plan_frames(10, 4.0, WIDE, ClipMeta(frame_counts=(4.0, 6.0)))
+        assert (plan.indices, plan.segments) == ((0, 3, 6, 9), (0, 0, 1, 1))
+
+    def test_no_chance_without_dynamic_sampling(self):
+        meta = ClipMeta(frame_counts=(50.0, 50.0), min_frames=4, max_frames=6)
+        assert len({plan_frames(100, 4.0, WIDE, meta, Random(seed)).indices for seed in range(5)}) == 1
+
+    def test_uniform_indices_rise_and_reach_both_ends(self):
+        for frame_count in range(2, 40):
+            for n in range(2, frame_count + 1):
+                indices = uniform_indices(frame_count, n)
+                assert indices == sorted(set(indices))
+                assert (indices[0], indices[-1], len(indices)) == (0, frame_count - 1, n)
+
+    def test_one_frame_is_the_middle_one(self):
+        assert uniform_indices(9, 1) == [4]
+
+
+class TestDynamicSampling:
+    meta = ClipMeta(frame_counts=(10.0, 20.0), min_frames=2, max_frames=4, dynamic_sample=True)
+
+    def test_evaluation_takes_the_maximum_of_each_segment_uniformly(self):
+        # 9 * i / 3 = 0, 3, 6, 9 and 10 + 19 * i / 3 = 10, 16.33, 22.67, 29
+        plan = plan_frames(30, 3.0, FrameOptions(), self.meta)
+        assert plan.indices == (0, 3, 6, 9, 10, 16, 23, 29)
+        assert plan.segments == (0, 0, 0, 0, 1, 1, 1, 1)
+        assert not plan.rescaled
+
+    def test_training_draws_count_and_place_of_each_segment(self):
+        counts = set()
+        for seed in range(200):
+            plan = plan_frames(30, 3.0, FrameOptions(), self.meta, Random(seed))
+            distinct = sorted(set(plan.indices))
+            first = [i for i in distinct if i < 10]
+            second = [i for i in distinct if i >= 10]
+            assert 2 <= len(first) <= 4
+            assert 2 <= len(second) <= 4
+            counts.add((len(first), len(second)))
+            # stratified: the j-th of n frames lies in the j-th n-th of its segment
+            for j, index in enumerate(first):
+                assert 10 * j // len(first) <= index < 10 * (j + 1) // len(first)
+            for j, index in enumerate(second):
+                assert 20 * j // len(second) <= index - 10 < 20 * (j + 1) // len(second)
+        assert len(counts) == 9, "every pair of counts in [2, 4] x [2, 4] comes up"
+
+    def test_every_frame_of_a_segment_can_be_drawn(self):
+        assert {i for seed in range(300) for i in stratified_indices(10, 3, Random(seed))} == set(range(10))
+
+    def test_same_draw_same_frames(self):
+        plans = [plan_frames(30, 3.0, FrameOptions(), self.meta, Random(7)) for _ in range(2)]
+        assert plans[0] == plans[1]
+
+    def test_odd_total_repeats_the_last_frame_and_its_segment(self):
+        meta = ClipMeta(frame_counts=(2.0, 3.0), min_frames=8, max_frames=8, dynamic_sample=True)
+        plan = plan_frames(5, 0.5, FrameOptions(), meta, Random(0))
+        assert plan.indices == (0, 1, 2, 3, 4, 4)
+        assert plan.segments == (0, 0, 1, 1, 1, 1)
+
+    def test_without_counts_the_clip_is_one_segment(self):
+        meta = ClipMeta(min_frames=4, max_frames=4, dynamic_sample=True)
+        plan = plan_frames(13, 1.3, FrameOptions(), meta)
+        assert (plan.indices, plan.segments) == ((0, 4, 8, 12), None)
+
+
+class TestRescaling:
+    def plan(self, counts, frame_count):
+        meta = ClipMeta(frame_counts=counts, min_frames=1, max_frames=100, dynamic_sample=True)
+        return plan_frames(frame_count, 1.0, FrameOptions(), meta)
+
+    def test_counts_that_fit_are_not_rescaled(self):
+        plan = self.plan((5.0, 4.0, 1.0), 10)
+        assert (plan.segments, plan.rescaled) == ((0, 0, 0, 0, 0, 1, 1, 1, 1, 2), False)
+
+    def test_off_by_one_is_rescaled(self):
+        # 13 + 11 = 24 of 25 frames: the edge moves from 13 to 13 * 25 / 24 = 13.54 -> 14
+        plan = self.plan((13.0, 11.0), 25)
+        assert plan.rescaled
+        assert plan.segments.count(0) == 14
+        assert plan.indices[-1] == 24
+
+    def test_fractions_that_sum_to_the_length_are_no_rescaling(self):
+        plan = self.plan((4.5, 5.5), 10)
+        assert (plan.segments.count(0), plan.rescaled) == (5, False)  # 4.5 rounds up
+
+    def test_two_frames_off_are_tolerated_however_short_the_clip(self):
+        assert self.plan((3.0, 3.0), 4).rescaled
+
+    def test_ten_percent_off_is_tolerated_however_many_frames(self):
+        assert self.plan((100.0, 120.0), 200).rescaled
+
+    def test_more_than_both_is_an_error_that_says_so(self):
+        with pytest.raises(FramePlanError, match=r"\[100.0, 121.0\] sum to 221 frames but the clip has 200"):
+            self.plan((100.0, 121.0), 200)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"base_interval": 0.0}, "base_interval: expected seconds above 0"),
+        ({"video_fps": -1.0}, "video_fps: expected frames per second above 0"),
+        ({"min_frames": 9, "max_frames": 8}, "expected 1 <= video_min_frames <= video_max_frames, got 9 and 8"),
+        ({"min_frames": 0}, "expected 1 <= video_min_frames"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        FrameOptions(**options)
