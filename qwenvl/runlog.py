@@ -1,6 +1,6 @@
 """The run folder: what a run writes down of itself, and how to read it back. Standard library only.
 
-    config.json           the settings and the versions of what ran them
+    run.json              the settings and the versions of what ran them
     metrics.jsonl         one object per line: ``step`` and numbers
     rollouts/rank-0.jsonl one completion per line, a file for each process
 
@@ -99,7 +99,7 @@ class RunLog:
         """Write the settings of the run; earlier ones in this folder that differ are kept as ``previous``."""
         if self.rank != 0:
             return
-        path = self.folder / "config.json"
+        path = self.folder / "run.json"
         content = {"config": _plain(config), "versions": dict(versions or installed_versions())}
         previous: list[Any] = []
         if path.exists():
@@ -150,7 +150,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         RunLogError: there is none, or it is not JSON.
     """
-    path = Path(folder) / "config.json"
+    path = Path(folder) / "run.json"
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

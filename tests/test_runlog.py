@@ -139,10 +139,10 @@ def test_what_is_no_run_log_is_an_error(tmp_path, text, message):
 
 
 def test_other_errors_say_where(tmp_path):
-    with pytest.raises(RunLogError, match=r"config.json: no such file; is .* the output_dir of a run"):
+    with pytest.raises(RunLogError, match=r"run.json: no such file; is .* the output_dir of a run"):
         read_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RunLogError, match=r"config.json: not JSON"):
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunLogError, match=r"run.json: not JSON"):
         read_config(tmp_path)
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "rank-0.jsonl").write_text('{"step": 1}\n')
