@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
-from transformers import ProcessorMixin, Trainer, TrainerCallback
+from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.data.dataset import EpochSampler
@@ -78,6 +78,7 @@ class GRPOTrainer(Trainer):
     ):
         args = args or GRPOConfig()
         args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
+        set_seed(args.seed)  # before adapters get their random weights
         policy = build_policy(model, args, peft_config)
         bare = unwrap(policy)
         processor = processing_class or load_processor(bare.name_or_path)
@@ -170,7 +171,10 @@ class GRPOTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Draws the micro-batches of one optimizer step and opens their window."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._window = Window([inputs["prompts"] for inputs in batches])
+        prompts = [inputs["prompts"] for inputs in batches]
+        for batch in prompts:
+            self.journal.left_out(batch)
+        self._window = Window(prompts)
         counts = gather_object([self._window.prompts * self.args.grpo_sample_size])
         self._completions_in_step = sum(counts) / len(counts)  # per process: gradients are averaged over processes
         self.meter.step()

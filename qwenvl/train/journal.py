@@ -26,7 +26,6 @@ class Journal:
         batch, rollout, rewards = experience.batch, experience.rollout, experience.rewards
         size, rows = self._args.grpo_sample_size, len(experience.advantages)
         tokens = int(rollout.completion_mask.sum())
-        self._note_bad(batch)
         self._rewards(rewards, rows)
         self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
         self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
@@ -41,7 +40,7 @@ class Journal:
         self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch
     ) -> None:
         """Rollouts of an evaluation after optimizer step ``step``."""
-        self._note_bad(batch)
+        self.left_out(batch)
         self.runlog.log_rollouts(_rollouts(step, split, batch, rollout, rewards))
 
     def begin(self, finished_steps: int) -> None:
@@ -49,7 +48,8 @@ class Journal:
         self.runlog.truncate_after(finished_steps)
         self.runlog.write_config(self._args.to_dict())
 
-    def _note_bad(self, batch: PromptBatch) -> None:
+    def left_out(self, batch: PromptBatch) -> None:
+        """Counts and remembers the samples that a batch could not have."""
         self._meter.count("data/bad_samples", len(batch.bad))
         self.bad_samples |= {sample.record.where: sample for sample in batch.bad}
 

@@ -1,0 +1,91 @@
+"""A small data set of real clips, and trainers over the tiny model that need nothing but a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
+
+
+def write_clip(path: Path, seed: int, frames: int = 16, size: int = 56, rate: int = 8) -> None:
+    """A coloured square that moves; h264."""
+    draw = np.random.default_rng(seed)
+    colour, direction = draw.integers(64, 255, 3), draw.integers(-2, 3, 2)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=rate)
+        stream.width = stream.height = size
+        stream.pix_fmt = "yuv420p"
+        for k in range(frames):
+            picture = np.zeros((size, size, 3), np.uint8)
+            y, x = (size // 2 + k * direction) % (size - 12)
+            picture[y : y + 12, x : x + 12] = colour
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+
+
+@pytest.fixture(scope="session")
+def sop_data(tmp_path_factory) -> Path:
+    """An annotation file: eight records, video (with and without meta), image and text. Read it, never write to it."""
+    folder = tmp_path_factory.mktemp("sop")
+    rows = []
+    for n in range(6):
+        write_clip(folder / f"clip-{n}.mp4", seed=n)
+        row = {"id": f"clip-{n}", "video": f"clip-{n}.mp4", "conversations": turns(PROMPT, f"({n % 3 + 1}) step")}
+        if n % 2:
+            row["meta"] = {"frame_cnts": [8, 8], "min_frames": 1, "max_frames": 3, "dynamic_sample": True}
+        rows.append(row)
+    rows.append({"id": "text", "conversations": turns("What comes after (1) pick?", "(2) insert")})
+    from PIL import Image
+
+    Image.new("RGB", (64, 48), (200, 30, 30)).save(folder / "part.png")
+    rows.append({"id": "image", "image": "part.png", "conversations": turns("<image>\nWhich?", "(3) fasten")})
+    path = folder / "sop.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def turns(prompt: str, answer: str) -> list[dict[str, str]]:
+    """A conversation of one question and its solution."""
+    return [{"from": "human", "value": prompt}, {"from": "gpt", "value": f"<answer>{answer}</answer>"}]
+
+
+def letters(completions: list[str], **columns) -> list[float]:
+    """A reward that differs within every group of random text: the share of letters."""
+    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+
+
+@pytest.fixture
+def make_trainer(tiny_checkpoint, sop_data, tmp_path) -> Callable:
+    """``make_trainer(**settings)`` -> GRPOTrainer on the tiny model and ``sop_data``, with a reward that varies."""
+    from qwenvl.train.grpo_config import GRPOConfig
+    from qwenvl.train.grpo_trainer import GRPOTrainer
+
+    def make(*, model=None, reward_funcs=(letters,), callbacks=None, peft_config=None, **settings) -> GRPOTrainer:
+        defaults = {
+            "output_dir": str(tmp_path / "run"),
+            "dataset_use": str(sop_data),
+            "generation_max_length": 6,
+            "grpo_sample_size": 3,
+            "max_steps": 2,
+            "learning_rate": 1e-3,
+            "base_interval": 0.5,
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "seed": 3,
+        }
+        return GRPOTrainer(
+            model or str(tiny_checkpoint(initializer_range=0.1)),
+            GRPOConfig(**{**defaults, **settings}),
+            reward_funcs=None if reward_funcs is None else list(reward_funcs),
+            callbacks=callbacks,
+            peft_config=peft_config,
+        )
+
+    return make

@@ -1,0 +1,325 @@
+"""One training step: what the loss is, what its gradient is, and what a run leaves behind."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from qwenvl.grpo.advantages import group_advantages
+from qwenvl.model.logprobs import completion_logprobs
+from qwenvl.runlog import read_config, read_metrics, read_rollouts
+
+
+def gradients_of_one_step(trainer, data_order=None):
+    """Runs one optimizer step and returns what the optimizer was given."""
+    seen = {}
+
+    class Catch(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.update({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
+
+    trainer.optimizer = Catch([p for p in trainer.model.parameters() if p.requires_grad], lr=0.0)
+    trainer.train()
+    return seen
+
+
+def first_batch(trainer):
+    return next(iter(trainer.get_train_dataloader()))
+
+
+def test_the_loss_by_hand(make_trainer):
+    """-alpha * A * 1 + beta * k3 per token, mean over a completion's tokens, mean over completions."""
+    trainer = make_trainer(grpo_alpha=0.8, grpo_beta=0.3, per_device_train_batch_size=2)
+    inputs = first_batch(trainer)
+    kept = []
+    explore = trainer.explorer.explore
+    object.__setattr__(trainer.explorer, "explore", lambda *args: kept.extend(explore(*args)) or kept)
+    with torch.no_grad():
+        for parameter in trainer.model.lm_head.parameters():  # away from the reference, so that the KL is not 0
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    loss = trainer.compute_loss(trainer.model, inputs).item()
+    (experience,) = kept
+    rollout, n = experience.rollout, len(experience.rollout.texts)
+    settings = {"temperature": 0.7, "logit_chunk_tokens": 64}
+    batch = (experience.prompts, rollout.completion_ids, rollout.completion_mask)
+    policy = completion_logprobs(trainer.model, *batch, **settings)
+    with trainer.reference.model() as reference:
+        frozen = completion_logprobs(reference, *batch, **settings)
+    advantages = group_advantages(experience.rewards.total, 3)
+    total = 0.0
+    for row in range(n):
+        tokens = rollout.completion_mask[row].nonzero()[:, 0].tolist()
+        terms = []
+        for t in tokens:
+            d = (frozen[row, t] - policy[row, t]).item()
+            terms.append(-0.8 * advantages[row].item() + 0.3 * (math.exp(d) - d - 1))
+        total += sum(terms) / len(terms)
+    assert loss == pytest.approx(total / n, rel=1e-4)
+    assert abs(total / n) > 1e-3
+
+
+def test_a_step_raises_the_probability_of_better_completions(make_trainer):
+    trainer = make_trainer(grpo_beta=0.0)
+    inputs = first_batch(trainer)
+    kept = []
+    explore = trainer.explorer.explore
+    object.__setattr__(trainer.explorer, "explore", lambda *args: kept.extend(explore(*args)) or kept)
+    loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    rollout, advantages = kept[0].rollout, kept[0].advantages
+
+    def mean_logprobs():
+        with torch.no_grad():
+            logprobs = completion_logprobs(
+                trainer.model,
+                kept[0].prompts,
+                rollout.completion_ids,
+                rollout.completion_mask,
+                temperature=0.7,
+                logit_chunk_tokens=64,
+            )
+        return logprobs.sum(1) / rollout.completion_mask.sum(1)
+
+    before = mean_logprobs()
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=1e-2)
+    gain = ((mean_logprobs() - before) * advantages).sum()
+    assert advantages.abs().max() > 0.1 and gain > 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss_type": "dr_grpo"}, {"scale_rewards": "batch"}])
+def test_gradient_accumulation_is_exact(make_trainer, tmp_path, settings):
+    """The same four prompts as 1 x 4, 2 x 2 and 4 x 1 micro-batches give the same gradient."""
+    results = []
+    for size in (4, 2, 1):
+        trainer = make_trainer(
+            output_dir=str(tmp_path / f"run-{size}"),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=4 // size,
+            max_steps=1,
+            max_grad_norm=0.0,
+            **settings,
+        )
+        fix_sampling(trainer)
+        results.append(gradients_of_one_step(trainer))
+    for other in results[1:]:
+        assert other.keys() == results[0].keys()
+        for name, gradient in other.items():
+            torch.testing.assert_close(gradient, results[0][name], rtol=1e-4, atol=1e-7, msg=name)
+    assert max(g.abs().max() for g in results[0].values()) > 1e-4
+
+
+def fix_sampling(trainer):
+    """Samples prompt by prompt, so that a prompt's completions do not depend on the batch it stands in."""
+    sample = trainer.explorer._sample
+
+    def one_by_one(model, batch, prompts, size, params):
+        from dataclasses import replace
+
+        from qwenvl.types import RolloutBatch
+
+        parts = []
+        for p, (record, epoch) in enumerate(zip(batch.records, batch.epochs, strict=True)):
+            single = replace(batch, records=[record], epochs=[epoch])
+            parts.append(sample(model, single, prompts.select([p]), size, params))
+        width = max(part.completion_ids.shape[1] for part in parts)
+
+        def join(name, value):
+            pads = [(0, width - getattr(part, name).shape[1]) for part in parts]
+            pairs = zip(parts, pads, strict=True)
+            return torch.cat([torch.nn.functional.pad(getattr(part, name), pad, value=value) for part, pad in pairs])
+
+        return RolloutBatch(
+            join("completion_ids", 0),
+            join("completion_mask", False),
+            [text for part in parts for text in part.texts],
+            [reason for part in parts for reason in part.finish_reasons],
+            join("logprobs", 0.0),
+        )
+
+    object.__setattr__(trainer.explorer, "_sample", one_by_one)
+
+
+def test_equal_rewards_give_no_policy_gradient(make_trainer):
+    trainer = make_trainer(reward_funcs=[lambda completions, **columns: [1.0] * len(completions)], max_steps=1)
+    gradients = gradients_of_one_step(trainer)
+    assert all(gradient.abs().max() < 1e-9 for gradient in gradients.values())
+    assert read_metrics(trainer.args.output_dir)[0]["group/zero_std_frac"] == 1.0
+
+
+def test_a_run_leaves_metrics_rollouts_and_settings(make_trainer):
+    trainer = make_trainer(max_steps=3, per_device_train_batch_size=2)
+    trainer.train()
+    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    names = {
+        "loss", "grad_norm", "reward/total", "reward/std", "reward/letters", "kl", "group/zero_std_frac",
+        "completion/length_mean", "completion/length_max", "completion/truncated_frac", "prompt/tokens",
+        "prompt/frames", "time/sample_s", "time/reward_s", "time/logp_s", "time/backward_s",
+    }  # fmt: skip
+    assert names <= rows[0].keys()
+    assert rows[0]["parity/max"] < 1e-3 and "parity/max" not in rows[1]
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[2]["kl"] > 0
+    rollouts = list(read_rollouts(trainer.args.output_dir, step=1))
+    assert len(rollouts) == 6 and {r.sample for r in rollouts} == {0, 1, 2}
+    by_record = {r.record_id: r for r in rollouts}
+    for rollout in by_record.values():
+        assert rollout.total == pytest.approx(rollout.rewards["letters"])
+        assert rollout.where.endswith("]") and rollout.solution.startswith("<answer>")
+    settings = read_config(trainer.args.output_dir)
+    assert settings["config"]["grpo_sample_size"] == 3 and "transformers" in settings["versions"]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_is_saved_loads_with_plain_transformers(make_trainer, tmp_path, lora):
+    trainer = make_trainer(lora_enable=lora, max_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    assert AutoProcessor.from_pretrained(tmp_path / "saved").video_processor is not None
+    inputs = trainer.explorer.build_inputs(first_batch(trainer)["prompts"])
+    with torch.no_grad():
+        call = {"input_ids": inputs.input_ids, "position_ids": inputs.position_ids, **inputs.vision()}
+        expected = trainer.model.eval()(**call).logits
+        torch.testing.assert_close(loaded.eval()(**call).logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8}])
+def test_a_killed_and_resumed_run_is_the_same_run(make_trainer, tmp_path, settings):
+    common = {"max_steps": 6, "save_steps": 3, "save_strategy": "steps", "per_device_train_batch_size": 2, **settings}
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), **common)
+    whole.train()
+    cut = make_trainer(output_dir=str(tmp_path / "cut"), **common)
+
+    from transformers import TrainerCallback
+
+    class Killed(Exception):
+        pass
+
+    class KillAfterFive(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 5:
+                raise Killed
+
+    cut.add_callback(KillAfterFive())
+    with pytest.raises(Killed):
+        cut.train()
+    resumed = make_trainer(output_dir=str(tmp_path / "cut"), **common)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+
+    weights = dict(resumed.model.named_parameters())
+    for name, parameter in whole.model.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+    rows, again = (
+        [strip_times(row) for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("whole", "cut")
+    )
+    assert [row["step"] for row in again] == [1, 2, 3, 4, 5, 6]
+    assert rows == again
+    assert [r.completion for r in read_rollouts(tmp_path / "whole")] == [
+        r.completion for r in read_rollouts(tmp_path / "cut")
+    ]
+    assert any(not torch.equal(p, q) for p, q in zip(whole.model.parameters(), base_model(make_trainer), strict=False))
+
+
+def base_model(make_trainer):
+    return [copy.deepcopy(p) for p in make_trainer().model.parameters()]
+
+
+def strip_times(row):
+    return {name: value for name, value in row.items() if not name.startswith("time/")}
+
+
+def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
+    trainer = make_trainer(eval_dataset_use=str(sop_data), reward_funcs=None, per_device_eval_batch_size=3)
+    calls = []
+    sample = trainer.explorer.sampler.sample
+    trainer.explorer.sampler.sample = lambda model, prompts, *rest: calls.append(len(prompts)) or sample(
+        model, prompts, *rest
+    )
+    metrics = trainer.evaluate()
+    assert calls == [3, 3, 2]
+    rows = list(read_rollouts(trainer.args.output_dir))
+    assert len(rows) == 8 and all(row.split == "eval" and row.advantage is None for row in rows)
+    for name in ("format", "accuracy", "total"):
+        values = [row.total if name == "total" else row.rewards[name] for row in rows]
+        assert metrics[f"eval_{name}_reward"] == pytest.approx(sum(values) / 8)
+        assert metrics[f"eval_{name}_reward_n"] == 8
+        assert metrics[f"eval_{name}_reward_ci95"] >= 0
+    assert trainer.evaluate() | {} and [r.completion for r in rows] == [
+        r.completion for r in list(read_rollouts(trainer.args.output_dir))[8:]
+    ]
+
+
+def test_evaluation_of_several_samples_counts_prompts_once(make_trainer, sop_data):
+    trainer = make_trainer(eval_dataset_use=str(sop_data), eval_sample_size=3)
+    metrics = trainer.evaluate()
+    rows = list(read_rollouts(trainer.args.output_dir))
+    means = [sum(r.total for r in rows[n : n + 3]) / 3 for n in range(0, 24, 3)]
+    spread = torch.tensor(means).std().item()
+    assert metrics["eval_total_reward"] == pytest.approx(sum(means) / 8)
+    assert metrics["eval_total_reward_ci95"] == pytest.approx(2.3646 * spread / 8**0.5, rel=1e-3)  # t, 7 degrees
+
+
+def test_nan_stops_the_run_before_the_weights_are_lost(make_trainer):
+    trainer = make_trainer(check_parity="off", grpo_beta=0.0)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.model.lm_head.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * torch.nan,))
+    with pytest.raises(FloatingPointError, match="gradient's norm is nan; nothing updated"):
+        trainer.train()
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_parity_stops_a_trainer_that_sees_other_frames(make_trainer):
+    trainer = make_trainer(max_steps=1)
+    encode = trainer._logprobs
+
+    def blind(model, prompts, rollout):
+        if prompts.pixel_values_videos is not None:
+            prompts.pixel_values_videos = torch.zeros_like(prompts.pixel_values_videos)
+        return encode(model, prompts, rollout)
+
+    trainer._logprobs = blind
+    with pytest.raises(RuntimeError, match="do not see the same prompt"):
+        trainer.train()
+
+
+def test_bad_samples_are_skipped_counted_and_listed(make_trainer, sop_data, tmp_path, caplog):
+    rows = json.loads(sop_data.read_text())[:3]
+    for n, row in enumerate(rows):
+        row["video"] = str(sop_data.parent / row["video"]) if n else "broken.mp4"
+    (tmp_path / "broken.mp4").write_bytes(b"this is no video")
+    path = tmp_path / "some.json"
+    path.write_text(json.dumps(rows))
+    options = {"dataset_use": str(path), "allow_outside_media": True}
+    with pytest.raises(Exception, match=r"some.json\[0\] .*broken.mp4"):
+        make_trainer(**options, max_steps=3).train()
+    trainer = make_trainer(**options, max_steps=6, on_bad_sample="skip")
+    trainer.train()
+    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    assert sum(row["data/bad_samples"] for row in rows) == 2  # once in each of two epochs
+    assert all(math.isfinite(row["loss"]) for row in rows)
+    assert "1 records were left out" in caplog.text and "broken.mp4" in caplog.text
+    assert {r.record_id for r in read_rollouts(trainer.args.output_dir)} == {"clip-1", "clip-2"}
+
+
+def test_own_learning_rates_reach_the_optimizer(make_trainer):
+    trainer = make_trainer(mm_projector_lr=5e-4, tune_mm_vision=True, vision_tower_lr=2e-4)
+    trainer.create_optimizer()
+    rates = {id(p): group["lr"] for group in trainer.optimizer.param_groups for p in group["params"]}
+    for name, parameter in trainer.model.named_parameters():
+        expected = 5e-4 if "merger" in name else 2e-4 if ".visual." in name else 1e-3
+        assert rates[id(parameter)] == expected, name
+
+
+def test_a_frozen_part_does_not_move(make_trainer):
+    trainer = make_trainer(tune_mm_llm=False)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.train()
+    moved = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved and all("merger" in name for name in moved)
