@@ -241,6 +241,13 @@ class TrainerArguments:
     logging_nan_inf_filter: bool = flag(False, "Hide losses that are not numbers from the log, where they should show.")
     save_steps: float = flag(100, "Optimizer steps between checkpoints.")
     remove_unused_columns: bool = flag(False, "Must stay False: reward functions see every field of a record.")
+    ddp_find_unused_parameters: bool | None = flag(
+        False,
+        "Search each forward for trained parameters without gradient. All have one here, that of prompts without "
+        "images or videos being 0 in the merger and the vision tower.",
+        nargs="?",
+        const=True,
+    )
     ddp_broadcast_buffers: bool | None = flag(
         False,
         "Send buffers to all processes before each forward. They never change here, and processes may run different "
