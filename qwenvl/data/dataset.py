@@ -35,7 +35,9 @@ class GRPODataset(Dataset):
         base_interval: seconds between the frames of clips without ``meta``.
         video_fps: frames per second, in place of ``base_interval``.
         video_min_frames, video_max_frames: bounds on the frames of a clip.
-        video_backend: ``auto``, ``torchcodec`` or ``pyav``; see ``qwenvl.data.decode``.
+        video_backend: ``auto``, ``torchcodec``, ``pyav`` or ``decord``; see ``qwenvl.data.decode``.
+        decode_timeout: seconds after which the decoder of a clip is killed; 0 decodes without bounds, in this process.
+        decode_memory_gb: what the decoder may take for one clip, in GB.
         on_bad_sample: media that can't be used stop the run (``error``) or give a ``BadSample`` (``skip``).
         seed: of the frames drawn in training.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch; else take them uniformly.
@@ -55,16 +57,23 @@ class GRPODataset(Dataset):
         video_min_frames: int = 4,
         video_max_frames: int = 8,
         video_backend: str = "auto",
+        decode_timeout: float = 60.0,
+        decode_memory_gb: float = 8.0,
         on_bad_sample: OnBadSample = "error",
         seed: int = 0,
         training: bool = True,
     ) -> None:
         if on_bad_sample not in ("error", "skip"):
             raise ValueError(f'on_bad_sample: expected "error" or "skip", got {on_bad_sample!r}')
+        if decode_timeout < 0 or decode_memory_gb <= 0:
+            raise ValueError(
+                f"expected decode_timeout >= 0 and decode_memory_gb > 0, got {decode_timeout} and {decode_memory_gb}"
+            )
         resolve_backend(video_backend)  # an unusable one is an error now and not in a worker
         self.records = records
         self.frame_options = FrameOptions(base_interval, video_fps, video_min_frames, video_max_frames)
         self.video_backend = video_backend
+        self.decode_bounds = {"timeout": decode_timeout, "memory_gb": decode_memory_gb}
         self.on_bad_sample = on_bad_sample
         self.seed = seed
         self.training = training
@@ -87,7 +96,7 @@ class GRPODataset(Dataset):
 
     def _load_clip(self, record: Record, number: int, epoch: int) -> VideoClip:
         path, meta = record.videos[number], record.clip_meta[number]
-        with open_clip(path, self.video_backend) as clip:
+        with open_clip(path, self.video_backend, **self.decode_bounds) as clip:
             draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
             try:
                 plan = plan_frames(clip.frame_count, clip.duration, self.frame_options, meta, draw)

@@ -1,0 +1,80 @@
+"""The child of ``watchdog``: reads clips on request until its parent goes away. It needs torch for torchcodec alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from qwenvl.data.clip_reader import ClipReader
+from qwenvl.data.mediafile import BadMediaError
+
+
+def main(arguments: list[str]) -> None:
+    """Serve on an inherited descriptor: arguments are its number, the parent's id, a backend, and a bound in GB."""
+    descriptor, parent, backend, memory_gb = arguments
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+    connection = Connection(int(descriptor))
+    if backend == "torchcodec":
+        import torchcodec.decoders  # noqa: F401  (loaded now, its libraries do not count as the clips' memory)
+    elif backend == "decord":
+        import decord  # noqa: F401
+    _limit_memory(float(memory_gb))
+    connection.send(True)
+    with suppress(EOFError, ConnectionError):  # the parent has gone
+        _serve(connection, backend, memory_gb)
+
+
+def _serve(connection: Connection, backend: str, memory_gb: str) -> None:
+    clip: ClipReader | None = None
+    path = ""
+    while True:
+        kind, *request = connection.recv()
+        frames = None
+        try:
+            if kind == "open":
+                if clip is not None:
+                    clip.close()
+                    clip = None
+                path, fall_back = request
+                clip = ClipReader(path, backend, fall_back)
+                reply = ("ok", clip.frame_times, clip.duration)
+            else:
+                frames = clip.read_array(*request)
+                reply = ("ok", frames.shape, clip.fell_back)
+        except MemoryError:
+            reply = ("error", BadMediaError(path, f"takes more than {memory_gb} GB to decode (--decode_memory_gb)"))
+        except (BadMediaError, IndexError) as error:
+            reply = ("error", error)
+        except Exception:
+            reply = ("error", RuntimeError(f"{path}: the decoding process failed:\n{traceback.format_exc()}"))
+        connection.send(reply)
+        if frames is not None:
+            connection.send_bytes(frames.data.cast("B"))
+
+
+def _follow(parent: int) -> None:
+    """Exit with the parent, even from within a decoder that hangs."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _limit_memory(memory_gb: float) -> None:
+    """Bound this process to what it holds now and ``memory_gb`` more, where the system knows such bounds."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as statm:
+            held = int(statm.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        return
+    bound = held + int(memory_gb * 1e9)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or bound < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
