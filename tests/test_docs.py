@@ -1,0 +1,158 @@
+"""The pages tell the truth: every command in them is parsed or run, every link leads somewhere, the code runs."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwenvl.cli import COMMANDS
+from qwenvl.train.arguments import parse_args
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+WITHOUT_CHECK = {"cd", "git", "source", "export", "tensorboard"}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language, without their indentation."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, kind, text in found if kind == language]
+
+
+def commands() -> list:
+    """Every command line of every page."""
+    lines = [
+        (page, line)
+        for page in PAGES
+        for block in blocks(page, "bash")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    return [pytest.param(line, id=f"{page.name}: {line[:60]}") for page, line in lines]
+
+
+@pytest.fixture
+def settings_files(tmp_path, monkeypatch):
+    """A working folder with the files that the pages show: YAML blocks whose first line is ``# name.yaml``."""
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            if named := re.match(r"# ([\w./-]+\.yaml)\n", block):
+                (tmp_path / named[1]).write_text(block, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_of_the_pages_are_understood(line, settings_files):
+    words = shlex.split(line, comments=True)
+    environment = {}
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    check(words, environment)
+
+
+def check(words: list[str], environment: dict[str, str]) -> None:
+    """Fails where a command names a file, subcommand, extra or flag that does not exist."""
+    program, *rest = words
+    if any(word.endswith("train_grpo.py") for word in words):
+        check_training([word.endswith("train_grpo.py") for word in words].index(True), words)
+    elif program == "bash" and rest[0].endswith("train_grpo.sh"):
+        check_launcher(rest, environment)
+    elif program == "qwenvl":
+        assert rest[0] in COMMANDS
+        if rest[0] == "train" and "--help" not in rest:
+            check_training(1, words)
+    elif program in ("bash", "python") and rest[0].endswith((".sh", ".py")):
+        assert (ROOT / rest[0]).is_file()
+    elif program == "python" and rest[:2] == ["-m", "pytest"]:
+        assert all((ROOT / word.split("::")[0]).exists() for word in rest[2:] if word.startswith("tests"))
+    elif program == "pip":
+        named = re.findall(r"\[([\w-]+)\]", " ".join(rest))
+        assert all(f'"{extra}":' in (ROOT / "setup.py").read_text(encoding="utf-8") for extra in named)
+    else:
+        assert program in WITHOUT_CHECK, f"no check for {program}: teach tests/test_docs.py one"
+
+
+def check_training(position: int, words: list[str]) -> None:
+    if words[position].endswith(".py"):
+        assert (ROOT / words[position]).is_file()
+    for before in words[:position]:
+        if before.endswith((".yaml", ".json")):
+            assert (ROOT / before).is_file()
+    if "--help" not in words:
+        parse_args(words[position + 1 :])
+
+
+def check_launcher(words: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", str(ROOT / words[0]), *words[1:]],
+        env={**os.environ, **environment, "DRY_RUN": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = shlex.split(done.stdout)
+    arguments = shown[[word.endswith("train_grpo.py") for word in shown].index(True) + 1 :]
+    if "--deepspeed" in arguments:  # parsing it would start DeepSpeed
+        at = arguments.index("--deepspeed")
+        assert Path(arguments[at + 1]).is_file()
+        del arguments[at : at + 2]
+    parse_args(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_and_records_are_well_formed(page):
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+    for block in blocks(page, "json"):
+        json.loads(block)
+
+
+def test_the_architecture_names_every_room_and_only_files_that_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {path.stem for path in (ROOT / "qwenvl").iterdir() if not path.name.startswith("_")}
+    assert sorted(room for room in rooms if f"`{room}`" not in page) == []
+    for file in re.findall(r"\b[a-z]+/[\w/]+\.py\b", page):
+        assert (ROOT / file).is_file() or (ROOT / "qwenvl" / file).is_file(), file
+
+
+def test_flags_page_is_what_the_dataclasses_say():
+    code = "import runpy; print(runpy.run_path('scripts/make_flags_doc.py')['page'](), end='')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    assert done.stdout == page, "run: python scripts/make_flags_doc.py"
+
+
+def test_the_ten_lines_of_the_readme_train(tiny_checkpoint, tmp_path, monkeypatch):
+    from transformers import AutoModelForImageTextToText
+
+    [code] = blocks(ROOT / "README.md", "python")
+    here = {
+        "Qwen/Qwen2.5-VL-3B-Instruct": str(tiny_checkpoint()),
+        "max_steps=100": "max_steps=2, generation_max_length=16, learning_rate=1e-3, use_cpu=True",
+        "len(text) < 200": "len(text) < 20",  # so that some of what the tiny model babbles is brief
+    }
+    for there, replacement in here.items():
+        assert code.count(there) == 1, f"the ten lines no longer say {there}"
+        code = code.replace(there, replacement)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    before = AutoModelForImageTextToText.from_pretrained(tiny_checkpoint()).state_dict()
+    after = AutoModelForImageTextToText.from_pretrained(tmp_path / "runs" / "example").state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("language_model" in name for name in changed), "two steps at this learning rate move the weights"
+    assert not any("visual.blocks" in name for name in changed), "the vision tower is frozen by default"

@@ -1,0 +1,141 @@
+"""The commands as a user types them: each a process of its own, on the tiny model and the example records."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwenvl.runlog import read_config, read_metrics, read_rollouts
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = str(ROOT / "qwenvl" / "train" / "train_grpo.py")
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+STEPS, PROMPTS_OF_A_STEP, GROUP = 2, 2, 2
+SETTINGS = {
+    "dataset_use": "example",
+    "max_steps": STEPS,
+    "grpo_sample_size": GROUP,
+    "generation_max_length": 6,
+    "save_strategy": "no",
+    "use_cpu": True,
+}
+LOGGED = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "reward/total",
+    "reward/std",
+    "reward/format",
+    "reward/accuracy",
+    "kl",
+    "group/zero_std_frac",
+    "completion/length_mean",
+    "completion/length_max",
+    "completion/truncated_frac",
+    "prompt/tokens",
+    "prompt/frames",
+    "time/sample_s",
+    "time/reward_s",
+    "time/logp_s",
+    "time/backward_s",
+)
+
+
+def flags(processes: int = 1, **settings) -> list[str]:
+    settings = SETTINGS | {"gradient_accumulation_steps": PROMPTS_OF_A_STEP // processes} | settings
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """``run(*command, **environment)`` from a folder that is not the project's, one thread for each process."""
+
+    def run(*command: str, **environment: str) -> str:
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+def check_run(folder: Path) -> None:
+    """The run folder tells of every step, and of every completion of every process."""
+    steps = [row for row in read_metrics(folder) if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    for row in steps:
+        assert [name for name in LOGGED if name not in row] == []
+    rollouts = list(read_rollouts(folder, split="train"))
+    assert len(rollouts) == STEPS * PROMPTS_OF_A_STEP * GROUP
+    prompts = {rollout.record_id for rollout in rollouts}
+    assert len(prompts) == STEPS * PROMPTS_OF_A_STEP, "no record twice in an epoch, whatever the process"
+    written = read_config(folder)
+    assert written["config"]["grpo_sample_size"] == GROUP
+    assert written["versions"]["torch"] == torch.__version__
+
+
+def test_plain_python_trains_evaluates_and_saves_what_transformers_loads(run, tiny_checkpoint, tmp_path):
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    model = str(tiny_checkpoint())
+    run(
+        sys.executable,
+        COMMAND,
+        *flags(model_name_or_path=model, output_dir="out", eval_dataset_use="example%40", learning_rate=1e-3),
+    )
+    check_run(tmp_path / "out")
+    evaluation = next(row for row in read_metrics(tmp_path / "out") if "eval_total_reward" in row)
+    assert evaluation["eval_total_reward_n"] == 2 and "eval_total_reward_ci95" in evaluation
+    saved = AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
+    before = AutoModelForImageTextToText.from_pretrained(model).state_dict()
+    assert saved.state_dict().keys() == before.keys()
+    assert AutoProcessor.from_pretrained(tmp_path / "out").video_processor is not None
+
+
+def test_console_command_with_a_yaml_file_as_its_only_argument(run, tiny_checkpoint, tmp_path):
+    arguments = flags(model_name_or_path=tiny_checkpoint(), output_dir="out", learning_rate="1e-6")
+    lines = [argument.removeprefix("--").replace("=", ": ", 1) for argument in arguments]
+    (tmp_path / "run.yaml").write_text("\n".join(lines), encoding="utf-8")
+    run(str(SCRIPTS / "qwenvl"), "train", "run.yaml")
+    check_run(tmp_path / "out")
+
+
+def test_torchrun_trains_with_two_processes(run, tiny_checkpoint, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    run(*torchrun, COMMAND, *flags(2, model_name_or_path=tiny_checkpoint(), output_dir="out"))
+    check_run(tmp_path / "out")
+
+
+def test_accelerate_launch_trains_with_two_processes(run, tiny_checkpoint, tmp_path):
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+    launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+    arguments = flags(2, model_name_or_path=tiny_checkpoint(), output_dir="out")
+    run(*launch, COMMAND, *arguments, ACCELERATE_USE_CPU="true")
+    check_run(tmp_path / "out")
+
+
+def test_launcher_script_trains_with_lora(run, tiny_checkpoint, tmp_path):
+    run(
+        "bash",
+        str(ROOT / "scripts" / "train_grpo.sh"),
+        *flags(lora_r=4, lora_alpha=8),
+        PYTHON=sys.executable,
+        MODEL=str(tiny_checkpoint()),
+        OUTPUT="out",
+        LORA="True",
+        WORKERS="1",
+        CHECKPOINTING="False",
+    )
+    check_run(tmp_path / "out")
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+    assert read_config(tmp_path / "out")["config"]["learning_rate"] == 1e-5
