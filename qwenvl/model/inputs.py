@@ -54,6 +54,29 @@ class PromptInputs:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    @classmethod
+    def join(cls, parts: list[PromptInputs]) -> PromptInputs:
+        """All prompts of ``parts``, in order, left-padded to the longest; media in one form, pixels or features."""
+        length = max(part.input_ids.shape[1] for part in parts)
+
+        def rows(name: str) -> Tensor:
+            values = [getattr(part, name) for part in parts]
+            padded = [torch.nn.functional.pad(value, (length - value.shape[-1], 0)) for value in values]
+            return torch.cat(padded, dim=-2)
+
+        def media(name: str) -> Tensor | None:
+            values = [value for part in parts if (value := getattr(part, name)) is not None]
+            return torch.cat(values) if values else None
+
+        tensors = {name: rows(name) for name in ("input_ids", "attention_mask", "position_ids")}
+        names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+        return cls(
+            **tensors,
+            **{name: media(name) for name in names},
+            images_per_prompt=[count for part in parts for count in part.images_per_prompt],
+            videos_per_prompt=[count for part in parts for count in part.videos_per_prompt],
+        )
+
     def vision(self) -> dict[str, Tensor]:
         """The vision arguments of a forward, those that are there."""
         names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")

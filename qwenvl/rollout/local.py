@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.rollout.base import SamplingParams, completion_mask
+from qwenvl.rollout.base import SamplingParams, completion_mask, within_budget
 from qwenvl.types import RolloutBatch
 
 
@@ -22,49 +22,68 @@ class LocalSampler:
         """
         Args:
             tokenizer: decodes completions; its pad token fills finished rows.
-            model: the unwrapped model; it names the tokens that end a completion and those that must not be sampled.
+            model: the unwrapped model; it names the tokens that end a completion and those that must not be sampled: a
+                sampled vision token would be taken for a picture in the next pass.
         """
         ends = model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
-        self._tokenizer = tokenizer
-        self._end_ids = sorted({end for end in [*ends, tokenizer.eos_token_id] if end is not None})
+        self.tokenizer = tokenizer
+        self.end_ids = sorted({end for end in [*ends, tokenizer.eos_token_id] if end is not None})
         names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-        self._vision_ids = [model.config.to_dict()[name] for name in names]
+        self.vision_ids = [model.config.to_dict()[name] for name in names]
 
     @torch.no_grad()
     def sample(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams, seed: int
     ) -> RolloutBatch:
-        """See ``Sampler.sample``; log-probs are recorded as the trainer computes them: before top-p and suppression."""
-        recorder = LogprobRecorder(params.temperature or 1.0)
-        rows = prompts.repeat(group_size)
-        text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
-        with sampling_mode(model, self._generation_config(params)) as bare, seeded(seed, rows.input_ids.device):
-            sequences = bare.generate(
-                input_ids=rows.input_ids,
-                attention_mask=rows.attention_mask,
-                position_ids=torch.cat([text_positions[None], rows.position_ids]),
-                logits_processor=LogitsProcessorList([recorder, SuppressTokens(self._vision_ids)]),
-                **rows.vision(),
-            )
-        return self.finish(sequences[:, rows.input_ids.shape[1] :], recorder)
+        """See ``Sampler.sample``; log-probs are those the trainer computes, before top-p and suppression."""
+        with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
+            return self._finish(*self._draw(bare, prompts, group_size, params))
 
-    def finish(self, completion_ids: Tensor, recorder: LogprobRecorder) -> RolloutBatch:
+    def _draw(
+        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        """N x T tokens, whatever fills finished rows, and their log-probs."""
+        cost = group_size * (prompts.input_ids.shape[1] + params.max_new_tokens)
+        parts = []
+        with generation_settings(model, self._settings(params)):
+            for rows in within_budget([cost] * len(prompts), params.token_budget):
+                parts.append(self._generate(model, prompts.select(rows).repeat(group_size), params))
+        width = max(ids.shape[1] for ids, _ in parts)
+        ids, logprobs = (
+            torch.cat([nn.functional.pad(part[k], (0, width - part[k].shape[1]), value=fill) for part in parts])
+            for k, fill in ((0, self.tokenizer.pad_token_id), (1, 0.0))
+        )
+        return ids, logprobs
+
+    def _generate(self, model: nn.Module, rows: PromptInputs, params: SamplingParams) -> tuple[Tensor, Tensor]:
+        recorder = LogprobRecorder(params.temperature or 1.0)
+        suppress = SuppressTokensLogitsProcessor(self.vision_ids, device=rows.input_ids.device)
+        text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
+        sequences = model.generate(
+            input_ids=rows.input_ids,
+            attention_mask=rows.attention_mask,
+            position_ids=torch.cat([text_positions[None], rows.position_ids]),
+            logits_processor=LogitsProcessorList([recorder, suppress]),
+            **rows.vision(),
+        )
+        completion_ids = sequences[:, rows.input_ids.shape[1] :]
+        return completion_ids, recorder.logprobs(completion_ids)
+
+    def _finish(self, completion_ids: Tensor, logprobs: Tensor) -> RolloutBatch:
         """Masks, decodes and names the ends of N x T sampled tokens."""
-        mask = completion_mask(completion_ids, self._end_ids)
-        completion_ids = completion_ids.masked_fill(~mask, self._tokenizer.pad_token_id)
-        ended = torch.isin(completion_ids, torch.tensor(self._end_ids, device=mask.device)) & mask
+        mask = completion_mask(completion_ids, self.end_ids)
+        ended = torch.isin(completion_ids, torch.tensor(self.end_ids, device=mask.device)) & mask
+        kept = [row[keep].tolist() for row, keep in zip(completion_ids, mask, strict=True)]
         return RolloutBatch(
-            completion_ids=completion_ids,
+            completion_ids=completion_ids.masked_fill(~mask, self.tokenizer.pad_token_id),
             completion_mask=mask,
-            texts=self._tokenizer.batch_decode(
-                [row[keep].tolist() for row, keep in zip(completion_ids, mask, strict=True)], skip_special_tokens=True
-            ),
+            texts=self.tokenizer.batch_decode(kept, skip_special_tokens=True),
             finish_reasons=["stop" if row else "length" for row in ended.any(1).tolist()],
-            logprobs=recorder.logprobs(completion_ids).masked_fill(~mask, 0.0),
+            logprobs=logprobs.masked_fill(~mask, 0.0),
         )
 
-    def _generation_config(self, params: SamplingParams) -> GenerationConfig:
+    def _settings(self, params: SamplingParams) -> GenerationConfig:
         greedy = params.temperature == 0
         return GenerationConfig(
             max_new_tokens=params.max_new_tokens,
@@ -72,8 +91,8 @@ class LocalSampler:
             temperature=1.0 if greedy else params.temperature,
             top_p=1.0 if greedy else params.top_p,
             top_k=0,
-            eos_token_id=self._end_ids,
-            pad_token_id=self._tokenizer.pad_token_id,
+            eos_token_id=self.end_ids,
+            pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
         )
 
@@ -91,6 +110,7 @@ class LogprobRecorder(LogitsProcessor):
         self._last: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Leaves the scores as they are."""
         if self._last is not None:
             self._take(input_ids[:, -1])
         self._last = (scores.float() / self._temperature).log_softmax(-1)
@@ -105,35 +125,30 @@ class LogprobRecorder(LogitsProcessor):
         self._columns.append(self._last.gather(1, tokens[:, None])[:, 0])
 
 
-class SuppressTokens(LogitsProcessor):
-    """Gives tokens no probability: a sampled vision token would be taken for a picture in the next pass."""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """The unwrapped model in eval mode; afterwards each module is in the mode that it was in.
 
-    def __init__(self, token_ids: list[int]):
-        self._token_ids = token_ids
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores.index_fill(1, torch.tensor(self._token_ids, device=scores.device), -torch.inf)
+    Eval mode matters beyond dropout: with gradient checkpointing, layers in train mode drop the cache without a word.
+    """
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield unwrap(model)
+    finally:
+        for module, was_training in training.items():
+            module.training = was_training
 
 
 @contextmanager
-def sampling_mode(model: nn.Module, generation: GenerationConfig) -> Iterator[nn.Module]:
-    """The unwrapped model, in eval mode and with exactly the generation settings given.
-
-    Eval mode matters beyond dropout: with gradient checkpointing, layers in train mode drop the cache without a word.
-    The model's own generation settings are put aside because ``generate`` would fill in from them (a repetition
-    penalty, say) what these leave open.
-    """
-    bare = unwrap(model)
-    training = {module: module.training for module in model.modules()}
-    settings = bare.generation_config
-    model.eval()
-    bare.generation_config = generation
+def generation_settings(model: nn.Module, settings: GenerationConfig) -> Iterator[None]:
+    """Exactly these settings for ``generate``, which fills in from the model's own what a configuration leaves open."""
+    own = model.generation_config
+    model.generation_config = settings
     try:
-        yield bare
+        yield
     finally:
-        bare.generation_config = settings
-        for module, was_training in training.items():
-            module.training = was_training
+        model.generation_config = own
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from qwenvl.model.positions import completion_positions
 from qwenvl.model.prefix_attention import install_prefix_attention
 from qwenvl.model.prefix_cache import PrefixCache
 from qwenvl.model.shared_prefix import pack
+from qwenvl.rollout.base import within_budget
 
 
 def logits_processors(
@@ -105,24 +106,6 @@ def sample_shared(
         return torch.cat([nn.functional.pad(part, (0, longest - part.shape[1]), value=fill) for part in parts])
 
     return stacked([ids for ids, _ in drawn], pad_id), stacked([logprobs for _, logprobs in drawn], 0.0)
-
-
-def within_budget(costs: list[int], budget: int | None) -> list[list[int]]:
-    """Consecutive indices in groups whose costs sum to at most ``budget``; one that exceeds it alone is a group.
-
-    Example:
-        >>> within_budget([5, 4, 3, 20, 1], 10)
-        [[0, 1], [2], [3], [4]]
-    """
-    groups: list[list[int]] = []
-    total = 0
-    for index, cost in enumerate(costs):
-        if not groups or (budget is not None and total + cost > budget):
-            groups.append([])
-            total = 0
-        groups[-1].append(index)
-        total += cost
-    return groups
 
 
 class _Draw:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.rewards import Rubric, reward_columns
-from qwenvl.rollout.base import Sampler, SamplingParams
+from qwenvl.rollout.base import Sampler, SamplingParams, split_rollouts
 from qwenvl.train.grpo_config import GRPOConfig
 from qwenvl.train.meter import Meter
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
@@ -34,10 +34,15 @@ class Experience:
 
 @dataclass(frozen=True)
 class Explorer:
-    """Samples completions with a sampler, scores them with a rubric and compares them within their groups."""
+    """Samples completions with a sampler, scores them with a rubric and compares them within their groups.
+
+    Attributes:
+        encode: runs the vision tower once per prompt; None where it has to run in every forward.
+    """
 
     args: GRPOConfig
     build_inputs: InputBuilder
+    encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
     sampler: Sampler
     rubric: Rubric
     accelerator: Accelerator
@@ -46,14 +51,12 @@ class Explorer:
     def explore(self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState) -> list[Experience]:
         """One experience for each micro-batch of an optimizer step; all processes must call it together."""
         size = self.args.grpo_sample_size
-        batches = [batch.to(self.args.device) for batch in batches]
-        prompts = [self.build_inputs(batch) for batch in batches]
+        prompts = [self._encode(model, batch) for batch in batches]
+        sizes = [len(batch) * size for batch in batches]
         with self.meter.time("time/sample_s"):
-            params = self.sampling_params(self.args.generation_temperature)
-            rollouts = [self._sample(model, b, p, size, params) for b, p in zip(batches, prompts, strict=True)]
+            rollouts = self._sample(model, batches, prompts, size, self.args.generation_temperature)
         with self.meter.time("time/reward_s"):
             rewards = self._score(batches, rollouts, state, group_size=size)
-        sizes = [len(batch) * size for batch in batches]
         parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), strict=True)
         advantages = self._advantages(rewards.total).split(sizes)
         return [Experience(*part, advantages=a) for part, a in zip(parts, advantages, strict=True)]
@@ -61,26 +64,43 @@ class Explorer:
     def evaluate(self, model: nn.Module, batch: PromptBatch, state: TrainerState) -> tuple[RolloutBatch, RewardBatch]:
         """``eval_sample_size`` completions per prompt, greedy if that is 1, and their rewards."""
         size = self.args.eval_sample_size
-        params = self.sampling_params(0.0 if size == 1 else self.args.generation_temperature)
-        batch = batch.to(self.args.device)
-        rollout = self._sample(model, batch, self.build_inputs(batch), size, params)
+        temperature = 0.0 if size == 1 else self.args.generation_temperature
+        (rollout,) = self._sample(model, [batch], [self._encode(model, batch)], size, temperature)
         return rollout, self._score([batch], [rollout], state)
 
-    def sampling_params(self, temperature: float) -> SamplingParams:
-        """The settings of the run, at a temperature; 0 is greedy."""
-        return SamplingParams(self.args.generation_max_length, temperature, self.args.generation_top_p)
+    def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
+        """Model inputs on the device; where the tower is frozen, its features in the place of pixels."""
+        prompts = self.build_inputs(batch.to(self.args.device))
+        if self.encode is None:
+            return prompts
+        with self.meter.time("time/vision_s"), self.accelerator.autocast():
+            return self.encode(model, prompts)
 
     def _sample(
-        self, model: nn.Module, batch: PromptBatch, prompts: PromptInputs, size: int, params: SamplingParams
-    ) -> RolloutBatch:
-        if not len(batch):  # all its samples were bad
+        self,
+        model: nn.Module,
+        batches: Sequence[PromptBatch],
+        prompts: Sequence[PromptInputs],
+        size: int,
+        temperature: float,
+    ) -> list[RolloutBatch]:
+        """Rollouts of all micro-batches, drawn together."""
+        drawn = [pair for batch in batches for pair in zip(batch.epochs, (r.id for r in batch.records), strict=True)]
+        if not drawn:  # all samples were bad
             empty = torch.zeros(0, 1, dtype=torch.long, device=self.args.device)
-            return RolloutBatch(empty, empty.bool(), texts=[], finish_reasons=[])
+            return [RolloutBatch(empty, empty.bool(), texts=[], finish_reasons=[]) for _ in batches]
+        params = SamplingParams(
+            max_new_tokens=self.args.generation_max_length,
+            temperature=temperature,
+            top_p=self.args.generation_top_p,
+            token_budget=self.args.rollout_token_budget,
+        )
         # The process is part of the seed: two that draw the same prompt should not draw the same completions.
-        drawn = [(epoch, record.id) for epoch, record in zip(batch.epochs, batch.records, strict=True)]
         seed = stable_random(self.args.seed, self.args.process_index, *drawn).getrandbits(63)
         with self.accelerator.autocast():
-            return self.sampler.sample(model, prompts, size, params, seed)
+            joined = PromptInputs.join([part for part in prompts if len(part)])
+            rollout = self.sampler.sample(model, joined, size, params, seed)
+        return split_rollouts(rollout, [len(batch) * size for batch in batches])
 
     def _score(
         self,

@@ -168,6 +168,13 @@ class SamplingArguments:
         1, "Completions per prompt in evaluation, at least 1. 1: the greedy one. More: sampled as in training."
     )
 
+    rollout_token_budget: int = flag(
+        65536,
+        "Prompts of an optimizer step are sampled together while their tokens, completions in full length included, "
+        "stay below this, at least 1; a prompt counts once, with --shared_prefix off once per completion. "
+        "Less: less memory, more time.",
+    )
+
     def problems(self) -> Iterator[str]:
         if self.grpo_sample_size < 2:
             yield (
@@ -178,6 +185,7 @@ class SamplingArguments:
         yield from out_of_range(self, "generation_top_p", above=0, most=1)
         yield from out_of_range(self, "generation_max_length", least=1)
         yield from out_of_range(self, "eval_sample_size", least=1)
+        yield from out_of_range(self, "rollout_token_budget", least=1)
 
 
 @dataclass
@@ -207,6 +215,11 @@ class ObjectiveArguments:
         "first",
         "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first or none, "
         "and stop where they differ: it catches wrong positions, frames and templates.",
+    )
+    shared_prefix: Literal["auto", "off"] = flag(
+        "auto",
+        "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "
+        "with the same numbers; where a model cannot, the reason is logged. off: once per completion and pass.",
     )
     logit_chunk_tokens: int = flag(
         512,

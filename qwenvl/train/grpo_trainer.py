@@ -18,10 +18,9 @@ from qwenvl.data.dataset import EpochSampler
 from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.loading import load_processor, parameter_groups, part_of, unwrap
-from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
-from qwenvl.rollout.local import LocalSampler
+from qwenvl.model.vision import accept_features
 from qwenvl.train.assemble import build_collator, build_dataset, build_policy, build_rewards
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.checkpoints import load_weights
@@ -31,6 +30,7 @@ from qwenvl.train.grpo_config import GRPOConfig
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.parity import check_parity, wants_parity
+from qwenvl.train.paths import choose_paths
 from qwenvl.train.window import Window
 from qwenvl.types import PromptBatch, RolloutBatch
 
@@ -83,6 +83,9 @@ class GRPOTrainer(Trainer):
         bare = unwrap(policy)
         processor = processing_class or load_processor(bare.name_or_path)
         rubric = build_rewards(args, reward_funcs, reward_weights)
+        self.paths = choose_paths(policy, processor.tokenizer, share=args.shared_prefix == "auto")
+        if self.paths.encode is not None:
+            accept_features(policy)
         self.reference = Reference(policy) if args.grpo_beta > 0 else None
         super().__init__(
             model=policy,
@@ -100,7 +103,8 @@ class GRPOTrainer(Trainer):
         self.explorer = Explorer(
             args,
             InputBuilder.of(position_rule(bare.config), processor),
-            LocalSampler(processor.tokenizer, bare),
+            self.paths.encode,
+            self.paths.sampler,
             rubric,
             self.accelerator,
             self.meter,
@@ -213,7 +217,7 @@ class GRPOTrainer(Trainer):
         return self._window.take(batch, lambda batches: self.explorer.explore(self.model, batches, self.state))
 
     def _logprobs(self, model: nn.Module, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor:
-        logprobs = completion_logprobs(
+        logprobs = self.paths.completion_logprobs(
             model,
             prompts,
             rollout.completion_ids,

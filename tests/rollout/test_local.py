@@ -70,7 +70,7 @@ def test_greedy_is_the_argmax_of_plain_forwards(tiny_pair, family):
     model, sampler, prompts = load(tiny_pair, family)
     rollout = sampler.sample(model, prompts, 1, SamplingParams(8, temperature=0.0), seed=0)
     with torch.no_grad():
-        expected = greedy_by_hand(model.eval(), prompts, 8, sampler._vision_ids)
+        expected = greedy_by_hand(model.eval(), prompts, 8, sampler.vision_ids)
     keep = rollout.completion_mask
     assert torch.equal(rollout.completion_ids[keep], expected[:, : keep.shape[1]][keep])
 
@@ -93,7 +93,7 @@ def test_draws_follow_the_distribution(tiny_pair):
     with torch.no_grad():
         logits = model(input_ids=prompt.input_ids, position_ids=prompt.position_ids, use_cache=False).logits[0, -1]
     logits = logits / 0.7
-    logits[sampler._vision_ids] = -torch.inf
+    logits[sampler.vision_ids] = -torch.inf
     expected = logits.softmax(-1) * 4000
     observed = torch.bincount(rollout.completion_ids[:, 0], minlength=len(expected)).float()
     likely = expected > 5
@@ -115,7 +115,7 @@ def test_seeds_repeat_and_differ_and_leave_the_generator_alone(tiny_pair):
 
 def test_vision_tokens_are_never_sampled(tiny_pair):
     model, sampler, prompts = load(tiny_pair)
-    loved = sampler._vision_ids
+    loved = sampler.vision_ids
     model.lm_head.register_forward_hook(lambda module, args, logits: logits.index_fill(-1, torch.tensor(loved), 50.0))
     rollout = sampler.sample(model, prompts, 4, SAMPLED, seed=0)
     assert len(loved) == 4 and not torch.isin(rollout.completion_ids, torch.tensor(loved)).any()
@@ -152,7 +152,7 @@ def test_ends(tiny_pair):
     rollout = sampler.sample(model, prompts, 1, SamplingParams(6, temperature=0.0), seed=0)
     assert rollout.completion_mask.tolist() == [[True] * 3 + [False] * 3, [True] * 6]
     assert rollout.finish_reasons == ["stop", "length"]
-    assert rollout.completion_ids[0, 2:].tolist() == [end] + [sampler._tokenizer.pad_token_id] * 3
+    assert rollout.completion_ids[0, 2:].tolist() == [end] + [sampler.tokenizer.pad_token_id] * 3
     assert "<|im_end|>" not in rollout.texts[0] and (rollout.logprobs[0, 3:] == 0).all()
 
 

@@ -105,7 +105,6 @@ def test_gradient_accumulation_is_exact(make_trainer, tmp_path, settings):
             max_grad_norm=0.0,
             **settings,
         )
-        fix_sampling(trainer)
         results.append(gradients_of_one_step(trainer))
     for other in results[1:]:
         assert other.keys() == results[0].keys()
@@ -114,35 +113,25 @@ def test_gradient_accumulation_is_exact(make_trainer, tmp_path, settings):
     assert max(g.abs().max() for g in results[0].values()) > 1e-4
 
 
-def fix_sampling(trainer):
-    """Samples prompt by prompt, so that a prompt's completions do not depend on the batch it stands in."""
-    sample = trainer.explorer._sample
+def test_fast_and_plain_paths_see_the_same_policy(make_trainer, caplog):
+    """The same tokens, scored by the trainer that computes prompts once and by the one that does not."""
+    fast = make_trainer(per_device_train_batch_size=4)
+    plain = make_trainer(per_device_train_batch_size=4, shared_prefix="off")
+    batch = first_batch(fast)["prompts"]
+    (experience,) = fast.explorer.explore(fast.model, [batch], fast.state)
+    ours = fast._logprobs(fast.model, experience.prompts, experience.rollout)
+    theirs = plain._logprobs(plain.model, plain.explorer.build_inputs(batch), experience.rollout)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+    reference = fast._reference_logprobs(experience.prompts, experience.rollout)
+    torch.testing.assert_close(reference, ours, rtol=0, atol=1e-6)  # nothing is trained yet
+    assert "computes its prompt again" not in caplog.text
 
-    def one_by_one(model, batch, prompts, size, params):
-        from dataclasses import replace
 
-        from qwenvl.types import RolloutBatch
-
-        parts = []
-        for p, (record, epoch) in enumerate(zip(batch.records, batch.epochs, strict=True)):
-            single = replace(batch, records=[record], epochs=[epoch])
-            parts.append(sample(model, single, prompts.select([p]), size, params))
-        width = max(part.completion_ids.shape[1] for part in parts)
-
-        def join(name, value):
-            pads = [(0, width - getattr(part, name).shape[1]) for part in parts]
-            pairs = zip(parts, pads, strict=True)
-            return torch.cat([torch.nn.functional.pad(getattr(part, name), pad, value=value) for part, pad in pairs])
-
-        return RolloutBatch(
-            join("completion_ids", 0),
-            join("completion_mask", False),
-            [text for part in parts for text in part.texts],
-            [reason for part in parts for reason in part.finish_reasons],
-            join("logprobs", 0.0),
-        )
-
-    object.__setattr__(trainer.explorer, "_sample", one_by_one)
+def test_a_path_that_cannot_be_taken_is_named(make_trainer, caplog):
+    trainer = make_trainer(tune_mm_vision=True, attn_implementation="eager", max_steps=1)
+    assert "vision tower runs in every pass: the vision tower learns" in caplog.text
+    assert "each completion computes its prompt again: attention 'eager'" in caplog.text
+    trainer.train()
 
 
 def test_equal_rewards_give_no_policy_gradient(make_trainer):
@@ -238,8 +227,8 @@ def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
     trainer = make_trainer(eval_dataset_use=str(sop_data), reward_funcs=None, per_device_eval_batch_size=3)
     calls = []
     sample = trainer.explorer.sampler.sample
-    trainer.explorer.sampler.sample = lambda model, prompts, *rest: calls.append(len(prompts)) or sample(
-        model, prompts, *rest
+    trainer.explorer.sampler.sample = lambda model, prompts, *rest: (
+        calls.append(len(prompts)) or sample(model, prompts, *rest)
     )
     metrics = trainer.evaluate()
     assert calls == [3, 3, 2]

@@ -1,0 +1,29 @@
+"""Sampling from the policy itself, each prompt computed once for all its completions: the fast path of ``local``."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.rollout.base import SamplingParams
+from qwenvl.rollout.local import LocalSampler
+from qwenvl.rollout.prefill import logits_processors, sample_shared
+
+
+class SharedPrefixSampler(LocalSampler):
+    """As ``LocalSampler``; ask ``supports_shared_prefix`` whether the model can."""
+
+    def _draw(
+        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
+    ) -> tuple[Tensor, Tensor]:
+        return sample_shared(
+            model,
+            prompts,
+            group_size,
+            max_new_tokens=params.max_new_tokens,
+            temperature=params.temperature,
+            processors=logits_processors(suppress=self.vision_ids, temperature=params.temperature, top_p=params.top_p),
+            end_ids=self.end_ids,
+            pad_id=self.tokenizer.pad_token_id,
+            token_budget=params.token_budget,
+        )

@@ -1,0 +1,53 @@
+"""Which paths a run takes: each prompt computed once where the model can, the plain way where it cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from qwenvl.model import logprobs, shared_prefix
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.loading import unwrap
+from qwenvl.model.vision import encode_vision, supports_encode_once
+from qwenvl.rollout.base import Sampler
+from qwenvl.rollout.local import LocalSampler
+from qwenvl.rollout.shared import SharedPrefixSampler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The three computations that a fast path and a plain path exist for.
+
+    Attributes:
+        completion_logprobs: see ``qwenvl.model.logprobs``.
+        sampler: draws completions.
+        encode: runs the vision tower once per prompt; None where it runs in every forward.
+    """
+
+    completion_logprobs: Callable[..., Tensor]
+    sampler: Sampler
+    encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
+
+
+def choose_paths(policy: nn.Module, tokenizer: Any, *, share: bool) -> Paths:
+    """The paths for ``policy``; with ``share``, what keeps it from a fast one is logged, never passed over."""
+    bare = unwrap(policy)
+    plain = Paths(logprobs.completion_logprobs, LocalSampler(tokenizer, bare), None)
+    if not share:
+        return plain
+    prefix_reason, vision_reason = shared_prefix.supports_shared_prefix(policy), supports_encode_once(policy)
+    if prefix_reason is not None:
+        logger.warning(f"each completion computes its prompt again: {prefix_reason}")
+    if vision_reason is not None:
+        logger.warning(f"the vision tower runs in every pass: {vision_reason}")
+    return Paths(
+        plain.completion_logprobs if prefix_reason else shared_prefix.completion_logprobs,
+        plain.sampler if prefix_reason else SharedPrefixSampler(tokenizer, bare),
+        None if vision_reason else encode_vision,
+    )

@@ -1,0 +1,32 @@
+"""What is shown: one line of numbers, a warning about equal rewards."""
+
+from types import SimpleNamespace
+
+from qwenvl.train.callbacks import EqualRewardsWarning, ProgressLine
+
+
+def test_equal_rewards_are_warned_of_once(caplog):
+    callback = EqualRewardsWarning()
+    for share in [0.95] * 15 + [0.5] + [0.95] * 20:
+        callback.on_log(None, None, None, logs={"group/zero_std_frac": share})
+    callback.on_log(None, None, None, logs={"eval_total_reward": 0.5})
+    assert not caplog.text
+    for _ in range(30):
+        callback.on_log(None, None, None, logs={"group/zero_std_frac": 1.0})
+    assert caplog.text.count("equal rewards") == 1 and "--generation_temperature" in caplog.text
+
+
+def test_the_line_shows_reward_kl_and_time_left(capsys):
+    line = ProgressLine()
+    state = SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=0)
+    line.on_train_begin(None, state, None)
+    for step in (1, 2):
+        state.global_step = step
+        line.on_step_end(None, state, None)
+        line.on_log(None, state, None, logs={"loss": 0.1, "reward/total": 0.25 * step, "kl": 0.0123})
+    line.on_log(None, state, None, logs={"eval_total_reward": 0.5, "eval_total_reward_ci95": 0.04})
+    line.on_train_end(None, state, None)
+    shown = capsys.readouterr()
+    text = shown.err + shown.out
+    assert "reward=0.500" in text and "kl=0.012" in text and "2/4" in text
+    assert "step 2: eval_total_reward 0.500 +- 0.040" in text

@@ -1,0 +1,39 @@
+"""Metrics between log entries, joined over processes by hand-made numbers."""
+
+import time
+
+import pytest
+
+from qwenvl.train.meter import Meter
+
+
+def test_means_are_weighted_and_none_does_not_count():
+    meter = Meter()
+    meter.mean("kl", 0.1, weight=3)
+    meter.mean("kl", 0.5)
+    meter.mean("kl", None)
+    meter.mean("never", None)
+    assert meter.flush() == {"kl": pytest.approx(0.2)}
+    assert meter.flush() == {}
+
+
+def test_processes_are_joined_by_their_weights():
+    meter = Meter()
+    meter.mean("reward", 1.0, weight=2)
+    meter.max("length", 3)
+    meter.count("bad", 0)
+    other = ({"reward": [0.0, 6.0]}, {"length": 9}, {"bad": 2.0}, {}, 1)
+    assert meter.flush(lambda state: [state, other]) == {"reward": pytest.approx(0.25), "length": 9, "bad": 2.0}
+
+
+def test_times_are_per_step_and_of_the_slowest_process():
+    meter = Meter()
+    meter.step()
+    meter.step()
+    with meter.time("time/x_s"):
+        time.sleep(0.02)
+    meter.start("time/y_s")
+    meter.stop("time/y_s")
+    meter.stop("time/never_s")
+    values = meter.flush(lambda state: [state, ({}, {}, {}, {"time/x_s": 4.0}, 2)])
+    assert values["time/x_s"] == 2.0 and set(values) == {"time/x_s", "time/y_s"}
