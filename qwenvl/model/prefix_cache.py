@@ -94,10 +94,12 @@ class PrefixCache:
         if self._queries is None:
             self._queries = self._queries_of_parts(len(q) // sum(self._counts))
         source, spans = self._queries
+        whole = len(source) == len(q)  # each prompt is one part
+        queries = q if whole else q[source]
         out, lse = kernel_for(q).forward(
-            q[source], *self._of_prompts[layer], spans, self._parts, causal=False, scale=scale
+            queries, *self._of_prompts[layer], spans, self._parts, causal=False, scale=scale
         )
-        return (out, lse) if len(source) == len(q) else _merge_parts(out, lse, source, len(q))
+        return (out, lse) if whole else _merge_parts(out, lse, source, len(q))
 
     def _queries_of_parts(self, repeats: int) -> tuple[Tensor, Spans]:
         """Which queries each part of a prompt meets, as indices, and how many; a completion has ``repeats`` queries."""
@@ -109,15 +111,13 @@ class PrefixCache:
     def _over_own(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Every completion's queries (rows x repeats x heads x D) over its own tokens, ``k`` and ``v`` the newest."""
         if layer not in self._of_completions:
-            shape = (len(k), self._capacity, *k.shape[1:])
+            shape = (*k.shape[:2], self._capacity, k.shape[2])
             self._of_completions[layer] = (k.new_empty(shape), v.new_empty(shape))
         keys, values = self._of_completions[layer]
-        keys[:, self.length - 1], values[:, self.length - 1] = k, v
-        keys, values = (x[:, : self.length].transpose(1, 2) for x in (keys, values))  # rows x heads x length x D
-        scores = (q.transpose(1, 2) @ keys.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
-        lse = scores.logsumexp(-1)
-        out = (scores - lse[..., None]).exp().to(v.dtype) @ values
-        return out.transpose(1, 2).flatten(0, 1), lse.permute(1, 0, 2).flatten(1)
+        keys[:, :, self.length - 1], values[:, :, self.length - 1] = k, v
+        keys, values = keys[:, :, : self.length], values[:, :, : self.length]
+        out, lse = kernel_for(q).batch(q.transpose(1, 2), keys, values, scale=scale)
+        return out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1)
 
 
 def _merge_parts(out: Tensor, lse: Tensor, source: Tensor, queries: int) -> tuple[Tensor, Tensor]:

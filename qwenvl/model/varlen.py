@@ -64,6 +64,9 @@ class Kernel(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, k and v."""
 
+    def batch(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        """As ``forward``, for B sequences of equal lengths, B x heads x S x D, not causal; lse is B x heads x S."""
+
 
 def kernel_for(q: Tensor) -> Kernel:
     """The kernel for the device, type and head size of ``q``."""
@@ -91,6 +94,13 @@ class CudaFlash:
         )
         return out, lse
 
+    def batch(self, q, k, v, *, scale):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, None, None, q.shape[1], k.shape[1], 0.0, False, False, scale=scale
+        )
+        return out.transpose(1, 2), lse
+
     def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
         return torch.ops.aten._flash_attention_backward(
@@ -100,25 +110,34 @@ class CudaFlash:
 
 
 class _PerSequence:
-    """A kernel that takes one sequence at a time, as heads x S x D."""
+    """A kernel that takes one sequence at a time, as 1 x heads x S x D."""
+
+    def batch(self, q, k, v, *, scale):
+        return self._forward(q, k, v, False, scale)
 
     def forward(self, q, k, v, q_spans, k_spans, *, causal, scale):
+        if len(q_spans.bounds) == 2:  # nothing to put together
+            out, lse = self._forward(*_by_head(q, k, v), causal, scale)
+            return out[0].transpose(0, 1), lse[0]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[1], len(q), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
         for rows, keys in zip(q_spans.slices(), k_spans.slices(), strict=True):
             if rows.stop > rows.start:
-                one, lse[:, rows] = self._forward(*_by_head(q[rows], k[keys], v[keys]), causal, scale)
-                out[rows] = one.transpose(0, 1)
+                one, one_lse = self._forward(*_by_head(q[rows], k[keys], v[keys]), causal, scale)
+                out[rows], lse[:, rows] = one[0].transpose(0, 1), one_lse[0]
         return out, lse
 
     def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
+        if len(q_spans.bounds) == 2:
+            grads = self._backward(*_by_head(grad, q, k, v, out), lse[None], causal, scale)
+            return tuple(x[0].transpose(0, 1) for x in grads)
         dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         for rows, keys in zip(q_spans.slices(), k_spans.slices(), strict=True):
             if rows.stop > rows.start:
                 grads = self._backward(
-                    *_by_head(grad[rows], q[rows], k[keys], v[keys], out[rows]), lse[:, rows], causal, scale
+                    *_by_head(grad[rows], q[rows], k[keys], v[keys], out[rows]), lse[None, :, rows], causal, scale
                 )
-                dq[rows], dk[keys], dv[keys] = (x.transpose(0, 1) for x in grads)
+                dq[rows], dk[keys], dv[keys] = (x[0].transpose(0, 1) for x in grads)
         return dq, dk, dv
 
 
@@ -126,16 +145,12 @@ class CpuFlash(_PerSequence):
     """Flash attention on the CPU, any floating type."""
 
     def _forward(self, q, k, v, causal, scale):
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q[None], k[None], v[None], 0.0, causal, scale=scale
-        )
-        return out[0], lse[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
 
     def _backward(self, grad, q, k, v, out, lse, causal, scale):
-        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad[None], q[None], k[None], v[None], out[None], lse[None], 0.0, causal, scale=scale
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, causal, scale=scale
         )
-        return tuple(x[0] for x in grads)
 
 
 class Blockwise(_PerSequence):
@@ -144,43 +159,43 @@ class Blockwise(_PerSequence):
     rows = 256
 
     def _scores(self, q, k, start, causal, scale):
-        """Of the block of queries from ``start``, in the type of the log-sum-exp: heads x block x S'."""
-        block = q[:, start : start + self.rows]
+        """Of the block of queries from ``start``, in the type of the log-sum-exp: B x heads x block x S'."""
+        block = q[:, :, start : start + self.rows]
         wide = torch.promote_types(q.dtype, torch.float32)
         scores = (block @ k.mT).to(wide) * scale
         if causal:
-            ahead = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(start + 1)
+            ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(start + 1)
             scores.masked_fill_(ahead, float("-inf"))
         return scores
 
     def _forward(self, q, k, v, causal, scale):
         k, v = _per_query_head(q, k), _per_query_head(q, v)
         blocks = []
-        for start in range(0, q.shape[1], self.rows):
+        for start in range(0, q.shape[2], self.rows):
             scores = self._scores(q, k, start, causal, scale)
             lse = scores.logsumexp(-1)
             blocks.append(((scores - lse[..., None]).exp().to(v.dtype) @ v, lse))
-        return torch.cat([out for out, _ in blocks], dim=1), torch.cat([lse for _, lse in blocks], dim=1)
+        return torch.cat([out for out, _ in blocks], dim=2), torch.cat([lse for _, lse in blocks], dim=2)
 
     def _backward(self, grad, q, k, v, out, lse, causal, scale):
-        heads, keys, values = len(k), _per_query_head(q, k), _per_query_head(q, v)
+        heads, keys, values = k.shape[1], _per_query_head(q, k), _per_query_head(q, v)
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(keys), torch.zeros_like(values)
-        for start in range(0, q.shape[1], self.rows):
+        for start in range(0, q.shape[2], self.rows):
             block = slice(start, start + self.rows)
-            scores = self._scores(q, keys, start, causal, scale)
-            probs = (scores - lse[:, block, None]).exp()
-            through = (grad[:, block] * out[:, block]).to(probs.dtype).sum(-1, keepdim=True)
-            d_scores = (probs * ((grad[:, block] @ values.mT).to(probs.dtype) - through) * scale).to(q.dtype)
-            dq[:, block] = d_scores @ keys
-            dk += d_scores.mT @ q[:, block]
-            dv += probs.to(v.dtype).mT @ grad[:, block]
-        return dq, dk.unflatten(0, (heads, -1)).sum(1), dv.unflatten(0, (heads, -1)).sum(1)
+            d_out = grad[:, :, block]
+            probs = (self._scores(q, keys, start, causal, scale) - lse[:, :, block, None]).exp()
+            through = (d_out * out[:, :, block]).to(probs.dtype).sum(-1, keepdim=True)
+            d_scores = (probs * ((d_out @ values.mT).to(probs.dtype) - through) * scale).to(q.dtype)
+            dq[:, :, block] = d_scores @ keys
+            dk += d_scores.mT @ q[:, :, block]
+            dv += probs.to(v.dtype).mT @ d_out
+        return dq, dk.unflatten(1, (heads, -1)).sum(2), dv.unflatten(1, (heads, -1)).sum(2)
 
 
 def _by_head(*tensors: Tensor) -> list[Tensor]:
-    return [x.transpose(0, 1) for x in tensors]
+    return [x.transpose(0, 1)[None] for x in tensors]
 
 
 def _per_query_head(q: Tensor, k: Tensor) -> Tensor:
     """Keys or values repeated for the query heads that share them."""
-    return k.repeat_interleave(len(q) // len(k), dim=0)
+    return k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)

@@ -1,0 +1,180 @@
+"""The model, the prompt and the two paths that the benchmarks measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig
+
+from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.model import logprobs, shared_prefix
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.loading import TuneFlags, apply_tuning
+from qwenvl.model.positions import position_rule, prompt_positions
+from qwenvl.model.reference import Reference
+from qwenvl.model.vision import accept_features, encode_vision
+from qwenvl.rollout.prefill import logits_processors, sample_shared
+
+CHUNK_TOKENS = 4096
+FRAME = (10, 20)  # merged patches: 200 tokens per pair of frames
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of a step: about how many prompt tokens, completions, tokens of each."""
+
+    prompt: int
+    group: int
+    length: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """From ``P,G,C``."""
+        return cls(*(int(part) for part in text.split(",")))
+
+    def __str__(self) -> str:
+        return f"{self.prompt},{self.group},{self.length}"
+
+
+class Step:
+    """One prompt with a video, and what a GRPO step does with it by either path; every token is sampled (no end token).
+
+    Text 256 wide, 8 layers; vision 128 wide, 4 layers; the tower is frozen, the reference is a copy of the rest.
+    """
+
+    def __init__(self, model: torch.nn.Module, prompts: PromptInputs, case: Case):
+        self.model, self.prompts, self.case = model, prompts, case
+        self.reference = Reference(model)
+        with self.reference.model() as frozen:
+            accept_features(frozen)
+        generator = torch.Generator().manual_seed(1)
+        self.completion_ids = torch.randint(0, 250, (case.group, case.length), generator=generator)
+        self.mask = torch.ones_like(self.completion_ids, dtype=torch.bool)
+        self.weights = torch.randn(self.mask.shape, generator=generator)
+
+    @classmethod
+    def of(cls, case: Case, family: str) -> Step:
+        """With random weights, pixels and completions."""
+        processor = make_processor(family)
+        sizes = {"hidden_size": 256, "num_layers": 8, "vision_hidden_size": 128, "vision_depth": 4}
+        model = make_model(family, processor, **sizes)
+        apply_tuning(model, TuneFlags())
+        return cls(model, video_prompt(model, case.prompt), case)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Those of the prompt as it is."""
+        return self.prompts.input_ids.shape[1]
+
+    @property
+    def patches(self) -> int:
+        """Patches of its video."""
+        return int(self.prompts.video_grid_thw.prod())
+
+    def plain_train(self) -> None:
+        """Reference forward, policy forward and backward on repeated prompts, pixels and all."""
+        self._train(logprobs.completion_logprobs, self.prompts)
+
+    def shared_train(self) -> None:
+        """The same numbers: tower once, prompt once in either pass."""
+        self._train(shared_prefix.completion_logprobs, encode_vision(self.model, self.prompts))
+
+    def plain_sample(self) -> None:
+        """``generate`` on repeated prompts."""
+        rows = self.prompts.repeat(self.case.group)
+        positions = torch.cat([rows.attention_mask.cumsum(1)[None] - 1, rows.position_ids])
+        self.model.generation_config = GenerationConfig(
+            do_sample=True, top_k=0, max_new_tokens=self.case.length, pad_token_id=0
+        )
+        self.model.generate(
+            input_ids=rows.input_ids, attention_mask=rows.attention_mask, position_ids=positions, **rows.vision()
+        )
+
+    def shared_sample(self) -> None:
+        """Tower once, prefill once, keys and values of the prompt once."""
+        sample_shared(
+            self.model,
+            encode_vision(self.model, self.prompts),
+            self.case.group,
+            max_new_tokens=self.case.length,
+            temperature=1.0,
+            processors=logits_processors(suppress=[]),
+            end_ids=[],
+            pad_id=0,
+        )
+
+    def plain_step(self) -> None:
+        """Sampling and training."""
+        self.plain_sample()
+        self.plain_train()
+
+    def shared_step(self) -> None:
+        """Sampling and training."""
+        self.shared_sample()
+        self.shared_train()
+
+    def _train(self, completion_logprobs, prompts: PromptInputs) -> None:
+        arguments = prompts, self.completion_ids, self.mask
+        settings = {"temperature": 1.0, "logit_chunk_tokens": CHUNK_TOKENS}
+        with self.reference.model() as frozen:
+            of_reference = completion_logprobs(frozen, *arguments, **settings)
+        of_policy = completion_logprobs(self.model, *arguments, **settings)
+        difference = of_reference - of_policy
+        (self.weights * of_policy + difference.exp() - difference).mean().backward()
+        self.model.zero_grad(set_to_none=True)
+
+
+def video_prompt(model: torch.nn.Module, tokens: int) -> PromptInputs:
+    """A question about a video of random pixels, about ``tokens`` tokens in all."""
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    frame = FRAME[0] * FRAME[1]
+    grid = [max(1, round(tokens / frame)), 2 * FRAME[0], 2 * FRAME[1]]
+    pictures, pads = (grid[0], frame) if config.model_type == "qwen3_vl" else (1, frame * grid[0])
+    video = [config.vision_start_token_id, *[config.video_token_id] * pads, config.vision_end_token_id] * pictures
+    ids = torch.tensor([[*range(20, 30), *video, *range(30, 40)]])
+    mask, grids = torch.ones_like(ids), torch.tensor([grid])
+    vision = config.vision_config
+    values = 3 * vision.temporal_patch_size * vision.patch_size**2
+    return PromptInputs(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=prompt_positions(position_rule(config), ids, mask, None, grids, torch.ones(1)),
+        pixel_values=None,
+        image_grid_thw=None,
+        pixel_values_videos=torch.randn(int(grids.prod()), values, generator=generator),
+        video_grid_thw=grids,
+        images_per_prompt=[0],
+        videos_per_prompt=[1],
+    )
+
+
+def ideal_flops(step: Step) -> float:
+    """Floating-point operations of a step that computes nothing twice.
+
+    The tower once; then five forwards' worth of P + G C tokens: sampling 1, reference 1, policy 3 (its backward pass is
+    twice its forward), the mergers with them. Products only, causal attention counted by half.
+    """
+    text, visual = step.model.model.language_model, step.model.model.visual
+    case, prompt, patches = step.case, step.prompt_tokens, step.patches
+    drawn = case.group * case.length
+    attention = text.layers[0].self_attn
+    pairs = prompt**2 / 2 + drawn * prompt + case.group * case.length**2 / 2
+    layers = 2 * _weights(text.layers) * (prompt + drawn)
+    layers += len(text.layers) * 4 * attention.q_proj.out_features * pairs
+    head = 2 * step.model.lm_head.weight.numel() * drawn
+    mergers = 2 * _weights(visual.merger) * patches / 4
+    return _tower_flops(visual, step.prompts.video_grid_thw) + 5 * (layers + head + mergers)
+
+
+def _tower_flops(visual: torch.nn.Module, grids: torch.Tensor) -> float:
+    patches, frame = int(grids.prod()), int(grids[0, 1] * grids[0, 2])
+    full = getattr(visual, "fullatt_block_indexes", range(len(visual.blocks)))
+    window = (getattr(visual, "window_size", 0) // visual.patch_size) ** 2 if hasattr(visual, "window_size") else 0
+    seen = sum(frame if block in full else window for block in range(len(visual.blocks)))
+    embed = visual.patch_embed.proj.weight.numel()
+    return 2 * (_weights(visual.blocks) + embed) * patches + 4 * visual.patch_embed.embed_dim * patches * seen
+
+
+def _weights(module: torch.nn.Module) -> int:
+    return sum(part.weight.numel() for part in module.modules() if isinstance(part, torch.nn.Linear))
