@@ -1,0 +1,59 @@
+"""A training run for several processes, started by ``test_distributed.py`` through torchrun.
+
+    ranks.py CHECKPOINT ANNOTATIONS OUTPUT [--flag value ...]
+
+Completions are drawn from the prompt alone, whatever the process and batch it stands in, so that runs which divide the
+same prompts differently among processes can be compared weight by weight.
+"""
+
+import sys
+import zlib
+
+import torch
+
+from qwenvl import GRPOTrainer
+from qwenvl.rollout.base import completion_mask
+from qwenvl.train.arguments import parse_args
+from qwenvl.types import RolloutBatch
+
+
+class SamplerByPrompt:
+    """Random tokens, seeded by the prompt's tokens; of different lengths."""
+
+    def __init__(self, end_id):
+        self.end_id = end_id
+
+    def sample(self, model, prompts, group_size, params, seed):
+        rows = []
+        for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True):
+            generator = torch.Generator().manual_seed(zlib.crc32(ids[mask.bool()].numpy().tobytes()))
+            tokens = torch.randint(0, 250, (group_size, params.max_new_tokens), generator=generator)
+            tokens[0, 2:] = self.end_id
+            rows.append(tokens)
+        ids = torch.cat(rows)
+        texts = ["".join(chr(97 + int(t) % 26) for t in row) for row in ids]
+        return RolloutBatch(ids, completion_mask(ids, [self.end_id]), texts, ["length"] * len(ids))
+
+
+def vowels(completions, **columns):
+    """A reward that differs within a group."""
+    return [sum(letter in "aeiou" for letter in text) / 6 for text in completions]
+
+
+def main() -> None:
+    """Trains, and lets rank 0 save what came of it."""
+    checkpoint, data, output, *flags = sys.argv[1:]
+    torch.set_num_threads(1)
+    args = parse_args(
+        [f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags]
+    )
+    trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
+    if "by_prompt" in output:
+        object.__setattr__(trainer.explorer, "sampler", SamplerByPrompt(trainer.processing_class.tokenizer.eos_token_id))
+    trainer.train()
+    trainer.save_model()
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main()
