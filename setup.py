@@ -2,6 +2,9 @@
 
 from setuptools import find_packages, setup
 
+# What some functions of the reward table are computed with.
+REWARDS = ["math-verify>=0.9", "rapidfuzz>=3.9", "jiwer>=4", "rouge-score>=0.1.2", "scipy>=1.11"]
+
 setup(
     name="qwenvl",
     version="0.1.0",
@@ -26,7 +29,8 @@ setup(
         "deepspeed": ["deepspeed>=0.17"],
         "flash-attn": ["flash-attn>=2.7"],
         "torchcodec": ["torchcodec>=0.7"],
-        "dev": ["pytest>=8", "ruff>=0.9"],
+        "rewards": REWARDS,
+        "dev": ["hypothesis>=6.100", *REWARDS, "pytest>=8", "ruff>=0.9"],
     },
     entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},
 )

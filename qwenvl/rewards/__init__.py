@@ -3,6 +3,18 @@
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.function import RewardError, RewardFunction
+from qwenvl.rewards.plugins import reward
 from qwenvl.rewards.rubric import Rubric
+from qwenvl.rewards.settings import RewardSettings
+from qwenvl.rewards.verl import adapt_verl
 
-__all__ = ["RewardError", "RewardFunction", "Rubric", "build_rubric", "reward_columns"]
+__all__ = [
+    "RewardError",
+    "RewardFunction",
+    "RewardSettings",
+    "Rubric",
+    "adapt_verl",
+    "build_rubric",
+    "reward",
+    "reward_columns",
+]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from qwenvl.rewards.text import answer_of, solution_of
+from qwenvl.rewards.optional import optional
+from qwenvl.rewards.text import answer_of, normalized, solution_of
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
@@ -24,14 +24,13 @@ def action_numbers(text: str) -> list[int]:
 
 
 def action_phrases(text: str) -> list[str]:
-    """The phrases between commas, semicolons and new lines, lower-cased, white space and outer dots removed.
+    """The phrases between commas, semicolons and new lines, normalized (see ``text.normalized``).
 
     Example:
         >>> action_phrases("Insert the  fan, fasten the screw.")
         ['insert the fan', 'fasten the screw']
     """
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    phrases = (" ".join(part.split()).strip(" .") for part in _SEPARATOR.split(plain))
+    phrases = (normalized(part) for part in _SEPARATOR.split(text))
     return [phrase for phrase in phrases if phrase]
 
 
@@ -42,6 +41,22 @@ def accuracy(completions: list[str], solution: list[str], **columns: Any) -> lis
     compared as a set of phrases (see ``action_phrases``). Without an answer block, or with no action in it, 0.
     """
     return [_overlap(text, truth) for text, truth in zip(completions, solution, strict=True)]
+
+
+def action_order(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """1 - edit distance / longer length between the sequences of ``(k)`` numbers of answer and solution.
+
+    Insertions, deletions and substitutions cost 1 each (Levenshtein). Without an answer block, or with no number in
+    it, 0.
+    """
+    return [_order(text, truth) for text, truth in zip(completions, solution, strict=True)]
+
+
+def check_action_numbers(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record cannot be scored by the order of its actions: its solution has no numbers."""
+    if action_numbers(solution_of(solution)):
+        return None
+    return f'the solution names no action: expected "(1) ... (2) ..." numbers, got {solution[:80]!r}'
 
 
 def check_actions(solution: str, fields: Mapping[str, Any]) -> str | None:
@@ -63,3 +78,9 @@ def _overlap(completion: str, solution: str) -> float:
     if not named or not expected:
         return 0.0
     return len(named & expected) / len(named | expected)
+
+
+def _order(completion: str, solution: str) -> float:
+    levenshtein = optional("rapidfuzz.distance").Levenshtein
+    named, expected = action_numbers(answer_of(completion) or ""), action_numbers(solution_of(solution))
+    return levenshtein.normalized_similarity(named, expected) if named and expected else 0.0

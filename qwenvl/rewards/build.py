@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from qwenvl.rewards.format import ResponseFormat
 from qwenvl.rewards.function import RewardError, RewardFunction, name_of
+from qwenvl.rewards.plugins import by_path, made, plugin_functions
 from qwenvl.rewards.rubric import Aggregation, OnError, Rubric
 from qwenvl.rewards.settings import RewardSettings
 from qwenvl.rewards.table import TABLE, make
 
 DEFAULT_WEIGHTS = {"format": 0.3, "accuracy": 0.7}
 
+Named = str | Callable[..., Any] | RewardFunction
+
 
 def build_rubric(
-    reward_funcs: Sequence[str | Callable[..., Any] | RewardFunction] | None = None,
+    reward_funcs: Sequence[Named] | None = None,
     reward_weights: Sequence[float] | None = None,
     format_reward_weight: float | None = None,
     accuracy_reward_weight: float | None = None,
-    response_format: ResponseFormat = "think_answer",
+    response_format: ResponseFormat | None = None,
     *,
+    external_plugins: Sequence[str] = (),
+    settings: RewardSettings | None = None,
     aggregation: Aggregation = "sum",
     on_error: OnError = "error",
     timeout: float | None = None,
@@ -29,11 +34,14 @@ def build_rubric(
     """The rubric of a run.
 
     Args:
-        reward_funcs: names of the table or functions; None: ``format`` and ``accuracy``.
+        reward_funcs: names of the table or of plugins, ``package.module:name``, ``file.py:name``, ``verl:`` before one
+            of these two, or functions; None: ``format`` and ``accuracy``.
         reward_weights: one per function; None: 1 each, or the two named weights where ``reward_funcs`` is None.
         format_reward_weight, accuracy_reward_weight: weights of the default pair, 0.3 and 0.7 where None; refused with
             ``reward_funcs`` or ``reward_weights``, where they would have no effect.
-        response_format: what ``format`` and ``strict_format`` ask for.
+        response_format: short for that setting.
+        external_plugins: Python files whose functions carry ``@reward("name")``.
+        settings: of the functions of the table, and ``reward_workers``.
         aggregation, on_error, timeout: see ``Rubric``.
 
     Raises:
@@ -43,30 +51,57 @@ def build_rubric(
         >>> build_rubric().names, build_rubric().weights
         (('format', 'accuracy'), (0.3, 0.7))
     """
-    named = {"format": format_reward_weight, "accuracy": accuracy_reward_weight}
-    if reward_funcs is not None or reward_weights is not None:
-        if given := [name for name, weight in named.items() if weight is not None]:
-            other = "--reward_funcs" if reward_weights is None else "--reward_weights"
-            raise RewardError(
-                f"--{given[0]}_reward_weight has no effect with {other}: give the weights in --reward_weights"
-            )
-    elif reward_weights is None:
-        reward_weights = [DEFAULT_WEIGHTS[name] if weight is None else weight for name, weight in named.items()]
-    if reward_funcs is None:
-        reward_funcs = list(DEFAULT_WEIGHTS)
-    settings = RewardSettings(response_format=response_format)
-    functions = [_resolve(each, settings) for each in reward_funcs]
-    weights = [1.0] * len(functions) if reward_weights is None else reward_weights
-    return Rubric(functions, weights, aggregation=aggregation, on_error=on_error, timeout=timeout)
+    weights = _weights(reward_funcs, reward_weights, format_reward_weight, accuracy_reward_weight)
+    values = (settings or RewardSettings()).values()
+    if response_format is not None:
+        values["response_format"] = response_format
+    plugins = plugin_functions(external_plugins)
+    for name in plugins:
+        if name in TABLE:
+            raise RewardError(f"the plugin reward {name!r} has the name of one in the table: rename it")
+    functions = [resolve(each, values, plugins) for each in reward_funcs or DEFAULT_WEIGHTS]
+    return Rubric(
+        functions,
+        [1.0] * len(functions) if weights is None else weights,
+        aggregation=aggregation,
+        on_error=on_error,
+        timeout=timeout,
+        workers=values["reward_workers"],
+    )
 
 
-def _resolve(each: str | Callable[..., Any] | RewardFunction, settings: RewardSettings) -> RewardFunction:
+def resolve(each: Named, settings: Mapping[str, Any], plugins: Mapping[str, RewardFunction]) -> RewardFunction:
+    """The function that a user named or gave.
+
+    Raises:
+        RewardError: it is not there; the message lists near names.
+    """
     if isinstance(each, RewardFunction):
         return each
-    if callable(each):
-        return RewardFunction(name_of(each), each)
+    if not isinstance(each, str):
+        return made(getattr(each, "reward_name", None) or name_of(each), each)
+    if each in plugins:
+        return plugins[each]
+    if ":" in each:
+        return by_path(each)
     if each in TABLE:
-        return make(each, settings)
-    near = get_close_matches(each, TABLE, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"the table has {', '.join(TABLE)}"
+        return make(each, settings, lambda name: resolve(name, settings, plugins))
+    names = [*TABLE, *plugins]
+    near = get_close_matches(each, names, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     raise RewardError(f"no reward function is named {each!r}: {hint}")
+
+
+def _weights(
+    reward_funcs: Sequence[Named] | None, weights: Sequence[float] | None, *named: float | None
+) -> Sequence[float] | None:
+    given = dict(zip(DEFAULT_WEIGHTS, named, strict=True))
+    if reward_funcs is None and weights is None:
+        return [DEFAULT_WEIGHTS[name] if weight is None else weight for name, weight in given.items()]
+    for name, weight in given.items():
+        if weight is not None:
+            other = "--reward_funcs" if weights is None else "--reward_weights"
+            raise RewardError(
+                f"--{name}_reward_weight has no effect with {other}: give all weights in --reward_weights"
+            )
+    return weights

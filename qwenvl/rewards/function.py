@@ -68,6 +68,12 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
     return positional, keywords
 
 
+def call_plain(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> Any:
+    """Call a function that is not async with the columns it takes; for rewards that build on another one."""
+    positional, keywords = arguments(function, completions, columns)
+    return function.call(*positional, **keywords)
+
+
 def name_of(function: Any) -> str:
     """The name of a function, or of the class of a callable object."""
     return getattr(function, "__name__", None) or type(function).__name__

@@ -35,6 +35,7 @@ class Rubric:
             and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
             left without any value gets the mean total of its group.
         timeout: seconds for one call of a function; None: no limit.
+        workers: processes in which functions that say ``cpu_heavy`` run, one completion at a time; 0: they run here.
 
     Example:
         >>> def short(completions, **columns):
@@ -52,6 +53,7 @@ class Rubric:
         aggregation: Aggregation = "sum",
         on_error: OnError = "error",
         timeout: float | None = None,
+        workers: int = 0,
     ) -> None:
         self.functions = tuple(functions)
         self.names = tuple(function.name for function in functions)
@@ -65,7 +67,7 @@ class Rubric:
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._aggregation, self._on_error = aggregation, on_error
-        self._runner = Runner(timeout)
+        self._runner = Runner(timeout, workers)
         self._skipped = dict.fromkeys(self.names, 0)
         self._recent_failures = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
@@ -137,6 +139,9 @@ class Rubric:
     def close(self) -> None:
         """Give back threads and processes."""
         self._runner.close()
+        for function in self.functions:
+            if close := getattr(function.call, "close", None):
+                close()
 
     def _components(
         self, completions: Sequence[str], columns: Mapping[str, list[Any]], shared: Mapping[str, Any]

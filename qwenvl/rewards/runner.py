@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qwenvl.rewards.function import RewardError, RewardFunction, arguments
+from qwenvl.rewards.workers import Workers
 
 
 class RewardTimeout(Exception):
@@ -48,10 +49,12 @@ class Runner:
     Args:
         timeout: seconds a call may take; None: as long as it likes. With a timeout plain functions run in a thread of
             their own, because nothing else can be waited for with a limit.
+        workers: processes for functions that are ``cpu_heavy``, one completion at a time; 0: they run here.
     """
 
-    def __init__(self, timeout: float | None = None) -> None:
+    def __init__(self, timeout: float | None = None, workers: int = 0) -> None:
         self._timeout = timeout
+        self._workers = Workers(workers) if workers else None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, calls: list[Call]) -> list[list[Any]]:
@@ -62,17 +65,21 @@ class Runner:
         Raises:
             RewardError: a function lacks a column, or did not return one value per row.
         """
-        begun = [self._begin(call) if call.function.is_async else None for call in calls]
+        begun = [self._begin(call) if self._runs_elsewhere(call.function) else None for call in calls]
         return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
 
     def close(self) -> None:
-        """Stop the event loop and its thread."""
+        """Stop the event loop and its thread, and the worker processes."""
+        if self._workers is not None:
+            self._workers.close()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
     def _begin(self, call: Call) -> Callable[[], Any]:
         """Start a call; the function returned waits for what it gives."""
+        if self._in_workers(call.function):
+            return self._begin_in_workers(call)
         positional, keywords = call.arguments()
         if call.function.is_async:
             coroutine = call.function.call(*positional, **keywords)
@@ -98,6 +105,21 @@ class Runner:
             failed_alone = any(isinstance(value, Exception) for value in alone)
             return alone if failed_alone else [error] * len(call.completions)
 
+    def _begin_in_workers(self, call: Call) -> Callable[[], list[Any]]:
+        shared = {name: value for name, value in call.shared.items() if name != "log_metric"}
+        what = call.function.spec or call.function.call
+        futures = []
+        for row in range(len(call.completions)):
+            positional, keywords = replace(call.only(row), shared=shared).arguments()
+            futures.append(self._workers.submit(what, *positional, seconds=self._timeout, **keywords))
+        return lambda: [_value_or_error(call, future) for future in futures]
+
+    def _runs_elsewhere(self, function: RewardFunction) -> bool:
+        return function.is_async or self._in_workers(function)
+
+    def _in_workers(self, function: RewardFunction) -> bool:
+        return self._workers is not None and function.cpu_heavy and not function.is_async
+
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         """One loop for the life of the runner: clients and semaphores belong to the loop they were first used in."""
         if self._loop is None:
@@ -108,6 +130,7 @@ class Runner:
 
 def _in_thread(function: Callable, positional: list, keywords: dict) -> Future:
     future: Future = Future()
+    future.set_running_or_notify_cancel()  # nobody can cancel a thread: what it gives too late is let go
 
     def work() -> None:
         try:
@@ -117,6 +140,15 @@ def _in_thread(function: Callable, positional: list, keywords: dict) -> Future:
 
     threading.Thread(target=work, name="reward", daemon=True).start()
     return future
+
+
+def _value_or_error(call: Call, future: Future) -> Any:
+    try:
+        return _one_per_row(call.only(0), future.result())[0]
+    except RewardError:
+        raise
+    except Exception as error:
+        return error
 
 
 def _result(future: Future, deadline: float | None, timeout: float | None) -> Any:

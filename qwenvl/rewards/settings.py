@@ -1,18 +1,62 @@
-"""Settings of the reward functions of the table; the flags of the same names are made from them."""
+"""Settings of the reward functions of the table; the flags of the same names have the same defaults."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from qwenvl.rewards.format import ResponseFormat
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """What the functions of the table can be told.
+    """What the functions of the table can be told; lengths are in completion tokens."""
 
-    Attributes:
-        response_format: what ``format`` and ``strict_format`` ask for.
-    """
+    response_format: Literal["think_answer", "answer_only"] = _setting(
+        "think_answer", "What format and strict_format ask for."
+    )
+    generation_max_length: int = _setting(512, "Longest completion; the default length of cosine and soft_overlong.")
+    correctness_func: str = _setting(
+        "accuracy", "Reward that tells cosine and length_window which completions are correct: those it gives 1."
+    )
+    cosine_max_len: int | None = _setting(None, "Length T at which cosine ends. Unset: generation_max_length.")
+    cosine_min_len_value_correct: float = _setting(1.0, "cosine of a correct completion of length 0.")
+    cosine_max_len_value_correct: float = _setting(0.5, "cosine of a correct completion of length T.")
+    cosine_min_len_value_wrong: float = _setting(-0.5, "cosine of a wrong completion of length 0.")
+    cosine_max_len_value_wrong: float = _setting(0.0, "cosine of a wrong completion of length T.")
+    repetition_n_grams: int = _setting(3, "Words in a row that repetition compares, at least 1.")
+    repetition_max_penalty: float = _setting(-1.0, "repetition of a text that says one thing only, at most 0.")
+    soft_overlong_max_len: int | None = _setting(
+        None, "Length at which soft_overlong is -1. Unset: generation_max_length."
+    )
+    soft_overlong_cache: int | None = _setting(
+        None, "Tokens before that length in which soft_overlong falls. Unset: a fifth of it."
+    )
+    length_window_min: int = _setting(320, "Shortest completion that length_window rewards.")
+    length_window_max: int = _setting(512, "Longest completion that length_window rewards.")
+    length_window_bonus: float = _setting(0.2, "What length_window gives, above 0.")
+    numeric_tolerance: float = _setting(1e-6, "Error that numeric accepts, times the solution where that is above 1.")
+    temporal_iou_boundary: bool = _setting(
+        False, "Multiply temporal_iou by how near start and end are; needs the field duration (seconds)."
+    )
+    box_units: Literal["same", "thousandths"] = _setting(
+        "same",
+        "Units of boxes in answers. same: those of the solution. thousandths: 0..1000, the solution's being pixels of "
+        "an image of the record's width and height.",
+    )
 
-    response_format: ResponseFormat = "think_answer"
+    reward_workers: int = _setting(0, "Processes for rewards that are heavy on the CPU, at least 0.")
+
+    def values(self) -> dict[str, Any]:
+        """Every setting by name, with what is unset worked out."""
+        longest = self.generation_max_length if self.soft_overlong_max_len is None else self.soft_overlong_max_len
+        return {
+            **self.__dict__,
+            "cosine_max_len": self.generation_max_length if self.cosine_max_len is None else self.cosine_max_len,
+            "soft_overlong_max_len": longest,
+            "soft_overlong_cache": max(1, longest // 5)
+            if self.soft_overlong_cache is None
+            else self.soft_overlong_cache,
+        }

@@ -7,10 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qwenvl.rewards.actions import accuracy, check_actions
+from qwenvl.rewards.actions import accuracy, action_order, check_action_numbers, check_actions
+from qwenvl.rewards.boxes import BoxGIoUReward, BoxIoUReward
+from qwenvl.rewards.countdown import check_countdown, countdown
 from qwenvl.rewards.format import FormatReward, StrictFormatReward
 from qwenvl.rewards.function import RewardFunction
-from qwenvl.rewards.settings import RewardSettings
+from qwenvl.rewards.length import CosineReward, LengthWindowReward, RepetitionReward, SoftOverlongReward
+from qwenvl.rewards.matching import (
+    check_letters,
+    check_text,
+    check_yes_no,
+    exact_match,
+    multiple_choice,
+    ocr,
+    rouge,
+    yes_no,
+)
+from qwenvl.rewards.maths import MathReward
+from qwenvl.rewards.numbers import NumericReward, check_number, count, regression
+from qwenvl.rewards.temporal import TemporalIoUReward
 
 
 @dataclass(frozen=True)
@@ -19,32 +34,70 @@ class Entry:
 
     Attributes:
         made_of: the function, or a class whose instances are called and whose constructor names the settings it takes.
-        low, high: range of the values, None for "does not apply" aside.
-        check: see ``RewardFunction``.
+        low, high: range of the values at the default settings, None for "does not apply" aside.
+        check: see ``RewardFunction``; a class may have it as a method.
+        remote: it asks a server or a model of its own.
     """
 
     made_of: Callable[..., Any]
     low: float
     high: float
     check: Callable[[str, Mapping[str, Any]], str | None] | None = None
+    remote: bool = False
+
+    @property
+    def rule(self) -> str:
+        """The docstring."""
+        return inspect.getdoc(self.made_of) or ""
 
     @property
     def summary(self) -> str:
-        """The first sentence of the docstring."""
-        return inspect.getdoc(self.made_of).split("\n\n")[0].replace("\n", " ")
+        """Its first paragraph, on one line."""
+        return " ".join(self.rule.split("\n\n")[0].split())
 
 
 TABLE: dict[str, Entry] = {
     "format": Entry(FormatReward, 0, 1),
     "strict_format": Entry(StrictFormatReward, 0, 1),
     "accuracy": Entry(accuracy, 0, 1, check_actions),
+    "action_order": Entry(action_order, 0, 1, check_action_numbers),
+    "math_accuracy": Entry(MathReward, 0, 1),
+    "count": Entry(count, 0, 1, check_number),
+    "countdown": Entry(countdown, 0, 1, check_countdown),
+    "cosine": Entry(CosineReward, -0.5, 1),
+    "repetition": Entry(RepetitionReward, -1, 0),
+    "soft_overlong": Entry(SoftOverlongReward, -1, 0),
+    "length_window": Entry(LengthWindowReward, 0, 0.2),
+    "multiple_choice": Entry(multiple_choice, 0, 1, check_letters),
+    "yes_no": Entry(yes_no, 0, 1, check_yes_no),
+    "exact_match": Entry(exact_match, 0, 1, check_text),
+    "numeric": Entry(NumericReward, 0, 1, check_number),
+    "regression": Entry(regression, 0, 1, check_number),
+    "ocr": Entry(ocr, 0, 1, check_text),
+    "rouge": Entry(rouge, 0, 1, check_text),
+    "temporal_iou": Entry(TemporalIoUReward, 0, 1),
+    "box_iou": Entry(BoxIoUReward, 0, 1),
+    "box_giou": Entry(BoxGIoUReward, -1, 1),
 }
 
 
-def make(name: str, settings: RewardSettings) -> RewardFunction:
-    """The function ``name`` of the table with these settings."""
+def make(
+    name: str, settings: Mapping[str, Any], resolve: Callable[[str], RewardFunction] | None = None
+) -> RewardFunction:
+    """The function ``name`` of the table.
+
+    Args:
+        settings: from ``RewardSettings.values``.
+        resolve: finds the function that ``correctness_func`` names, for those that build on one.
+    """
     entry = TABLE[name]
-    call = entry.made_of
-    if inspect.isclass(call):
-        call = call(**{setting: getattr(settings, setting) for setting in inspect.signature(call).parameters})
-    return RewardFunction(name, call, entry.check)
+    if not inspect.isclass(entry.made_of):
+        return RewardFunction(name, entry.made_of, entry.check)
+    wanted = inspect.signature(entry.made_of).parameters
+    given = {setting: settings[setting] for setting in wanted if setting in settings}
+    check = entry.check
+    if "correctness" in wanted:
+        given["correctness"] = correctness = resolve(settings["correctness_func"])
+        check = correctness.check
+    made = entry.made_of(**given)
+    return RewardFunction(name, made, getattr(made, "check", check))

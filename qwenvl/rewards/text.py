@@ -6,10 +6,13 @@ policy writes such text early in training.
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Literal, NamedTuple
 
 Tag = Literal["think", "answer"]
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+ANSWER_LIMIT = 10_000  # characters; no answer is that long, and reading one of a megabyte takes time
 
 
 class Block(NamedTuple):
@@ -38,12 +41,25 @@ def first_block(text: str, tag: Tag) -> Block | None:
 
 
 def answer_of(completion: str) -> str | None:
-    """What stands in the first answer block, outer white space stripped; None without one."""
+    """What stands in the first answer block, outer white space stripped; None without one.
+
+    None also for more than 10,000 characters: that is no answer, and whatever reads it stays quick.
+    """
     block = first_block(completion, "answer")
-    return None if block is None else block.inner.strip()
+    return None if block is None or len(block.inner) > ANSWER_LIMIT else block.inner.strip()
 
 
 def solution_of(solution: str) -> str:
     """What a record's solution says: its first answer block, or the whole text where it has none."""
-    answer = answer_of(solution)
-    return solution.strip() if answer is None else answer
+    block = first_block(solution, "answer")
+    return solution.strip() if block is None else block.inner.strip()
+
+
+def normalized(text: str) -> str:
+    """Compatibility characters unified (NFKC), case folded, runs of white space one space, outer dots and quotes gone.
+
+    Example:
+        >>> normalized(" The  Fan. ")
+        'the fan'
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(" .\"'")

@@ -1,6 +1,13 @@
 import pytest
 
-from qwenvl.rewards.actions import accuracy, action_numbers, action_phrases, check_actions
+from qwenvl.rewards.actions import (
+    accuracy,
+    action_numbers,
+    action_order,
+    action_phrases,
+    check_action_numbers,
+    check_actions,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,3 +49,25 @@ def test_a_solution_without_actions_is_refused():
         assert "names no action" in check_actions(empty, {})
     assert check_actions("<answer>(1)</answer>", {}) is None
     assert check_actions("insert the fan", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "solution", "score"),
+    [
+        ("(1)(2)(3)", "(1) a (2) b (3) c", 1.0),
+        ("(1)(3)(2)", "(1)(2)(3)", 1 / 3),  # two substitutions of three
+        ("(1)(3)", "(1)(2)(3)", 2 / 3),  # one insertion
+        ("(1)(2)(3)(3)", "(1)(2)(3)", 3 / 4),  # one deletion, the longer has four
+        ("(4)(5)", "(1)(2)(3)", 0.0),
+        ("", "(1)", 0.0),
+        ("none", "(1)", 0.0),
+    ],
+)
+def test_action_order_by_hand(answer, solution, score):
+    assert action_order([f"<answer>{answer}</answer>"], solution=[solution]) == [pytest.approx(score)]
+
+
+def test_action_order_needs_an_answer_block_and_a_solution_with_numbers():
+    assert action_order(["(1)"], solution=["(1)"]) == [0.0]
+    assert "names no action" in check_action_numbers("insert the fan", {})
+    assert check_action_numbers("<answer>(1)</answer>", {}) is None

@@ -1,4 +1,3 @@
-
 from qwenvl.rewards.columns import field_problem, is_routed, reward_columns, route_problem
 from qwenvl.types import Message, Record
 

@@ -1,0 +1,57 @@
+"""Reward functions written for verl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | None]]:
+    """Make verl's ``compute_score(data_source, solution_str, ground_truth, extra_info)`` a reward function.
+
+    It is called once for each completion: ``data_source`` and ``extra_info`` are the record's fields of these names
+    (None and {} without), ``solution_str`` is the completion, ``ground_truth`` is the field ``ground_truth``, else the
+    one inside the field ``reward_model`` as verl's data has it, else the solution. It returns a number or a dict with
+    ``score``; the dict's other numbers become metrics.
+
+    Example:
+        >>> def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        ...     return {"score": float(solution_str == ground_truth), "length": len(solution_str)}
+        >>> adapt_verl(compute_score)(["4", "five"], solution=["4", "4"])
+        [1.0, 0.0]
+    """
+
+    def reward(
+        completions: list[str],
+        solution: list[str],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        scores: list[float | None] = []
+        for row, (text, truth) in enumerate(zip(completions, solution, strict=True)):
+            fields = {name: values[row] for name, values in columns.items() if isinstance(values, list)}
+            result = compute_score(
+                data_source=fields.get("data_source"),
+                solution_str=str(text),
+                ground_truth=_ground_truth(fields, truth),
+                extra_info=fields.get("extra_info") or {},
+            )
+            if isinstance(result, Mapping):
+                extras = {
+                    name: value for name, value in result.items() if name != "score" and hasattr(value, "__float__")
+                }
+                for name, value in extras.items() if log_metric else ():
+                    log_metric(f"{reward.__name__}/{name}", float(value))
+                result = result["score"]
+            scores.append(result)
+        return scores
+
+    reward.__name__ = getattr(compute_score, "__name__", "compute_score")
+    return reward
+
+
+def _ground_truth(fields: Mapping[str, Any], solution: str) -> Any:
+    if fields.get("ground_truth") is not None:
+        return fields["ground_truth"]
+    nested = fields.get("reward_model")
+    return nested["ground_truth"] if isinstance(nested, Mapping) and "ground_truth" in nested else solution

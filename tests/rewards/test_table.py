@@ -1,0 +1,129 @@
+"""What holds for every function of the table, whatever a model writes."""
+
+import math
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qwenvl.rewards.build import resolve
+from qwenvl.rewards.function import call_plain
+from qwenvl.rewards.settings import RewardSettings
+from qwenvl.rewards.table import TABLE
+
+# A solution that each function can compare with; those not named take "(1) ...".
+SOLUTIONS = {
+    "math_accuracy": r"<answer>\frac{1}{2}</answer>",
+    "count": "3",
+    "numeric": "2.5",
+    "regression": "10",
+    "multiple_choice": "B",
+    "yes_no": "yes",
+    "temporal_iou": "3 to 8",
+    "box_iou": "[10, 10, 50, 60], [0, 0, 5, 5]",
+    "box_giou": "[10, 10, 50, 60], [0, 0, 5, 5]",
+}
+FIELDS = {"nums": [1, 2, 3], "target": 6, "width": 640, "height": 480, "duration": 12.5}
+LOCAL = [name for name, entry in TABLE.items() if not entry.remote]
+
+PIECES = st.sampled_from(
+    [
+        *("<think>", "</think>", "<answer>", "</answer>", "(1)", "(99999999999)", "1+2+3", "9**9", "=6", "B.", "A, C"),
+        *("yes", "3:20 to 0:80", "[1,2,3,4]", "(5,6),(7,8)", r"\frac{1}{0}", "$", r"\boxed{", "1e99", "-0", "\x00"),
+        *("\u202eاب", "😀", "\n", " ", "看", "\ud83d", "NaN", "inf", "__import__('os')"),
+    ]
+)
+TEXTS = st.lists(PIECES | st.text(max_size=8), max_size=12).map("".join)
+ANSWERS = TEXTS.map(lambda text: f"<think>x</think><answer>{text}</answer>")
+
+MEGABYTE = 2**20
+LARGE = {
+    "one letter": "a" * MEGABYTE,
+    "words": "ab " * (MEGABYTE // 3),
+    "answer tags": "<answer>" * 100_000,
+    "closing tags": "<answer>" + "</answer>" * 100_000,
+    "think tags": "<think>" * 50_000 + "</think>" * 50_000,
+    "nested tags": "<think><answer>" * 30_000 + "</answer></think>" * 30_000,
+    "unclosed": "<think>" + "<answer>(1) " * 80_000,
+    "spaces": "<answer>" + " " * MEGABYTE + "</answer>",
+    "answer of digits": "<answer>" + "9" * 9_900 + "</answer>",
+    "answer of numbers": "<answer>" + "(1) 2, 3:4 " * 890 + "</answer>",
+    "answer of brackets": "<answer>" + "[(" * 4_900 + "</answer>",
+    "answer of boxes": "<answer>" + "[1, 2, 30, 40]" * 700 + "</answer>",
+    "answer of words": "<answer>" + "left right " * 900 + "</answer>",
+    "answer too long": "<answer>" + "(1)" * (MEGABYTE // 3) + "</answer>",
+    "chinese": "<answer>" + "看见" * 4_900 + "</answer>" + "看" * 300_000,
+    "null bytes": "\x00" * MEGABYTE,
+    "right to left": "<answer>" + "\u202eابجد " * 1_600 + "</answer>",
+    "emoji": "<answer>" + "👨‍👩‍👧‍👦" * 900 + "</answer>",
+    "parentheses": "<answer>" + "(" * 5_000 + ")" * 4_900 + "</answer>",
+    "power tower": "<answer>9**9**9**9</answer>",
+}
+
+
+@pytest.fixture(scope="module")
+def functions():
+    chosen = RewardSettings().values()
+    made = {name: resolve(name, chosen, {}) for name in LOCAL}
+    yield made
+    for function in made.values():
+        getattr(function.call, "close", lambda: None)()
+
+
+def score(functions, name, *texts):
+    columns = {
+        "solution": [SOLUTIONS.get(name, "(1) insert the fan (2) fasten the screw")] * len(texts),
+        "completion_ids": [list(range(len(text) // 4)) for text in texts],
+        **{field: [value] * len(texts) for field, value in FIELDS.items()},
+    }
+    return call_plain(functions[name], list(texts), columns)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(texts=st.lists(TEXTS | ANSWERS, min_size=1, max_size=4))
+def test_values_are_in_range_and_the_same_alone_and_in_company(functions, name, texts):
+    if name == "math_accuracy":  # the worker process is tried elsewhere: here what is decided before it
+        texts = [text.replace("\\", "/") for text in texts]
+    values = score(functions, name, *texts)
+    entry = TABLE[name]
+    assert len(values) == len(texts)
+    assert all(value is None or (math.isfinite(value) and entry.low <= value <= entry.high) for value in values)
+    assert values == [score(functions, name, text)[0] for text in texts]
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_large_and_hostile_texts_take_less_than_50_ms(functions, name):
+    score(functions, name, "<answer>1</answer>")  # imports
+    slow = {}
+    for label, text in LARGE.items():
+        best = math.inf
+        for _ in range(3):  # the best of three: other processes share the machine
+            begin = time.perf_counter()
+            (value,) = score(functions, name, text)
+            best = min(best, time.perf_counter() - begin)
+            if best < 0.05:
+                break
+        assert TABLE[name].low <= value <= TABLE[name].high
+        if best >= 0.05:
+            slow[label] = round(best, 3)
+    assert not slow
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_the_solution_itself_is_accepted_and_is_right(functions, name):
+    solution = SOLUTIONS.get(name, "(1) insert the fan (2) fasten the screw")
+    check = functions[name].check
+    assert check is None or check(solution, FIELDS) is None
+    if name in ("format", "strict_format", "cosine", "repetition", "soft_overlong", "length_window", "countdown"):
+        return  # not a comparison with the solution alone
+    bare = solution.removeprefix("<answer>").removesuffix("</answer>")
+    assert score(functions, name, f"<think>x</think><answer>{bare}</answer>") == [1.0]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_function_says_what_it_does(name):
+    entry = TABLE[name]
+    assert entry.summary.endswith((".", ":")) and len(entry.summary) < 160
+    assert entry.low < entry.high
