@@ -43,12 +43,22 @@ class ClipMeta:
         frame_counts: source frames of each concatenated segment, in order; None where the clip is not segmented.
         min_frames, max_frames: bounds on the frames taken; per segment with ``dynamic_sample``, else for the clip.
         dynamic_sample: draw the number of frames and their places anew each epoch.
+        video_fps: frames per second to take, in place of the flags'.
+        video_start, video_end: seconds; frames outside are not taken.
+        min_pixels, max_pixels: bounds on the pixels of a frame, in place of the flags'.
+        frames_fps: frames per second of a clip stored as images.
     """
 
     frame_counts: tuple[float, ...] | None = None
     min_frames: int | None = None
     max_frames: int | None = None
     dynamic_sample: bool = False
+    video_fps: float | None = None
+    video_start: float | None = None
+    video_end: float | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    frames_fps: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import yaml
 
+from qwenvl.data.rows import HUB_PREFIX
+
 DEFAULT_CATALOG = Path(__file__).resolve().parents[2] / "data" / "datasets.yaml"
-ANNOTATION_SUFFIXES = (".json", ".jsonl")
+ANNOTATION_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".parquet", ".csv", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class DatasetSource:
 
     Attributes:
         name: as written in ``dataset_use``, without the percentage.
-        annotation_path: the file of records.
+        annotation_path: the file of records, a folder written by ``save_to_disk``, or ``hf:name:split``.
         media_root: folder that the records' media paths start from and may not leave.
         percent: share of the records to take, in (0, 100].
     """
@@ -31,8 +33,9 @@ class DatasetSource:
 
 
 def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -> list[DatasetSource]:
-    """The data sets of a comma-separated list of catalog names and .json/.jsonl paths, each with an optional ``%NN``.
+    """The data sets of a comma-separated list of catalog names and paths, each with an optional ``%NN``.
 
+    What ends in one of ``ANNOTATION_SUFFIXES`` or contains a slash is a path, ``hf:name:split`` a data set of the hub.
     A catalog is a YAML file of ``name: {annotation_path, media_root}``, relative paths starting at the catalog's
     folder; by default the repository's ``data/datasets.yaml``. The media root of a path given directly is its folder.
 
@@ -61,8 +64,8 @@ def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
     if not path.is_file():
         hint = "" if catalog_path else " (the installed package carries no catalog; the repository does)"
         raise FileNotFoundError(
-            f"{path}: no such catalog{hint}; name one with --dataset_catalog, or give dataset_use a path to a "
-            f"{' or '.join(ANNOTATION_SUFFIXES)} file"
+            f"{path}: no such catalog{hint}; name one with --dataset_catalog, or give dataset_use a path of "
+            f"a file ({', '.join(ANNOTATION_SUFFIXES)})"
         )
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8-sig")) or {}
@@ -94,9 +97,11 @@ def _catalog_source(name: object, entry: object, path: Path) -> DatasetSource:
 
 def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
     name, percent = _split_percent(entry)
-    if name.lower().endswith(ANNOTATION_SUFFIXES):
+    if name.startswith(HUB_PREFIX):
+        return DatasetSource(name, Path(name), Path.cwd(), percent)
+    if name.lower().endswith(ANNOTATION_SUFFIXES) or "/" in name:
         path = Path(name).expanduser()
-        source = DatasetSource(name, path, path.parent, percent)
+        source = DatasetSource(name, path, path if path.is_dir() else path.parent, percent)
     else:
         catalog = read_catalog(catalog_path)
         if name not in catalog:
@@ -104,11 +109,11 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
             meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'};"
             raise ValueError(
                 f"dataset_use: no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
-                f"A file is given by a path that ends in {' or '.join(ANNOTATION_SUFFIXES)}"
+                f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
             )
         found = catalog[name]
         source = DatasetSource(name, found.annotation_path, found.media_root, percent)
-    if not source.annotation_path.is_file():
+    if not source.annotation_path.exists():
         raise FileNotFoundError(f"dataset_use: {entry}: no such file: {source.annotation_path}")
     return source
 

@@ -12,7 +12,7 @@ from av.container import InputContainer
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
-from qwenvl.data.mediafile import BadMediaError
+from qwenvl.data.errors import BadMediaError
 
 MAX_FRAME_PIXELS = 50_000_000  # 8K video has 33 million; headers that claim more are bombs or noise
 # A container may hold this much less than its header promises: a last packet or two are often lost when clips are cut.

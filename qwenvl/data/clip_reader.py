@@ -16,7 +16,8 @@ from av.video.frame import VideoFrame
 
 from qwenvl.data.backends import FOREIGN_DECODERS
 from qwenvl.data.clip_index import index_clip, video_stream
-from qwenvl.data.mediafile import BadMediaError, video_format
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.mediafile import video_format
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from transformers.image_utils import pil_torch_interpolation_mapping
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.video_utils import VideoMetadata
 
-from qwenvl.types import BadSample, FrameInfo, PromptBatch, Sample
+from qwenvl.types import BadSample, ClipMeta, FrameInfo, PromptBatch, Sample
 
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
 
@@ -96,7 +96,10 @@ class GRPOCollator:
 
     def _process(self, sample: Sample) -> _Prompt:
         image_processor, video_processor = self.processor.image_processor, self.processor.video_processor
-        clips = [_resize(clip.frames, video_processor, self.frame_bounds) for clip in sample.videos]
+        clips = [
+            _resize(clip.frames, video_processor, _clip_bounds(self.frame_bounds, meta))
+            for clip, meta in zip(sample.videos, sample.record.clip_meta, strict=True)
+        ]
         images = [_resize(image, image_processor, self.image_bounds) for image in sample.images]
         as_is = {"do_resize": False, "do_rescale": False, "do_normalize": False, "input_data_format": "channels_first"}
         sampled = {
@@ -172,6 +175,14 @@ class GRPOCollator:
         ids = pad_sequence(rows, batch_first=True, padding_value=pad_id, padding_side="left")
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
         return ids, mask
+
+
+def _clip_bounds(bounds: tuple[int, int], meta: ClipMeta | None) -> tuple[int, int]:
+    """The record's pixel bounds where it has them; where only one is its own, the other gives way."""
+    low, high = (meta.min_pixels, meta.max_pixels) if meta else (None, None)
+    if low is None:
+        return (bounds[0], bounds[1]) if high is None else (min(bounds[0], high), high)
+    return low, max(bounds[1], low) if high is None else high
 
 
 def _resize(pixels: Tensor, processor: Any, bounds: tuple[int, int]) -> Tensor:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from qwenvl.data.catalog import resolve_datasets
 from qwenvl.data.decode import open_clip, resolve_backend
-from qwenvl.data.frames import FrameOptions, FramePlanError, plan_frames
+from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
+from qwenvl.data.frames import FrameOptions, frames_between, plan_frames
 from qwenvl.data.images import load_image
-from qwenvl.data.mediafile import BadMediaError
+from qwenvl.data.media_source import fetch
 from qwenvl.data.prompts import chat_messages
-from qwenvl.data.records import RecordError, SolutionCheck, read_records
+from qwenvl.data.records import ReadOptions, RecordCheck, read_records
 from qwenvl.data.seeds import stable_random
-from qwenvl.types import BadSample, FrameInfo, Record, Sample, VideoClip
+from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
 MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
 
@@ -85,29 +86,40 @@ class GRPODataset(Dataset):
         epoch, index = key if isinstance(key, tuple) else (0, key)
         record = self.records[index]
         try:
-            videos = tuple(self._load_clip(record, number, epoch) for number in range(len(record.videos)))
-            images = tuple(_load_image(path) for path in record.images)
+            return self.load(record, epoch)
         except (BadMediaError, FramePlanError) as error:
             message = f"{record.where} (id {record.id}): {error}"
             if self.on_bad_sample == "skip":
                 return BadSample(record, message)
             raise BadMediaError(f"{message}. Mend the file or the record, or pass --on_bad_sample skip") from error
+
+    def load(self, record: Record, epoch: int = 0) -> Sample:
+        """The sample of a record.
+
+        Raises:
+            BadMediaError, FramePlanError: whatever ``on_bad_sample`` says.
+        """
+        videos = tuple(self._load_clip(record, number, epoch) for number in range(len(record.videos)))
+        images = tuple(_load_image(path) for path in record.images)
         return Sample(record, chat_messages(record), videos, images, epoch)
 
     def _load_clip(self, record: Record, number: int, epoch: int) -> VideoClip:
-        path, meta = record.videos[number], record.clip_meta[number]
-        with open_clip(path, self.video_backend, **self.decode_bounds) as clip:
-            draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
+        path, meta = record.videos[number], record.clip_meta[number] or ClipMeta()
+        draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
+        with open_clip(_local(path), self.video_backend, frames_fps=meta.frames_fps, **self.decode_bounds) as clip:
             try:
-                plan = plan_frames(clip.frame_count, clip.duration, self.frame_options, meta, draw)
+                first, stop = frames_between(clip.frame_times, meta.video_start, meta.video_end)
+                duration = clip.duration * (stop - first) / clip.frame_count
+                plan = plan_frames(stop - first, duration, self.frame_options, meta, draw)
             except FramePlanError as error:
                 raise FramePlanError(f"{path}: {error}") from None
-            frames = clip.read(plan.indices)
+            indices = tuple(first + index for index in plan.indices)
+            frames = clip.read(indices)
             _check_shape(path, frames)
-            times = tuple(clip.frame_times[index] for index in plan.indices)
+            times = tuple(clip.frame_times[index] for index in indices)
             info = FrameInfo(
                 path=path,
-                indices=plan.indices,
+                indices=indices,
                 times=times,
                 segments=plan.segments,
                 seconds_per_frame=_seconds_per_frame(times, clip.duration),
@@ -117,8 +129,12 @@ class GRPODataset(Dataset):
         return VideoClip(frames, info)
 
 
+def _local(path: str) -> str:
+    return fetch(path) if path.startswith(("http://", "https://")) else path
+
+
 def _load_image(path: str) -> Tensor:
-    image = load_image(path)
+    image = load_image(_local(path))
     _check_shape(path, image)
     return image
 
@@ -171,14 +187,19 @@ def load_dataset(
     *,
     catalog_path: str | Path | None = None,
     allow_outside_media: bool = False,
-    check_solution: SolutionCheck | None = None,
-    **options: object,
+    allow_remote_media: bool = False,
+    columns: dict[str, str] | None = None,
+    prompt_template: str | None = None,
+    system: str | None = None,
+    check_record: RecordCheck | None = None,
+    **options: Any,
 ) -> GRPODataset:
     """Resolve, read and validate one or more data sets, and join them in the order given.
 
     Args:
         dataset_use: as for ``resolve_datasets``.
-        check_solution: as for ``read_records``.
+        allow_outside_media, allow_remote_media, columns, prompt_template, system: as ``ReadOptions`` has them.
+        check_record: as for ``read_records``.
         options: of ``GRPODataset``; its ``seed`` also chooses the rows of ``name%NN``.
 
     Raises:
@@ -186,12 +207,11 @@ def load_dataset(
             files that do not exist, before anything is decoded.
     """
     seed = options.get("seed", 0)
+    read_options = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system)
     records = [
         record
         for source in resolve_datasets(dataset_use, catalog_path)
-        for record in read_records(
-            source, seed=seed, allow_outside_media=allow_outside_media, check_solution=check_solution
-        )
+        for record in read_records(source, seed=seed, options=read_options, check_record=check_record)
     ]
     dataset = GRPODataset(records, **options)
     if dataset.on_bad_sample == "error":
@@ -204,7 +224,7 @@ def _check_media_exist(records: list[Record]) -> None:
         f"{record.where}: no such file: {path}"
         for record in records
         for path in (*record.videos, *record.images)
-        if not os.path.exists(path)
+        if not path.startswith(("http://", "https://")) and not os.path.exists(path)
     ]
     if missing:
         shown = missing[:5] + ["..."] * (len(missing) > 5)

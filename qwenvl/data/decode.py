@@ -8,20 +8,30 @@ re-encoding, and hangs on one in four of those. So decord is never chosen for th
 from __future__ import annotations
 
 import logging
+import os
 from functools import lru_cache
 from typing import Literal
 
 from qwenvl.data.clip_reader import ClipReader
+from qwenvl.data.frame_folder import FrameFolder
+from qwenvl.data.media_source import frame_list
 from qwenvl.data.watchdog import GuardedClip
 
 logger = logging.getLogger(__name__)
 
 Backend = Literal["torchcodec", "pyav", "decord"]
 BACKENDS = ("auto", "torchcodec", "pyav", "decord")
-Clip = ClipReader | GuardedClip
+Clip = ClipReader | GuardedClip | FrameFolder
 
 
-def open_clip(path: str, backend: str = "auto", *, timeout: float = 0.0, memory_gb: float = 8.0) -> Clip:
+def open_clip(
+    path: str,
+    backend: str = "auto",
+    *,
+    timeout: float = 0.0,
+    memory_gb: float = 8.0,
+    frames_fps: float | None = None,
+) -> Clip:
     """Open a clip and index its frames; a context manager with the face of ``ClipReader``.
 
     Args:
@@ -30,6 +40,7 @@ def open_clip(path: str, backend: str = "auto", *, timeout: float = 0.0, memory_
         timeout: seconds for the whole clip, after which its decoder is killed; it then runs in a process of its own.
             0 decodes in this process, without bounds.
         memory_gb: what the decoder's process may take for one clip, in GB.
+        frames_fps: frames per second of a folder or list of images, which need no decoder.
 
     Raises:
         BadMediaError: not a video, damaged, cut short, without pictures, or beyond the bounds.
@@ -40,6 +51,8 @@ def open_clip(path: str, backend: str = "auto", *, timeout: float = 0.0, memory_
         ...     frames = clip.read([0, clip.frame_count - 1])  # 2 x 3 x H x W, uint8
     """
     chosen, fall_back = resolve_backend(backend), backend == "auto"
+    if os.path.isdir(path) or frame_list(path) is not None:
+        return FrameFolder(path, frames_fps)
     if timeout > 0:
         return GuardedClip(path, chosen, fall_back, timeout=timeout, memory_gb=memory_gb)
     if chosen == "decord":

@@ -11,7 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from qwenvl.data.clip_reader import ClipReader
-from qwenvl.data.mediafile import BadMediaError
+from qwenvl.data.errors import BadMediaError
 
 
 def main(arguments: list[str]) -> None:

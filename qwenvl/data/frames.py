@@ -6,20 +6,19 @@ the bounds give an odd number, the last frame is repeated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from random import Random
 
+from qwenvl.data.errors import FramePlanError
 from qwenvl.types import ClipMeta
 
 FRAMES_PER_PATCH = 2
 # How far the segments of ``meta`` may disagree with the decoded length: real annotations are off by a frame or two.
 MAX_RELATIVE_MISMATCH = 0.10
 MAX_FRAME_MISMATCH = 2
-
-
-class FramePlanError(ValueError):
-    """``meta`` and the clip contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,21 @@ class FramePlan:
     rescaled: bool = False
 
 
+def frames_between(times: Sequence[float], start: float | None, end: float | None) -> tuple[int, int]:
+    """The first frame at or after ``start`` seconds and the one after the last at or before ``end``.
+
+    Raises:
+        FramePlanError: there is none between them.
+    """
+    first = 0 if start is None else bisect_left(times, start)
+    stop = len(times) if end is None else bisect_right(times, end)
+    if first >= stop:
+        raise FramePlanError(
+            f"no frames from video_start {start} to video_end {end}; its frames lie from 0 to {times[-1]:.3f} s"
+        )
+    return first, stop
+
+
 def plan_frames(
     frame_count: int,
     duration: float,
@@ -94,6 +108,8 @@ def plan_frames(
     if frame_count < 1:
         raise FramePlanError("the clip has no frames")
     low, high = _bounds(options, meta)
+    if meta is not None and meta.video_fps is not None:
+        options = replace(options, video_fps=meta.video_fps)
     edges, rescaled = _segment_edges(frame_count, meta.frame_counts if meta else None)
     if meta is not None and meta.dynamic_sample:
         indices = [

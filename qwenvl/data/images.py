@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from qwenvl.data.mediafile import BadMediaError, check_regular_file
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.mediafile import check_regular_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import stat
 
+from qwenvl.data.errors import BadMediaError
+
 # First bytes of files that are mistaken for clips, and what to call them.
 _KNOWN_OTHERS = (
     (b"\x89PNG", "a PNG image"),
@@ -23,14 +25,6 @@ _KNOWN_OTHERS = (
 )
 _STILL_BRANDS = (b"avif", b"heic", b"heix", b"mif1", b"msf1")
 _MOV_ATOMS = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"moof", b"styp")
-
-
-class BadMediaError(ValueError):
-    """A media file that can't be used; ``str`` is ``path: reason``."""
-
-    # One argument must do: a DataLoader rebuilds worker errors from their text alone.
-    def __init__(self, path: str, reason: str = "") -> None:
-        super().__init__(f"{path}: {reason}" if reason else path)
 
 
 def check_regular_file(path: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qwenvl.data.records import MEDIA_TAG
+from qwenvl.data.schemas import MEDIA_TAG
 from qwenvl.types import Message, Record
 
 

@@ -1,6 +1,6 @@
-"""Rows of an annotation file to validated records.
+"""Rows to validated records.
 
-A row of the conversations format:
+A row of the conversations form; ``schemas`` knows others:
 
     {"id": 17, "conversations": [{"from": "human", "value": "<video>\\nWhich steps?"},
                                  {"from": "gpt", "value": "<answer>(1) take the lid</answer>"}],
@@ -10,266 +10,242 @@ A row of the conversations format:
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from qwenvl.data.catalog import DatasetSource
+from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.media_source import media_path
+from qwenvl.data.rows import Row, iter_rows
+from qwenvl.data.schemas import MAIN_KEYS, Draft, draft_of
 from qwenvl.data.seeds import stable_random
-from qwenvl.types import ClipMeta, Message, Record, Role
+from qwenvl.types import ClipMeta, Message, Record
 
-ROLES: dict[str, Role] = {"system": "system", "human": "user", "gpt": "assistant"}
-MEDIA_TAG = re.compile(r"<(video|image)>")
-# A prompt that spells these out would be taken for media by the model's processor.
-VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-META_KEYS = ("frame_cnts", "min_frames", "max_frames", "dynamic_sample")
+RecordCheck = Callable[[Record], "str | None"]
+"""Says in a sentence why the rewards can't score a record, or None."""
 
-SolutionCheck = Callable[[str], "str | None"]
+_FRAME_BOUNDS = ("min_frames", "max_frames")
+_PIXEL_BOUNDS = ("min_pixels", "max_pixels")
+_RATES = ("video_fps", "frames_fps")
+_SECONDS = ("video_start", "video_end")
 
 
-class RecordError(ValueError):
-    """A row that can't become a record; the message says where, what was expected and what was found."""
+@dataclass(frozen=True)
+class ReadOptions:
+    """How rows are read.
+
+    Attributes:
+        allow_outside_media: let media paths leave the media root.
+        allow_remote_media: let media be http(s) URLs.
+        columns: names in the file to the names known here, ``{"question": "prompt"}``.
+        prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
+        system: a system turn for every prompt, in place of its own.
+    """
+
+    allow_outside_media: bool = False
+    allow_remote_media: bool = False
+    columns: dict[str, str] = field(default_factory=dict)
+    prompt_template: str | None = None
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
+            raise ValueError("prompt_template: expected a text that contains {prompt}")
 
 
 def read_records(
     source: DatasetSource,
     *,
     seed: int,
-    allow_outside_media: bool = False,
-    check_solution: SolutionCheck | None = None,
+    options: ReadOptions | None = None,
+    check_record: RecordCheck | None = None,
 ) -> list[Record]:
     """Read and validate the records of one data set, in the order of the file.
 
     Args:
         seed: of the choice of rows when ``source.percent`` is below 100.
-        allow_outside_media: let media paths leave ``source.media_root``.
-        check_solution: given a solution, says in a sentence why it can't be scored, or None; rewards provide it.
+        check_record: a last word on each record; rewards have one.
 
     Raises:
         RecordError: on the first bad row, beginning with its file and place.
     """
-    rows = list(read_rows(source.annotation_path))
-    if not rows:
-        raise RecordError(f"{source.annotation_path}: no records in the file")
-    if source.percent < 100:
-        count = max(1, round(len(rows) * source.percent / 100))
-        chosen = stable_random(seed, "percent", source.name).sample(range(len(rows)), count)
-        rows = [rows[i] for i in sorted(chosen)]
-    media_root = Path(os.path.realpath(source.media_root))
-    records: list[Record] = []
-    place_of: dict[str, str] = {}
-    for where, default_id, row in rows:
-        record = parse_record(
-            row,
-            where=where,
-            default_id=default_id,
-            media_root=media_root,
-            allow_outside_media=allow_outside_media,
-            check_solution=check_solution,
-        )
-        if record.id in place_of:
-            raise RecordError(
-                f"{where}.id: {record.id!r} is already the id of {place_of[record.id]}; give each record its own, or "
-                "leave `id` out of all to have them numbered"
-            )
-        place_of[record.id] = where
+    records = []
+    for record in iter_records(source, seed=seed, options=options, check_record=check_record):
+        if isinstance(record, RecordError):
+            raise record
         records.append(record)
     return records
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, str, Any]]:
-    """Yield (where, default id, decoded JSON) of each row; a file that begins with "[" is an array, else JSON lines.
-
-    Raises:
-        RecordError: not UTF-8, or not JSON; with line and column.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RecordError(f"{path}: expected UTF-8 text, byte {error.start} is not") from None
-    if text.lstrip()[:1] == "[":
-        for i, row in enumerate(_parse_json(text, str(path))):
-            yield f"{path}[{i}]", f"{path.stem}-{i}", row
-        return
-    for i, line in enumerate(text.split("\n")):
-        if line.strip():
-            yield f"{path}:{i + 1}", f"{path.stem}-{i}", _parse_json(line, f"{path}:{i + 1}")
-
-
-def parse_record(
-    row: Any,
+def iter_records(
+    source: DatasetSource,
     *,
-    where: str,
-    default_id: str,
-    media_root: Path,
-    allow_outside_media: bool = False,
-    check_solution: SolutionCheck | None = None,
-) -> Record:
-    """Validate one row of the conversations format; ``media_root`` has its links resolved.
+    seed: int,
+    options: ReadOptions | None = None,
+    check_record: RecordCheck | None = None,
+) -> Iterator[Record | RecordError]:
+    """As ``read_records``, but a bad row gives its error and the next one follows."""
+    options = options or ReadOptions()
+    media_root = Path(os.path.realpath(source.media_root))
+    place_of: dict[str, str] = {}
+    for row in _chosen_rows(source, seed):
+        try:
+            record = parse_row(row, media_root, options)
+            if record.id in place_of:
+                raise RecordError(
+                    f"{record.where}.id: {record.id!r} is already the id of {place_of[record.id]}; give each record "
+                    "its own, or leave `id` out of all to have them numbered",
+                    "duplicate id",
+                )
+            place_of[record.id] = record.where
+            if check_record is not None and (problem := check_record(record)):
+                raise RecordError(f"{record.where}: {problem}", "solution")
+        except RecordError as error:
+            yield error
+        else:
+            yield record
+
+
+def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:
+    """Validate one row; ``media_root`` has its links resolved.
 
     Raises:
-        RecordError: beginning with ``where``.
+        RecordError: beginning with the row's place.
     """
-    if not isinstance(row, dict):
-        raise RecordError(f"{where}: expected an object with `conversations`, got {_kind(row)}")
-    messages, solution = _parse_conversations(row.get("conversations"), f"{where}.conversations")
-    videos = _media_paths(row, "video", where, media_root, allow_outside_media)
-    images = _media_paths(row, "image", where, media_root, allow_outside_media)
-    _check_tags(messages, videos, images, row, where)
-    if check_solution is not None and (problem := check_solution(solution)):
-        raise RecordError(f"{where}: the solution {solution[:200]!r} can't be scored: {problem}")
+    options = options or ReadOptions()
+    where, value = row.where, row.value
+    if isinstance(value, RecordError):
+        raise value
+    if not isinstance(value, dict):
+        raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
+    value = _renamed(value, options.columns, where)
+    draft = _dressed(draft_of(value, where), options)
+    media = [
+        [
+            media_path(
+                medium,
+                place,
+                media_root,
+                allow_outside=options.allow_outside_media,
+                allow_remote=options.allow_remote_media,
+            )
+            for place, medium in listed
+        ]
+        for listed in (draft.videos, draft.images)
+    ]
+    metas = [
+        None if meta is None else parse_meta(meta, f"{where}.meta{f'[{i}]' if len(draft.metas) > 1 else ''}")
+        for i, meta in enumerate(draft.metas)
+    ]
     return Record(
-        id=_parse_id(row.get("id"), where, default_id),
-        messages=messages,
-        solution=solution,
-        videos=videos,
-        images=images,
-        clip_meta=_parse_metas(row.get("meta"), len(videos), f"{where}.meta"),
-        fields=row,
+        id=_parse_id(value.get("id"), where, row.default_id),
+        messages=tuple(draft.messages),
+        solution=draft.solution,
+        videos=tuple(media[0]),
+        images=tuple(media[1]),
+        clip_meta=tuple(metas),
+        fields=value | {"solution": draft.solution} if "solution" in value else value,
         where=where,
     )
 
 
-def _parse_json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{where}: not valid JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
-    except RecursionError:
-        raise RecordError(f"{where}: not readable JSON: nested too deeply") from None
+def parse_meta(meta: Any, where: str) -> ClipMeta:
+    """Validate what a row says of one clip; keys that are not known here are left to the reward functions."""
+    if not isinstance(meta, dict):
+        known = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
+        raise RecordError(f"{where}: expected an object with some of {', '.join(known)}, got {kind_of(meta)}")
+    dynamic = meta.get("dynamic_sample", False)
+    if not isinstance(dynamic, bool):
+        raise RecordError(f"{where}.dynamic_sample: expected true or false, got {kind_of(dynamic)}")
+    bounds = {key: _whole(meta, key, where) for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}
+    seconds = {key: _positive(meta, key, where, zero=True) for key in _SECONDS}
+    for low, high in (_FRAME_BOUNDS, _PIXEL_BOUNDS, _SECONDS):
+        values = bounds | seconds
+        if values[low] is not None and values[high] is not None and values[low] > values[high]:
+            raise RecordError(f"{where}: expected {low} <= {high}, got {values[low]} and {values[high]}")
+    counts = _frame_counts(meta.get("frame_cnts"), where)
+    if counts is not None and any(value is not None for value in seconds.values()):
+        raise RecordError(f"{where}: frame_cnts speak of the whole clip; expected no video_start and video_end beside")
+    rates = {key: _positive(meta, key, where) for key in _RATES}
+    return ClipMeta(counts, dynamic_sample=dynamic, **bounds, **rates, **seconds)
+
+
+def _chosen_rows(source: DatasetSource, seed: int) -> Iterator[Row]:
+    rows = iter_rows(source.annotation_path)
+    if source.percent < 100:
+        every = list(rows)
+        count = max(1, round(len(every) * source.percent / 100))
+        chosen = stable_random(seed, "percent", source.name).sample(range(len(every)), min(count, len(every)))
+        rows = (every[i] for i in sorted(chosen))
+    row = None
+    for row in rows:
+        yield row
+    if row is None:
+        raise RecordError(f"{source.annotation_path}: no records in the file")
+
+
+def _renamed(row: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:
+    for column, name in columns.items():
+        if column not in row:
+            raise RecordError(f"{where}: --columns names {column!r}; the row has {', '.join(row)}")
+        if name in row and name not in columns:
+            raise RecordError(f"{where}: --columns {column}={name} would hide the row's own {name!r}")
+    return {columns.get(name, name): value for name, value in row.items()}
+
+
+def _dressed(draft: Draft, options: ReadOptions) -> Draft:
+    """The draft with the template and the system turn of the options."""
+    messages = draft.messages
+    if options.prompt_template is not None:
+        asked = messages[-1]
+        messages = [*messages[:-1], Message("user", options.prompt_template.replace("{prompt}", asked.text))]
+    if options.system is not None:
+        messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
+    return replace(draft, messages=messages)
 
 
 def _parse_id(value: Any, where: str, default_id: str) -> str:
     if value is None:
         return default_id
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise RecordError(f"{where}.id: expected a string or a whole number, got {_kind(value)}")
+        raise RecordError(f"{where}.id: expected a string or a whole number, got {kind_of(value)}")
     return str(value)
 
 
-def _parse_conversations(turns: Any, where: str) -> tuple[tuple[Message, ...], str]:
-    """The prompt and the solution."""
-    if not isinstance(turns, list) or not turns:
-        raise RecordError(f"{where}: expected a list of turns {{'from': ..., 'value': ...}}, got {_kind(turns)}")
-    messages = [_parse_turn(turn, f"{where}[{i}]") for i, turn in enumerate(turns)]
-    for i, message in enumerate(messages[1:], start=1):
-        if message.role == "system":
-            raise RecordError(f"{where}[{i}].from: a system turn must be the first, this is turn {i + 1}")
-    *prompt, last = messages
-    if last.role != "assistant":
-        raise RecordError(f'{where}[{len(prompt)}].from: expected the last turn to be "gpt", the solution')
-    if not last.text.strip():
-        raise RecordError(f"{where}[{len(prompt)}].value: the solution is empty")
-    if not prompt or prompt[-1].role != "user":
-        raise RecordError(f'{where}: expected a "human" turn before the last "gpt" turn')
-    return tuple(prompt), last.text
+def _frame_counts(counts: Any, where: str) -> tuple[float, ...] | None:
+    if counts is None:
+        return None
+    if not isinstance(counts, list) or not counts:
+        raise RecordError(f"{where}.frame_cnts: expected a list of frame counts, got {kind_of(counts)}")
+    for i, count in enumerate(counts):
+        if not _is_number(count) or not 0 < count < 1e9:
+            raise RecordError(f"{where}.frame_cnts[{i}]: expected a number of frames above 0, got {kind_of(count)}")
+    return tuple(float(count) for count in counts)
 
 
-def _parse_turn(turn: Any, where: str) -> Message:
-    if not isinstance(turn, dict):
-        raise RecordError(f"{where}: expected {{'from': ..., 'value': ...}}, got {_kind(turn)}")
-    speaker, text = turn.get("from"), turn.get("value")
-    if not isinstance(speaker, str) or speaker not in ROLES:
-        raise RecordError(f'{where}.from: expected "human" or "gpt" (or a first "system"), got {json.dumps(speaker)}')
-    if not isinstance(text, str):
-        raise RecordError(f"{where}.value: expected a string, got {_kind(text)}")
-    for token in VISION_TOKENS:
-        if token in text:
-            raise RecordError(
-                f"{where}.value: contains the model's own token {token}; write <video> or <image> where media belongs"
-            )
-    return Message(ROLES[speaker], text)
-
-
-def _media_paths(
-    row: dict[str, Any], key: str, where: str, media_root: Path, allow_outside_media: bool
-) -> tuple[str, ...]:
-    value = row.get(key)
-    if value is None:
-        return ()
-    paths = value if isinstance(value, list) else [value]
-    resolved = []
-    for i, path in enumerate(paths):
-        place = f"{where}.{key}[{i}]" if isinstance(value, list) else f"{where}.{key}"
-        if not isinstance(path, str) or not path.strip() or "\0" in path:
-            raise RecordError(f"{place}: expected a path, got {_kind(path)}")
-        full = Path(os.path.realpath(media_root / path))
-        if not allow_outside_media and not full.is_relative_to(media_root):
-            raise RecordError(
-                f"{place}: {path!r} leads out of the media root {media_root}; move the file or the root, or pass "
-                "--allow_outside_media"
-            )
-        resolved.append(str(full))
-    return tuple(resolved)
-
-
-def _check_tags(
-    messages: tuple[Message, ...],
-    videos: tuple[str, ...],
-    images: tuple[str, ...],
-    row: dict[str, Any],
-    where: str,
-) -> None:
-    """As many tags in the prompt as media."""
-    tags = [tag for message in messages for tag in MEDIA_TAG.findall(message.text)]
-    for key, media in (("video", videos), ("image", images)):
-        if tags.count(key) != len(media):
-            plural = f"; the row has `{key}s`, did you mean `{key}`?" if f"{key}s" in row and not media else ""
-            raise RecordError(
-                f"{where}: the prompt has {tags.count(key)} <{key}> tags but `{key}` names {len(media)} files; "
-                f"expected one tag for each{plural}"
-            )
-
-
-def _parse_metas(value: Any, n_videos: int, where: str) -> tuple[ClipMeta | None, ...]:
-    """One entry per video; an object speaks of the only video, a list of each (null where nothing is known)."""
-    if value is None:
-        return (None,) * n_videos
-    if isinstance(value, list):
-        if len(value) != n_videos:
-            raise RecordError(f"{where}: expected one entry per video ({n_videos}), got {len(value)}")
-        return tuple(None if meta is None else _parse_meta(meta, f"{where}[{i}]") for i, meta in enumerate(value))
-    if n_videos != 1:
-        raise RecordError(f"{where}: expected a list, one entry for each of {n_videos} videos, got {_kind(value)}")
-    return (_parse_meta(value, where),)
-
-
-def _parse_meta(meta: Any, where: str) -> ClipMeta:
-    if not isinstance(meta, dict):
-        raise RecordError(f"{where}: expected an object with some of {', '.join(META_KEYS)}, got {_kind(meta)}")
-    counts = meta.get("frame_cnts")
-    if counts is not None:
-        if not isinstance(counts, list) or not counts:
-            raise RecordError(f"{where}.frame_cnts: expected a list of frame counts, got {_kind(counts)}")
-        for i, count in enumerate(counts):
-            if isinstance(count, bool) or not isinstance(count, int | float) or not 0 < count < 1e9:
-                raise RecordError(f"{where}.frame_cnts[{i}]: expected a number of frames above 0, got {_kind(count)}")
-        counts = tuple(float(count) for count in counts)
-    low, high = (_frame_bound(meta, key, where) for key in ("min_frames", "max_frames"))
-    if low is not None and high is not None and low > high:
-        raise RecordError(f"{where}: expected min_frames <= max_frames, got {low} and {high}")
-    dynamic = meta.get("dynamic_sample", False)
-    if not isinstance(dynamic, bool):
-        raise RecordError(f"{where}.dynamic_sample: expected true or false, got {_kind(dynamic)}")
-    return ClipMeta(counts, low, high, dynamic)
-
-
-def _frame_bound(meta: dict[str, Any], key: str, where: str) -> int | None:
+def _whole(meta: dict[str, Any], key: str, where: str) -> int | None:
     value = meta.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer() or value < 1:
-        raise RecordError(f"{where}.{key}: expected a whole number of frames of at least 1, got {_kind(value)}")
+    if not _is_number(value) or not float(value).is_integer() or value < 1:
+        unit = "frames" if key in _FRAME_BOUNDS else "pixels"
+        raise RecordError(f"{where}.{key}: expected a whole number of {unit} of at least 1, got {kind_of(value)}")
     return int(value)
 
 
-def _kind(value: Any) -> str:
-    """A value as an error shows it: its JSON type and its beginning."""
+def _positive(meta: dict[str, Any], key: str, where: str, zero: bool = False) -> float | None:
+    value = meta.get(key)
     if value is None:
-        return "nothing"
-    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
-    shown = json.dumps(value, ensure_ascii=False, default=repr)
-    return f"{names.get(type(value), type(value).__name__)} {shown if len(shown) <= 80 else shown[:77] + '...'}"
+        return None
+    if not _is_number(value) or not 0 <= value < 1e9 or (value == 0 and not zero):
+        raise RecordError(
+            f"{where}.{key}: expected a number {'of at least' if zero else 'above'} 0, got {kind_of(value)}"
+        )
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

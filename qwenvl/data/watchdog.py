@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qwenvl.data.mediafile import BadMediaError
+from qwenvl.data.errors import BadMediaError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from qwenvl.data.dataset import EpochSampler, GRPODataset, load_dataset
-from qwenvl.data.mediafile import BadMediaError
-from qwenvl.data.records import RecordError
+from qwenvl.data.errors import BadMediaError, RecordError
 from qwenvl.types import BadSample, Sample
 
 META = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 4, "dynamic_sample": True}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qwenvl.data.decode import open_clip, resolve_backend
-from qwenvl.data.mediafile import BadMediaError
+from qwenvl.data.errors import BadMediaError
 
 QUIET_X265 = {"x265-params": "log-level=none"}
 UNEVEN = [gap / 1000 for gap in accumulate(random.Random(0).randrange(5, 400) for _ in range(25))]

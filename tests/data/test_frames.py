@@ -2,7 +2,8 @@ from random import Random
 
 import pytest
 
-from qwenvl.data.frames import FrameOptions, FramePlanError, plan_frames, stratified_indices, uniform_indices
+from qwenvl.data.errors import FramePlanError
+from qwenvl.data.frames import FrameOptions, plan_frames, stratified_indices, uniform_indices
 from qwenvl.types import ClipMeta
 
 WIDE = FrameOptions(base_interval=1.0, min_frames=1, max_frames=100)

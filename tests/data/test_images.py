@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from qwenvl.data.errors import BadMediaError
 from qwenvl.data.images import load_image
-from qwenvl.data.mediafile import BadMediaError
 
 
 def test_rgb_as_channels_first(tmp_path):

@@ -3,7 +3,8 @@ import os
 import pytest
 from PIL import Image
 
-from qwenvl.data.mediafile import BadMediaError, check_regular_file, video_format
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.mediafile import check_regular_file, video_format
 
 
 @pytest.mark.parametrize(

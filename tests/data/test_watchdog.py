@@ -11,7 +11,7 @@ import torch
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.decode import open_clip
-from qwenvl.data.mediafile import BadMediaError
+from qwenvl.data.errors import BadMediaError
 from qwenvl.data.watchdog import GuardedClip
 
 

@@ -1,0 +1,46 @@
+"""The errors of the data room, and how their messages show values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class RecordError(ValueError):
+    """A row that can't become a record; the message says where, what was expected and what was found.
+
+    Attributes:
+        kind: a few words under which a report counts it.
+    """
+
+    def __init__(self, message: str, kind: str = "form") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class BadMediaError(ValueError):
+    """A media file that can't be used; ``str`` is ``path: reason``.
+
+    Attributes:
+        kind: a few words under which a report counts it.
+    """
+
+    # One argument must do: a DataLoader rebuilds worker errors from their text alone.
+    def __init__(self, path: str, reason: str = "", kind: str = "unreadable media") -> None:
+        super().__init__(f"{path}: {reason}" if reason else path)
+        self.kind = kind
+
+
+class FramePlanError(ValueError):
+    """``meta`` and the clip contradict each other."""
+
+    kind = "meta and clip disagree"
+
+
+def kind_of(value: Any) -> str:
+    """A value as an error shows it: its JSON type and its beginning."""
+    if value is None:
+        return "nothing"
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
+    shown = json.dumps(value, ensure_ascii=False, default=repr)
+    return f"{names.get(type(value), type(value).__name__)} {shown if len(shown) <= 80 else shown[:77] + '...'}"
