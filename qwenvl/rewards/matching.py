@@ -15,8 +15,8 @@ _RUN = re.compile(r"[A-H]{2,8}")
 _MARKED = re.compile(r"(?:^|[\n,;])[ \t]{0,8}[(\[]?([A-Z])[).:\]](?=\s|$)")
 _SAID = re.compile(r"\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?:? ?[(\[]?([A-Z])\b")
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
-_WORD = re.compile(r"[^\W_]+")
-_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 
 
 def exact_match(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -128,7 +128,7 @@ class _Words:
     """The tokenizer that rouge-score asks for."""
 
     def tokenize(self, text: str) -> list[str]:
-        return _WORD.findall(_CJK.sub(r" \g<0> ", text.casefold()))
+        return _WORD.findall(text.casefold())
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,130 @@
+"""Writes docs/rewards.md from the docstrings of the reward functions: ``python scripts/make_rewards_doc.py``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from qwenvl.rewards.settings import RewardSettings  # noqa: E402 (works without an installed package)
+from qwenvl.rewards.table import TABLE  # noqa: E402
+
+HEAD = """# Rewards
+
+Made from the docstrings in `qwenvl/rewards/` by `python scripts/make_rewards_doc.py`; a test keeps it true.
+
+A reward function takes completions and gives each a number. A run names its functions and their weights; the total of
+a completion is the weighted sum, and the parts are logged as `reward/<name>`. Without a choice a run scores with
+`format` (weight 0.3) and `accuracy` (0.7).
+
+## Choosing
+
+| flag | meaning |
+|---|---|
+| `--reward_funcs a b c` | names of the table below, of plugins, `package.module:name` or `file.py:name` |
+| `--reward_weights 1 0.5 2` | one for each; without it each counts 1 |
+| `--external_plugins file.py` | files whose functions carry `@reward("name")` |
+| `--reward_aggregation` | `sum`, or `normalize_then_sum` (below) |
+| `--reward_timeout` | seconds that one call may take |
+| `--reward_workers` | processes for functions marked `cpu_heavy`, and for `math_accuracy` |
+| `--on_reward_error` | `error` (stop) or `skip` |
+
+A record may choose for itself: its field `reward`, a name or a list of names, routes it to these functions, and the
+others do not apply to it. A row that no function scores is an error.
+
+With `normalize_then_sum` each function's values are centred on the group's mean and divided by its standard deviation
+before they are weighed, so that a function with a wide range does not drown the others.
+
+```console
+$ qwenvl rewards list
+$ qwenvl rewards try accuracy --completion "<answer>(1) (3)</answer>" --solution "(1) (2)"
+accuracy: 0.333333
+$ qwenvl rewards try countdown --completion "<answer>(7 - 3) * 6</answer>" --field nums=[3,6,7] --field target=24
+countdown: 1
+```
+
+## Your own
+
+```python
+# my_rewards.py
+from qwenvl.rewards import reward
+
+
+@reward("brief")
+def brief(completions, **columns):
+    return [1.0 if len(text) < 200 else 0.0 for text in completions]
+```
+
+`--external_plugins my_rewards.py --reward_funcs accuracy brief --reward_weights 1 0.2`, or in a script
+`GRPOTrainer(..., reward_funcs=["accuracy", brief])`.
+
+A function is called once for all rows that are its own and returns one value for each: a number, or None where it does
+not apply. It gets the columns that its signature names, all of them with `**columns`:
+
+| column | one value per completion |
+|---|---|
+| `completions` | the text |
+| `solution` | the last gpt turn of the record |
+| `prompts` | the messages before it, `[{"role": ..., "content": ...}]` |
+| `completion_ids`, `finish_reasons` | token ids without padding; `stop` or `length` |
+| every field of the record | as it stands in the file; None where a record lacks it |
+| `trainer_state`, `log_metric` | not per completion: the Trainer's state; `log_metric(name, number)` adds to the log |
+
+- `async def` functions run together under one event loop; plain ones run one after another, in the trainer's thread,
+  or in a thread of their own where `--reward_timeout` is set.
+- `@reward("name", cpu_heavy=True)` with `--reward_workers` runs a function in worker processes, one completion at a
+  time; with a timeout a completion that hangs costs its own process only.
+- A method or attribute `check(solution, fields)` may say in a sentence why a record cannot be scored; it is asked when
+  the data is read, so that a run does not find out on its last day.
+- A function that raises, or gives NaN, infinity or something that is no number, stops the run with its name, the record
+  and the completion. With `--on_reward_error skip` the value becomes None and is counted (`reward/<name>/skipped`); a
+  row left without any value gets the mean of its group; above 5 % of a function's last 1,000 rows the run stops anyway.
+
+## Functions written for other libraries
+
+- **TRL, ms-swift**: functions and classes with `__call__(self, completions, **kwargs)` run unchanged:
+  `--reward_funcs their_file.py:accuracy_reward`. A completion reads as text and as TRL's list of one message
+  (`completion[0]["content"]`). A class is made without arguments. Of a file for ms-swift, leave out the lines that
+  import or register with swift, unless it is installed.
+- **verl**: `--reward_funcs verl:their_file.py:compute_score`, or `adapt_verl(compute_score)` in a script.
+  `ground_truth` is the record's field of that name, else `reward_model["ground_truth"]`, else the solution; a dict's
+  other numbers are logged.
+
+## The table
+
+What a model writes is never executed, and reading it takes linear time: an answer longer than 10,000 characters scores
+as if it were not there. The *answer* is the inside of the first `<answer>...</answer>` of the completion; without one
+the answer is missing. The solution is compared by its own answer block, or whole where it has none. Functions marked *
+need `pip install "qwenvl[rewards]"`.
+"""
+
+EXTRA = {"action_order", "math_accuracy", "ocr", "rouge", "box_iou", "box_giou"}
+
+
+def page() -> str:
+    """The whole text of docs/rewards.md."""
+    parts = [HEAD, "| name | range | rule |", "|---|---|---|"]
+    for name, entry in TABLE.items():
+        mark = "*" if name in EXTRA else ""
+        parts.append(f"| [`{name}`](#{name}){mark} | {entry.low:g} to {entry.high:g} | {escaped(entry.summary)} |")
+    for name, entry in TABLE.items():
+        parts += ["", f"### {name}", "", escaped(entry.rule)]
+    parts += ["", "## Settings", "", "| flag | default | meaning |", "|---|---|---|"]
+    for setting in fields(RewardSettings):
+        default = "unset" if setting.default is None else f"`{setting.default}`"
+        parts.append(f"| `{setting.name}` | {default} | {escaped(setting.metadata['help'])} |")
+    return "\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Docstring marks as Markdown; what looks like a tag outside of code is shown as it is."""
+    outside = text.replace("``", "`").split("`")
+    outside[::2] = [part.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*") for part in outside[::2]]
+    return "`".join(outside)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "rewards.md").write_text(page(), encoding="utf-8")
