@@ -1,0 +1,259 @@
+"""The demo's data: short assembly clips as h264 files, and records that ask which steps a clip shows.
+
+A folder holds
+
+    clips/*.mp4       two steps each, one after the other
+    warmup.jsonl      the warm-up's prompts and targets, most of them wrong or incomplete on purpose
+    train.json        what GRPO learns from
+    heldout.json      clips that nothing learns from
+    blank.json        the held-out records, each with a grey clip in the place of its own
+    swapped.json      the held-out records, each with the clip of another one
+    datasets.yaml     the catalog that names them
+    settings.json     what they were made with
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import yaml
+
+from qwenvl.demo import scene
+from qwenvl.demo.scene import SIZE, STEPS, Station, draw_bench, draw_frame
+
+FPS = 4
+SEGMENT_FRAMES = (7, 10)
+FRAMES_SEEN = 2  # of each segment: one temporal patch
+SPLITS = ("warmup", "train", "heldout", "blank", "swapped")
+
+QUESTION = "\n".join(
+    [
+        "Which of these steps does the video show?",
+        *(f"({k}) {step}" for k, step in enumerate(STEPS, 1)),
+        "Think, then answer.",
+    ]
+)
+THINKING = "<think>I look at each step.</think>"
+
+Steps = tuple[int, ...]
+"""Numbers of steps as the prompt lists them, from 1."""
+
+PAIRS: tuple[Steps, ...] = tuple(itertools.combinations(range(1, len(STEPS) + 1), 2))
+"""What a clip may show: two different steps in the order of the procedure."""
+
+
+@dataclass(frozen=True)
+class ClipSettings:
+    """What the data depends on; the same settings give the same records and pictures.
+
+    Attributes:
+        train, heldout: clips of each kind; every pair of steps is shown about equally often.
+        warmup: targets of the warm-up, over the training clips of ``warmup_pairs`` of PAIRS.
+        dropped: share of the warm-up's targets that name one of the two steps only.
+        wrong: share of the warm-up's targets that name two steps drawn by lot.
+        unthinking: share of the warm-up's targets without a thinking block.
+    """
+
+    seed: int = 0
+    train: int = 600
+    heldout: int = 150
+    warmup: int = 3200
+    warmup_pairs: int = 8
+    dropped: float = 0.5
+    wrong: float = 0.15
+    unthinking: float = 0.4
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip to be made: its name, the steps it shows, the frames of each, and the seed of its looks."""
+
+    name: str
+    steps: Steps
+    frame_counts: tuple[int, ...]
+    seed: tuple[int, ...]
+
+
+def make_clips(
+    folder: str | Path,
+    settings: ClipSettings = ClipSettings(),
+    *,
+    processes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> bool:
+    """Make the demo's data in ``folder``, unless it is there already and was made with these settings.
+
+    Args:
+        processes: that draw and encode; by default one per core up to four, 1 stays in this one.
+        progress: called with (clips made, clips in all).
+
+    Returns:
+        Whether anything was made.
+
+    Raises:
+        FileExistsError: ``folder`` is there and is not the demo's data.
+    """
+    folder = Path(folder)
+    wanted = asdict(settings) | {"drawn_by": _fingerprint()}
+    if folder.exists() and any(folder.iterdir()):
+        found = folder / "settings.json"
+        if not found.is_file():
+            raise FileExistsError(f"{folder}: not made by the demo (it has no settings.json); choose another folder")
+        if json.loads(found.read_text()) == wanted:
+            return False
+        shutil.rmtree(folder)
+    clips = [*_plan("train", settings.train, settings.seed), *_plan("heldout", settings.heldout, settings.seed)]
+    # Made beside the folder and moved there at the end: an interrupted run leaves nothing that looks whole.
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "clips").mkdir(parents=True)
+    _write_clips(partial, clips, processes, progress)
+    _write_records(partial, clips, settings)
+    (partial / "settings.json").write_text(json.dumps(wanted, indent=1) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+    return True
+
+
+def solution(steps: Steps) -> str:
+    """The answer that names ``steps``, as records hold it.
+
+    Example:
+        >>> solution((2, 5))
+        '<answer>(2) insert the fan (5) close the cover</answer>'
+    """
+    return "<answer>" + " ".join(f"({k}) {STEPS[k - 1]}" for k in steps) + "</answer>"
+
+
+def tokenizer_texts() -> list[str]:
+    """Texts that show a tokenizer all it will meet in the demo."""
+    return ["user\n", QUESTION, "assistant\n", *(f"{THINKING} {solution(pair)}" for pair in PAIRS)]
+
+
+def draw_clip(clip: Clip) -> Iterator[np.ndarray]:
+    """The frames of a clip in order, each SIZE x SIZE x 3, uint8; what a step has done stays done in the next."""
+    station = Station.draw_lot(np.random.default_rng(clip.seed))
+    for number, frames in zip(clip.steps, clip.frame_counts, strict=True):
+        step = number - 1
+        bench = draw_bench(station)
+        for k in range(frames):
+            yield draw_frame(bench, station, step, k / (frames - 1))
+        station.done.add(step)
+
+
+def encode(path: Path, frames: Iterator[np.ndarray]) -> None:
+    """Write frames as an h264 file of FPS frames per second."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=FPS, options={"preset": "veryfast", "crf": "20", "threads": "1"})
+        stream.width = stream.height = SIZE
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def _plan(split: str, count: int, seed: int) -> Iterator[Clip]:
+    for i in range(count):
+        looks = (seed, SPLITS.index(split), i)
+        low, high = SEGMENT_FRAMES
+        counts = np.random.default_rng((*looks, 1)).integers(low, high + 1, 2)
+        yield Clip(f"{split}-{i:04d}", PAIRS[i % len(PAIRS)], tuple(int(n) for n in counts), looks)
+
+
+def _write_clips(folder: Path, clips: list[Clip], processes: int | None, progress) -> None:
+    processes = min(4, os.cpu_count() or 1) if processes is None else processes
+    tasks = [(folder / "clips" / f"{clip.name}.mp4", clip) for clip in clips]
+    if processes == 1:
+        _report(map(_write_clip, tasks), len(tasks), progress)
+    else:
+        # Spawned, not forked: this process may have threads of PyTorch.
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            _report(pool.map(_write_clip, tasks, chunksize=8), len(tasks), progress)
+    low, high = SEGMENT_FRAMES
+    grey = np.full((SIZE, SIZE, 3), 128, np.uint8)
+    for total in range(2 * low, 2 * high + 1):
+        encode(folder / "clips" / f"blank-{total}.mp4", itertools.repeat(grey, total))
+
+
+def _write_clip(task: tuple[Path, Clip]) -> None:
+    path, clip = task
+    encode(path, draw_clip(clip))
+
+
+def _report(made: Iterator[None], total: int, progress: Callable[[int, int], None] | None) -> None:
+    for done, _ in enumerate(made, 1):
+        if progress:
+            progress(done, total)
+
+
+def _record(name: str, clip: Clip, answer: str, video: str | None = None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "conversations": [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": answer}],
+        "video": video or f"clips/{clip.name}.mp4",
+        "meta": {
+            "frame_cnts": list(clip.frame_counts),
+            "min_frames": FRAMES_SEEN,
+            "max_frames": FRAMES_SEEN,
+            "dynamic_sample": True,
+        },
+    }
+
+
+def _write_records(folder: Path, clips: list[Clip], settings: ClipSettings) -> None:
+    train = [clip for clip in clips if clip.name.startswith("train")]
+    heldout = [clip for clip in clips if clip.name.startswith("heldout")]
+    # A third of the way around: far enough to meet other steps, and no clip meets itself.
+    strangers = [heldout[(i + max(1, len(heldout) // 3)) % len(heldout)] for i in range(len(heldout))]
+    splits = {
+        "train": [_record(clip.name, clip, solution(clip.steps)) for clip in train],
+        "heldout": [_record(clip.name, clip, solution(clip.steps)) for clip in heldout],
+        "blank": [
+            _record(clip.name, clip, solution(clip.steps), f"clips/blank-{sum(clip.frame_counts)}.mp4")
+            for clip in heldout
+        ],
+        "swapped": [
+            _record(clip.name, other, solution(clip.steps)) for clip, other in zip(heldout, strangers, strict=True)
+        ],
+    }
+    for name, records in splits.items():
+        (folder / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
+    with open(folder / "warmup.jsonl", "w") as file:
+        file.writelines(json.dumps(record) + "\n" for record in _warmup_records(train, settings))
+    catalog = {
+        f"demo_{name}": {"annotation_path": f"{name}.json" + "l" * (name == "warmup"), "media_root": "."}
+        for name in SPLITS
+    }
+    (folder / "datasets.yaml").write_text(yaml.safe_dump(catalog, sort_keys=False))
+
+
+def _warmup_records(clips: list[Clip], settings: ClipSettings) -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng((settings.seed, SPLITS.index("warmup")))
+    known = {PAIRS[i] for i in rng.permutation(len(PAIRS))[: settings.warmup_pairs]}
+    clips = [clip for clip in clips if clip.steps in known]
+    for i in range(settings.warmup):
+        clip = clips[rng.integers(len(clips))]
+        steps = PAIRS[rng.integers(len(PAIRS))] if rng.random() < settings.wrong else clip.steps
+        if rng.random() < settings.dropped:
+            steps = (steps[rng.integers(2)],)
+        thinking = "" if rng.random() < settings.unthinking else THINKING + " "
+        yield _record(f"warmup-{i:04d}", clip, thinking + solution(steps))
+
+
+def _fingerprint() -> str:
+    """Of the code that draws: other code, other clips."""
+    source = inspect.getsource(scene) + Path(__file__).read_text()
+    return hashlib.sha256(source.encode()).hexdigest()[:16]

@@ -1,0 +1,300 @@
+"""Drawing of the demo's clips: an assembly station seen from above, six steps, a gloved hand that does them.
+
+Coordinates are fractions of the picture's side, (0, 0) at the top left. Everything is drawn at twice the size and
+halved, which smooths the edges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+Point = tuple[float, float]
+Colour = tuple[int, int, int]
+
+SIZE = 168
+"""Side of a frame in pixels: six merged patches of Qwen2.5-VL, and three times what the tiny model sees."""
+
+STEPS: tuple[str, ...] = (
+    "pick the screw",
+    "insert the fan",
+    "plug the cable",
+    "fasten the screw",
+    "close the cover",
+    "scan the label",
+)
+
+# Places in the picture; the label's is on the housing.
+SCREW_TRAY, FAN_TRAY, CABLE_HOOK = (0.17, 0.2), (0.84, 0.6), (0.14, 0.62)
+COVER_RACK, SCANNER_REST, LABEL = (0.8, 0.17), (0.86, 0.86), (0.72, 0.8)
+
+METAL, DARK_METAL, RUBBER = (188, 192, 198), (96, 101, 110), (22, 24, 28)
+PCB, COPPER, PORT = (22, 92, 60), (196, 160, 84), (228, 228, 220)
+FAN, FAN_BLADE, CABLE = (34, 36, 46), (120, 130, 150), (244, 190, 30)
+DRIVER, COVER, LASER = (206, 48, 40), (58, 108, 190), (255, 60, 60)
+
+
+@dataclass
+class Station:
+    """One clip's station: what varies from clip to clip, and what the steps done so far have left on it.
+
+    Attributes:
+        shift: where the housing sits relative to its usual place.
+        mat, glove: colours of the bench mat and of the worker's gloves.
+        light: brightness of the lamp, about 1.
+        wobble: how far, and along which phase, the hand strays from the straight way.
+        done: steps, as indices into STEPS.
+    """
+
+    shift: Point
+    mat: Colour
+    glove: Colour
+    light: float
+    wobble: tuple[float, float]
+    done: set[int] = field(default_factory=set)
+
+    @classmethod
+    def draw_lot(cls, rng: np.random.Generator) -> Station:
+        mats = ((30, 38, 50), (34, 36, 40), (28, 44, 46), (40, 36, 48))
+        gloves = ((226, 222, 214), (120, 186, 214), (214, 196, 150))
+        return cls(
+            shift=tuple(rng.uniform(-0.025, 0.025, 2)),
+            mat=mats[rng.integers(len(mats))],
+            glove=gloves[rng.integers(len(gloves))],
+            light=rng.uniform(0.9, 1.1),
+            wobble=(rng.uniform(0.0, 0.02), rng.uniform(0, 2 * math.pi)),
+        )
+
+    def at(self, x: float, y: float) -> Point:
+        """A place on the housing (0..1 each way) as a place in the picture."""
+        return 0.3 + 0.4 * x + self.shift[0], 0.32 + 0.4 * y + self.shift[1]
+
+
+class Canvas:
+    """A picture to draw on in fractions of its side."""
+
+    def __init__(self, image: Image.Image):
+        self.image, self.scale = image, image.width
+        self.pen = ImageDraw.Draw(image, "RGBA")
+
+    def box(self, centre: Point, width: float, height: float, fill, radius: float = 0.0, outline=None) -> None:
+        (x, y), s = centre, self.scale
+        corners = [(x - width / 2) * s, (y - height / 2) * s, (x + width / 2) * s, (y + height / 2) * s]
+        self.pen.rounded_rectangle(corners, radius * s, fill=fill, outline=outline, width=2)
+
+    def disc(self, centre: Point, radius: float, fill, outline=None) -> None:
+        (x, y), s = centre, self.scale
+        corners = [(x - radius) * s, (y - radius) * s, (x + radius) * s, (y + radius) * s]
+        self.pen.ellipse(corners, fill=fill, outline=outline, width=2)
+
+    def line(self, points: list[Point], width: float, fill) -> None:
+        """A line with round joints and ends."""
+        dots = [(x * self.scale, y * self.scale) for x, y in points]
+        self.pen.line(dots, fill=fill, width=max(1, round(width * self.scale)), joint="curve")
+        for end in (points[0], points[-1]):
+            self.disc(end, width / 2, fill)
+
+    def shape(self, points: list[Point], fill) -> None:
+        self.pen.polygon([(x * self.scale, y * self.scale) for x, y in points], fill=fill)
+
+
+def draw_bench(station: Station) -> Image.Image:
+    """What no step of this segment changes: mat, trays, housing, and the parts that are already in it."""
+    canvas = Canvas(Image.new("RGB", (2 * SIZE, 2 * SIZE), station.mat))
+    grid = tuple(c + 9 for c in station.mat)
+    for i in range(1, 10):
+        canvas.line([(i / 10, 0), (i / 10, 1)], 0.004, grid)
+        canvas.line([(0, i / 10), (1, i / 10)], 0.004, grid)
+    _draw_trays(canvas, station)
+    _draw_housing(canvas, station)
+    return canvas.image
+
+
+def draw_frame(bench: Image.Image, station: Station, step: int, t: float) -> np.ndarray:
+    """The station at time ``t`` (0..1) of step number ``step`` (from 0), SIZE x SIZE x 3, uint8."""
+    canvas = Canvas(bench.copy())
+    _PLAY[step](canvas, station, t)
+    small = np.asarray(canvas.image.reduce(2), dtype=np.float32) * station.light
+    return small.clip(0, 255).astype(np.uint8)
+
+
+def _draw_trays(canvas: Canvas, station: Station) -> None:
+    for centre, width, height in ((SCREW_TRAY, 0.24, 0.26), (FAN_TRAY, 0.24, 0.24)):
+        canvas.box(centre, width, height, (58, 63, 72), 0.03, outline=(86, 92, 102))
+    for dx, dy in ((-0.06, -0.07), (0.0, -0.04), (0.06, -0.07), (-0.05, 0.02), (0.05, 0.03), (0.0, 0.08)):
+        _draw_screw(canvas, (SCREW_TRAY[0] + dx, SCREW_TRAY[1] + dy))
+    if 1 not in station.done:
+        _draw_fan(canvas, FAN_TRAY, 0.0)
+    if 2 not in station.done:
+        _draw_coil(canvas, CABLE_HOOK)
+    if 4 not in station.done:
+        _draw_cover(canvas, COVER_RACK, 0.55)
+    _draw_scanner(canvas, SCANNER_REST)
+
+
+def _draw_housing(canvas: Canvas, station: Station) -> None:
+    canvas.box(station.at(0.53, 0.54), 0.46, 0.46, (0, 0, 0, 70), 0.04)
+    canvas.box(station.at(0.5, 0.5), 0.46, 0.46, METAL, 0.04, outline=DARK_METAL)
+    canvas.box(station.at(0.5, 0.5), 0.39, 0.39, PCB, 0.02)
+    for x in (0.02, 0.98):
+        for y in (0.02, 0.98):
+            canvas.disc(station.at(x, y), 0.018, DARK_METAL)
+    for k in range(4):
+        canvas.line([station.at(0.14 + 0.08 * k, 0.62), station.at(0.14 + 0.08 * k, 0.9)], 0.008, COPPER)
+    canvas.disc(station.at(0.7, 0.34), 0.085, RUBBER)
+    canvas.box(station.at(0.12, 0.36), 0.06, 0.12, PORT, 0.01)
+    _draw_label(canvas, station.at(*LABEL), 1.0)
+    if 1 in station.done:
+        _draw_fan(canvas, station.at(0.7, 0.34), 0.4)
+    if 2 in station.done:
+        _draw_cable(canvas, station.at(0.12, 0.36))
+    if 3 in station.done:
+        _draw_screw(canvas, station.at(0.42, 0.5))
+    if 4 in station.done:
+        _draw_cover(canvas, station.at(0.5, 0.5), 1.0)
+
+
+def _draw_screw(canvas: Canvas, centre: Point) -> None:
+    canvas.disc(centre, 0.022, METAL, outline=DARK_METAL)
+    canvas.line([(centre[0] - 0.01, centre[1]), (centre[0] + 0.01, centre[1])], 0.006, DARK_METAL)
+
+
+def _draw_fan(canvas: Canvas, centre: Point, angle: float) -> None:
+    canvas.box(centre, 0.19, 0.19, FAN, 0.02, outline=(8, 8, 12))
+    canvas.disc(centre, 0.085, (54, 58, 70))
+    for k in range(5):
+        a = angle + 2 * math.pi * k / 5
+        tip = (centre[0] + 0.07 * math.cos(a), centre[1] + 0.07 * math.sin(a))
+        canvas.line([centre, tip], 0.032, FAN_BLADE)
+    canvas.disc(centre, 0.028, FAN)
+
+
+def _draw_coil(canvas: Canvas, centre: Point) -> None:
+    for radius in (0.085, 0.06):
+        canvas.disc(centre, radius, None, outline=CABLE)
+        canvas.disc(centre, radius - 0.008, None, outline=CABLE)
+
+
+def _draw_cable(canvas: Canvas, plug: Point) -> None:
+    """From the left edge to ``plug``, sagging."""
+    start = (-0.02, 0.74)
+    way = [
+        (
+            start[0] + (plug[0] - start[0]) * k / 8,
+            start[1] + (plug[1] - start[1]) * k / 8 + 0.1 * math.sin(math.pi * k / 8),
+        )
+        for k in range(9)
+    ]
+    canvas.line(way, 0.032, CABLE)
+    canvas.box(plug, 0.085, 0.1, (250, 214, 90), 0.012, outline=(150, 110, 10))
+
+
+def _draw_cover(canvas: Canvas, centre: Point, scale: float) -> None:
+    canvas.box((centre[0] + 0.012, centre[1] + 0.014), 0.44 * scale, 0.44 * scale, (0, 0, 0, 80), 0.04)
+    canvas.box(centre, 0.44 * scale, 0.44 * scale, COVER, 0.04, outline=(30, 60, 120))
+    for k in (-1, 0, 1):
+        y = centre[1] + 0.09 * k * scale
+        canvas.line([(centre[0] - 0.12 * scale, y), (centre[0] + 0.12 * scale, y)], 0.03 * scale, (34, 70, 136))
+    # The cover bears the label where the housing has it: the station is scanned open or closed.
+    _draw_label(canvas, (centre[0] + 0.4 * (LABEL[0] - 0.5) * scale, centre[1] + 0.4 * (LABEL[1] - 0.5) * scale), scale)
+
+
+def _draw_label(canvas: Canvas, centre: Point, scale: float) -> None:
+    canvas.box(centre, 0.13 * scale, 0.07 * scale, (238, 238, 232), 0.006)
+    for k in range(6):
+        x = centre[0] + (0.018 * k - 0.045) * scale
+        canvas.line([(x, centre[1] - 0.016 * scale), (x, centre[1] + 0.016 * scale)], 0.006 * scale, RUBBER)
+
+
+def _draw_scanner(canvas: Canvas, centre: Point) -> None:
+    canvas.box(centre, 0.13, 0.16, (64, 66, 74), 0.03, outline=(20, 20, 24))
+    canvas.box((centre[0], centre[1] - 0.06), 0.1, 0.03, LASER, 0.01)
+
+
+def _draw_hand(canvas: Canvas, station: Station, tip: Point) -> None:
+    """A forearm from the near edge and a gloved hand whose fingers end at ``tip``."""
+    x, y = tip
+    wrist = (x + 0.18 * (0.45 - x), y + 0.17)
+    canvas.line([(wrist[0] + 0.02, 1.1), wrist], 0.13, (44, 62, 104))
+    shade = tuple(int(c * 0.82) for c in station.glove)
+    canvas.line([wrist, (x, y + 0.09)], 0.12, shade)
+    canvas.disc((x, y + 0.085), 0.062, station.glove)
+    for k in (-1, 0, 1):
+        canvas.line([(x + 0.035 * k, y + 0.06), (x + 0.022 * k, y + 0.012)], 0.028, station.glove)
+
+
+def _along(station: Station, start: Point, end: Point, t: float) -> Point:
+    """The place at time ``t`` on the way from ``start`` to ``end``, slow at both ends, straying a little."""
+    s = 0.5 - 0.5 * math.cos(math.pi * min(max(t, 0.0), 1.0))
+    size, phase = station.wobble
+    stray = size * math.sin(math.pi * t) * math.sin(phase + 5 * t)
+    return start[0] + (end[0] - start[0]) * s + stray, start[1] + (end[1] - start[1]) * s + stray
+
+
+def _pick_screw(canvas: Canvas, station: Station, t: float) -> None:
+    above = station.at(0.3, 0.45)
+    tip = (
+        _along(station, above, SCREW_TRAY, t / 0.5) if t < 0.5 else _along(station, SCREW_TRAY, above, (t - 0.5) / 0.5)
+    )
+    _draw_hand(canvas, station, tip)
+    if t >= 0.5:
+        _draw_screw(canvas, (tip[0], tip[1] - 0.01))
+
+
+def _insert_fan(canvas: Canvas, station: Station, t: float) -> None:
+    canvas.box(FAN_TRAY, 0.21, 0.21, (58, 63, 72))
+    place = _along(station, FAN_TRAY, station.at(0.7, 0.34), t / 0.8)
+    _draw_fan(canvas, place, 0.5 * t)
+    _draw_hand(canvas, station, (place[0], place[1] + 0.05))
+
+
+def _plug_cable(canvas: Canvas, station: Station, t: float) -> None:
+    plug = _along(station, (0.06, 0.62), station.at(0.12, 0.36), t / 0.8)
+    _draw_cable(canvas, plug)
+    _draw_hand(canvas, station, (plug[0], plug[1] + 0.04))
+
+
+def _fasten_screw(canvas: Canvas, station: Station, t: float) -> None:
+    target = station.at(0.42, 0.5)
+    tip = _along(station, (target[0], target[1] - 0.05), target, t / 0.4)
+    _draw_screw(canvas, target)
+    _draw_hand(canvas, station, (tip[0] + 0.02, tip[1] + 0.15))
+    canvas.line([tip, (tip[0], tip[1] + 0.05)], 0.02, DARK_METAL)
+    canvas.box((tip[0], tip[1] + 0.13), 0.1, 0.19, DRIVER, 0.03, outline=(110, 20, 16))
+    a = 14 * t
+    for k in range(2):
+        dx, dy = 0.045 * math.cos(a + math.pi * k / 2), 0.045 * math.sin(a + math.pi * k / 2)
+        canvas.line([(tip[0] - dx, tip[1] - dy), (tip[0] + dx, tip[1] + dy)], 0.012, (250, 240, 200))
+
+
+def _close_cover(canvas: Canvas, station: Station, t: float) -> None:
+    canvas.box(COVER_RACK, 0.27, 0.27, station.mat)
+    place = _along(station, COVER_RACK, station.at(0.5, 0.5), t / 0.8)
+    _draw_cover(canvas, place, 0.75 + 0.25 * min(1.0, t / 0.8))
+    _draw_hand(canvas, station, (place[0], place[1] + 0.12))
+
+
+def _scan_label(canvas: Canvas, station: Station, t: float) -> None:
+    canvas.box(SCANNER_REST, 0.15, 0.18, station.mat)
+    label = station.at(*LABEL)
+    place = _along(station, SCANNER_REST, (label[0] + 0.02, label[1] + 0.2), t / 0.35)
+    if t > 0.3:
+        spread = 0.1 + 0.06 * math.sin(18 * t)
+        top = label[1] - 0.05
+        canvas.shape([(place[0], place[1] - 0.08), (label[0] - spread, top), (label[0] + spread, top)], (*LASER, 150))
+    _draw_scanner(canvas, place)
+    _draw_hand(canvas, station, (place[0], place[1] + 0.04))
+
+
+_PLAY: tuple[Callable[[Canvas, Station, float], None], ...] = (
+    _pick_screw,
+    _insert_fan,
+    _plug_cable,
+    _fasten_screw,
+    _close_cover,
+    _scan_label,
+)
