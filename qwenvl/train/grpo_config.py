@@ -78,6 +78,9 @@ class GRPOConfig(
         follows_metric = self.save_strategy == "best" or self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
         if self.metric_for_best_model is None and (follows_metric or self.load_best_model_at_end):
             self.metric_for_best_model = "eval_total_reward"
+        if getattr(self, "activation_checkpointing", True) is None:
+            # The name in newer versions of transformers; the older one, which all versions know, would only warn.
+            self.activation_checkpointing = self.gradient_checkpointing
         super().__post_init__()
         # Pinned memory speeds up copies to a CUDA device; without one the loader would only warn.
         self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"

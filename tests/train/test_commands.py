@@ -134,7 +134,6 @@ def test_launcher_script_trains_with_lora(run, tiny_checkpoint, tmp_path):
         OUTPUT="out",
         LORA="True",
         WORKERS="1",
-        CHECKPOINTING="False",
     )
     check_run(tmp_path / "out")
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()

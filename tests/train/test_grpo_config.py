@@ -80,6 +80,17 @@ def test_no_tracker_that_needs_an_account(make):
     assert make().report_to == []
 
 
+def test_gradient_checkpointing_goes_by_one_name_in_all_versions(make, recwarn):
+    config = make(gradient_checkpointing=True)
+    assert config.gradient_checkpointing is True and getattr(config, "activation_checkpointing", True) is True
+    assert not make().gradient_checkpointing
+    assert not [each for each in recwarn if "checkpointing" in str(each.message)]
+
+
+def test_memory_is_pinned_only_for_a_cuda_device(make):
+    assert make().dataloader_pin_memory is False
+
+
 def test_a_copy_keeps_what_was_resolved(make):
     config = make(lora_enable=True)
     copy = dataclasses.replace(config, grpo_beta=0.0)
