@@ -10,13 +10,13 @@ from transformers import GenerationConfig
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model import logprobs, shared_prefix
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import TuneFlags, apply_tuning
+from qwenvl.model.loading import TuneFlags, apply_tuning, unwrap
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, encode_vision
 from qwenvl.rollout.prefill import logits_processors, sample_shared
 
-CHUNK_TOKENS = 4096
+LOGPROB_SETTINGS = {"temperature": 1.0, "logit_chunk_tokens": 512}
 FRAME = (10, 20)  # merged patches: 200 tokens per pair of frames
 
 
@@ -40,7 +40,7 @@ class Case:
 class Step:
     """One prompt with a video, and what a GRPO step does with it by either path; every token is sampled (no end token).
 
-    Text 256 wide, 8 layers; vision 128 wide, 4 layers; the tower is frozen, the reference is a copy of the rest.
+    The tower is frozen; the reference is a copy of the rest, or with LoRA the model with its adapter off.
     """
 
     def __init__(self, model: torch.nn.Module, prompts: PromptInputs, case: Case):
@@ -48,14 +48,14 @@ class Step:
         self.reference = Reference(model)
         with self.reference.model() as frozen:
             accept_features(frozen)
-        generator = torch.Generator().manual_seed(1)
-        self.completion_ids = torch.randint(0, 250, (case.group, case.length), generator=generator)
+        generator, device = torch.Generator().manual_seed(1), prompts.input_ids.device
+        self.completion_ids = torch.randint(0, 250, (case.group, case.length), generator=generator).to(device)
         self.mask = torch.ones_like(self.completion_ids, dtype=torch.bool)
-        self.weights = torch.randn(self.mask.shape, generator=generator)
+        self.weights = torch.randn(self.mask.shape, generator=generator).to(device)
 
     @classmethod
     def of(cls, case: Case, family: str) -> Step:
-        """With random weights, pixels and completions."""
+        """For the bench model: text 256 wide, 8 layers; vision 128 wide, 4 layers; random weights, float32."""
         processor = make_processor(family)
         sizes = {"hidden_size": 256, "num_layers": 8, "vision_hidden_size": 128, "vision_depth": 4}
         model = make_model(family, processor, **sizes)
@@ -84,20 +84,25 @@ class Step:
         """``generate`` on repeated prompts."""
         rows = self.prompts.repeat(self.case.group)
         positions = torch.cat([rows.attention_mask.cumsum(1)[None] - 1, rows.position_ids])
-        self.model.generation_config = GenerationConfig(
+        bare = unwrap(self.model)
+        bare.generation_config = GenerationConfig(
             do_sample=True, top_k=0, max_new_tokens=self.case.length, pad_token_id=0
         )
-        self.model.generate(
+        bare.generate(
             input_ids=rows.input_ids, attention_mask=rows.attention_mask, position_ids=positions, **rows.vision()
         )
 
     def shared_sample(self) -> None:
         """Tower once, prefill once, keys and values of the prompt once."""
+        self.sample_encoded(encode_vision(self.model, self.prompts), self.case.length)
+
+    def sample_encoded(self, encoded: PromptInputs, length: int) -> None:
+        """The shared sampling by itself, ``length`` tokens for each completion."""
         sample_shared(
-            self.model,
-            encode_vision(self.model, self.prompts),
+            unwrap(self.model),
+            encoded,
             self.case.group,
-            max_new_tokens=self.case.length,
+            max_new_tokens=length,
             temperature=1.0,
             processors=logits_processors(suppress=[]),
             end_ids=[],
@@ -115,11 +120,16 @@ class Step:
         self.shared_train()
 
     def _train(self, completion_logprobs, prompts: PromptInputs) -> None:
-        arguments = prompts, self.completion_ids, self.mask
-        settings = {"temperature": 1.0, "logit_chunk_tokens": CHUNK_TOKENS}
+        self.update(completion_logprobs, prompts, self.reference_logprobs(completion_logprobs, prompts))
+
+    def reference_logprobs(self, completion_logprobs, prompts: PromptInputs) -> torch.Tensor:
+        """The reference pass by ``completion_logprobs``, one of the two paths."""
         with self.reference.model() as frozen:
-            of_reference = completion_logprobs(frozen, *arguments, **settings)
-        of_policy = completion_logprobs(self.model, *arguments, **settings)
+            return completion_logprobs(frozen, prompts, self.completion_ids, self.mask, **LOGPROB_SETTINGS)
+
+    def update(self, completion_logprobs, prompts: PromptInputs, of_reference: torch.Tensor) -> None:
+        """The policy's forward and backward; the gradient is dropped."""
+        of_policy = completion_logprobs(self.model, prompts, self.completion_ids, self.mask, **LOGPROB_SETTINGS)
         difference = of_reference - of_policy
         (self.weights * of_policy + difference.exp() - difference).mean().backward()
         self.model.zero_grad(set_to_none=True)
@@ -153,21 +163,28 @@ def ideal_flops(step: Step) -> float:
     """Floating-point operations of a step that computes nothing twice.
 
     The tower once; then five forwards' worth of P + G C tokens: sampling 1, reference 1, policy 3 (its backward pass is
-    twice its forward), the mergers with them. Products only, causal attention counted by half.
+    twice its forward).
     """
-    text, visual = step.model.model.language_model, step.model.model.visual
+    return tower_flops(step) + 5 * forward_flops(step)
+
+
+def forward_flops(step: Step) -> float:
+    """Of one forward of P + G C tokens, the merger with it. Products only, causal attention counted by half."""
+    text, visual = unwrap(step.model).model.language_model, unwrap(step.model).model.visual
     case, prompt, patches = step.case, step.prompt_tokens, step.patches
     drawn = case.group * case.length
     attention = text.layers[0].self_attn
     pairs = prompt**2 / 2 + drawn * prompt + case.group * case.length**2 / 2
     layers = 2 * _weights(text.layers) * (prompt + drawn)
     layers += len(text.layers) * 4 * attention.q_proj.out_features * pairs
-    head = 2 * step.model.lm_head.weight.numel() * drawn
+    head = 2 * unwrap(step.model).lm_head.weight.numel() * drawn
     mergers = 2 * _weights(visual.merger) * patches / 4
-    return _tower_flops(visual, step.prompts.video_grid_thw) + 5 * (layers + head + mergers)
+    return layers + head + mergers
 
 
-def _tower_flops(visual: torch.nn.Module, grids: torch.Tensor) -> float:
+def tower_flops(step: Step) -> float:
+    """Of the vision tower, run once."""
+    visual, grids = unwrap(step.model).model.visual, step.prompts.video_grid_thw
     patches, frame = int(grids.prod()), int(grids[0, 1] * grids[0, 2])
     full = getattr(visual, "fullatt_block_indexes", range(len(visual.blocks)))
     window = (getattr(visual, "window_size", 0) // visual.patch_size) ** 2 if hasattr(visual, "window_size") else 0

@@ -10,7 +10,6 @@ memory is taken in a process of its own for each path and phase, over what the p
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -49,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.memory_of:
-        print(json.dumps(peak_memory(Step.of(Case.parse(options.cases[0]), options.family), *options.memory_of)))
+        print(peak_memory(Step.of(Case.parse(options.cases[0]), options.family), *options.memory_of))
         return
     rate = matmul_rate()
     print(f"{options.threads} threads, float32, {rate / 1e9:.0f} GFLOP/s in matrix products; seconds are CPU (wall)")
@@ -118,7 +117,8 @@ def child_memory(case: Case, options: argparse.Namespace, path: str, phase: str)
     """Peak MiB of one phase, measured in a new process."""
     command = [sys.executable, __file__, "--cases", str(case), "--family", options.family]
     command += ["--threads", str(options.threads), "--memory_of", path, phase]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return float(printed.splitlines()[-1])  # libraries print before it
 
 
 def peak_memory(step: Step, path: str, phase: str) -> float:
