@@ -19,7 +19,7 @@ class RewardSettings:
     )
     generation_max_length: int = _setting(512, "Longest completion; the default length of cosine and soft_overlong.")
     correctness_func: str = _setting(
-        "accuracy", "Reward that tells cosine and length_window which completions are correct: those it gives 1."
+        "accuracy", "Reward that tells cosine, length_window and judge which completions are correct: those it gives 1."
     )
     cosine_max_len: int | None = _setting(None, "Length T at which cosine ends. Unset: generation_max_length.")
     cosine_min_len_value_correct: float = _setting(1.0, "cosine of a correct completion of length 0.")
@@ -47,6 +47,22 @@ class RewardSettings:
         "an image of the record's width and height.",
     )
 
+    judge_base_url: str | None = _setting(
+        None, "Address of the judge's OpenAI-compatible server, such as http://localhost:8000/v1."
+    )
+    judge_model: str | None = _setting(None, "Name of the judge's model on its server.")
+    judge_prompt: str | None = _setting(
+        None, "File with the judge's prompt, with {question}, {solution} and {answer}. Unset: one of our own."
+    )
+    judge_correct: float = _setting(1.0, "judge of a correct answer.")
+    judge_wrong: float = _setting(0.0, "judge of a wrong answer.")
+    judge_bad_format: float = _setting(0.0, "judge of a completion without an answer block.")
+    judge_timeout: float = _setting(60.0, "Seconds for one request to the judge.")
+    judge_retries: int = _setting(4, "Requests after a failed one, with pauses of 1, 2, 4, ... seconds.")
+    judge_concurrency: int = _setting(16, "Requests to the judge at a time.")
+    judge_cache: str | None = _setting(
+        None, "Folder that keeps the judge's verdicts. Unset: qwenvl/judge in the user's cache folder."
+    )
     reward_workers: int = _setting(0, "Processes for rewards that are heavy on the CPU, at least 0.")
 
     def values(self) -> dict[str, Any]:

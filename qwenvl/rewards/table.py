@@ -12,6 +12,7 @@ from qwenvl.rewards.boxes import BoxGIoUReward, BoxIoUReward
 from qwenvl.rewards.countdown import check_countdown, countdown
 from qwenvl.rewards.format import FormatReward, StrictFormatReward
 from qwenvl.rewards.function import RewardFunction
+from qwenvl.rewards.judge import JudgeReward
 from qwenvl.rewards.length import CosineReward, LengthWindowReward, RepetitionReward, SoftOverlongReward
 from qwenvl.rewards.matching import (
     check_letters,
@@ -78,6 +79,7 @@ TABLE: dict[str, Entry] = {
     "temporal_iou": Entry(TemporalIoUReward, 0, 1),
     "box_iou": Entry(BoxIoUReward, 0, 1),
     "box_giou": Entry(BoxGIoUReward, -1, 1),
+    "judge": Entry(JudgeReward, 0, 1, remote=True),
 }
 
 
