@@ -176,8 +176,8 @@ def _select_media(
     values: Tensor | None, grids: Tensor | None, per_prompt: list[int], rows: list[int]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The patches and grids of the media of the prompts ``rows``."""
-    if values is None or grids is None:
-        return None, None
+    if values is None or grids is None or not len(values):  # blank media belong to no prompt and stay
+        return values, grids
     by_medium = values.split(grids.prod(-1).tolist())
     ends = torch.tensor([0, *per_prompt]).cumsum(0).tolist()
     media = [m for row in rows for m in range(ends[row], ends[row + 1])]

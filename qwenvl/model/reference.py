@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from qwenvl.model.engines import is_partitioned, whole_weights
+
 
 class Reference:
     """The policy as it was before training.
@@ -40,7 +42,11 @@ class Reference:
 
 
 def _copy_trained(policy: nn.Module) -> nn.Module:
-    """A deep copy of ``policy`` in which tensors without gradient are the policy's own."""
-    shared = {id(tensor): tensor for tensor in policy.parameters() if not tensor.requires_grad}
-    reference = copy.deepcopy(policy, memo=shared)
+    """A deep copy of ``policy`` in which tensors without gradient are the policy's own.
+
+    Weights that are split among processes are copied whole and shared with none: this copy runs outside of the engine.
+    """
+    frozen = () if is_partitioned(policy) else (p for p in policy.parameters() if not p.requires_grad)
+    with whole_weights(policy):
+        reference = copy.deepcopy(policy, memo={id(parameter): parameter for parameter in frozen})
     return reference.requires_grad_(False).eval()

@@ -9,6 +9,7 @@ pixels by their width. All else, ``generate`` included, stays stock.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MethodType
 
 import torch
@@ -19,6 +20,7 @@ from transformers.vision_utils import get_vision_window_index
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of, unwrap
+from qwenvl.model.vision_cache import VisionCache
 
 
 @dataclass
@@ -45,12 +47,13 @@ def supports_encode_once(model: nn.Module) -> str | None:
 
 
 @torch.no_grad()
-def encode_vision(model: nn.Module, prompts: PromptInputs) -> PromptInputs:
+def encode_vision(model: nn.Module, prompts: PromptInputs, cache: VisionCache | None = None) -> PromptInputs:
     """The prompts with the tower's features in the place of their pixels, in the same rows; features stay.
 
     Where the pixels are normalised patches (patches x patch values), the features are patches x width: what enters the
     merger and, for Qwen3-VL, beside it what enters each deepstack merger. Run it under the autocast of the training
     forward, if there is one. Every model that is given the result needs ``accept_features`` (this one has it then).
+    With a ``cache`` the tower runs only on images and videos that are not in it.
 
     Raises:
         ValueError: if the model cannot do it; see ``supports_encode_once``.
@@ -60,10 +63,17 @@ def encode_vision(model: nn.Module, prompts: PromptInputs) -> PromptInputs:
         raise ValueError(f"the vision tower must run in every forward: {reason}")
     accept_features(model)
     visual = unwrap(model).model.visual
+
+    def features(patches: Tensor | None, grids: Tensor | None) -> Tensor | None:
+        if patches is None or patches.shape[-1] == _feature_width(visual):
+            return patches
+        compute = partial(_features, visual)
+        return compute(patches, grids) if cache is None else cache.features(compute, patches, grids)
+
     return replace(
         prompts,
-        pixel_values=_features(visual, prompts.pixel_values, prompts.image_grid_thw),
-        pixel_values_videos=_features(visual, prompts.pixel_values_videos, prompts.video_grid_thw),
+        pixel_values=features(prompts.pixel_values, prompts.image_grid_thw),
+        pixel_values_videos=features(prompts.pixel_values_videos, prompts.video_grid_thw),
     )
 
 
@@ -76,7 +86,28 @@ def accept_features(model: nn.Module) -> None:
         visual.forward = MethodType(_forward, visual)
 
 
+def blank_vision(model: nn.Module, prompts: PromptInputs, *, encoded: bool) -> PromptInputs:
+    """The prompts with images and videos of no patches where they have none; the model needs ``accept_features``.
+
+    Processes that train together wait for each other's gradients, and ZeRO-3 for each other's forwards: every process
+    has to run the same modules. Those of an image without patches run, change nothing, and have gradients of zero.
+
+    Args:
+        encoded: whether features stand in the place of pixels.
+    """
+    visual = unwrap(model).model.visual
+    width = _feature_width(visual) if encoded else _patch_width(visual)
+    blank = torch.zeros(0, width, dtype=visual.dtype, device=prompts.input_ids.device)
+    grid = torch.tensor([[0, visual.spatial_merge_size, visual.spatial_merge_size]], device=blank.device)
+    for values, grids in (("pixel_values", "image_grid_thw"), ("pixel_values_videos", "video_grid_thw")):
+        if getattr(prompts, values) is None:
+            prompts = replace(prompts, **{values: blank, grids: grid})
+    return prompts
+
+
 def _forward(self: nn.Module, hidden_states: Tensor, grid_thw: Tensor, **kwargs):
+    if not len(hidden_states):
+        return _nothing(self, hidden_states, **kwargs)
     if hidden_states.shape[-1] != _feature_width(self):
         return self.forward_pixels(hidden_states, grid_thw, **kwargs)
     pieces = hidden_states.chunk(len(_mergers(self)), dim=-1)
@@ -84,10 +115,17 @@ def _forward(self: nn.Module, hidden_states: Tensor, grid_thw: Tensor, **kwargs)
     return _VisionOutput(last_hidden_state=pieces[0], pooler_output=merged, deepstack_features=deepstack)
 
 
-def _features(visual: nn.Module, patches: Tensor | None, grids: Tensor | None) -> Tensor | None:
+def _nothing(self: nn.Module, hidden_states: Tensor, **kwargs) -> _VisionOutput:
+    """No features, by way of a run on one blank unit."""
+    size = self.spatial_merge_size
+    unit = hidden_states.new_zeros(size * size, hidden_states.shape[1])
+    output = _forward(self, unit, torch.tensor([[1, size, size]], device=unit.device), **kwargs)
+    deepstack = [features[:0] for features in getattr(output, "deepstack_features", None) or ()]
+    return _VisionOutput(output.last_hidden_state[:0], output.pooler_output[:0], deepstack_features=deepstack)
+
+
+def _features(visual: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
     """Runs the tower and keeps what enters its mergers."""
-    if patches is None or patches.shape[-1] == _feature_width(visual):
-        return patches
     entered: dict[nn.Module, Tensor] = {}
     hooks = [
         merger.register_forward_pre_hook(lambda module, args: entered.update({module: args[0]}))

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.data.dataset import EpochSampler
 from qwenvl.grpo.loss import grpo_loss
+from qwenvl.model.engines import whole_weights
 from qwenvl.model.inputs import InputBuilder, PromptInputs
-from qwenvl.model.loading import load_processor, parameter_groups, part_of, unwrap
+from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
-from qwenvl.model.vision import accept_features
+from qwenvl.model.vision import accept_features, blank_vision
 from qwenvl.train.assemble import build_collator, build_dataset, build_policy, build_rewards
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.checkpoints import load_weights
@@ -84,8 +84,7 @@ class GRPOTrainer(Trainer):
         processor = processing_class or load_processor(bare.name_or_path)
         rubric = build_rewards(args, reward_funcs, reward_weights)
         self.paths = choose_paths(policy, processor.tokenizer, share=args.shared_prefix == "auto")
-        if self.paths.encode is not None:
-            accept_features(policy)
+        accept_features(policy)
         self.reference = Reference(policy) if args.grpo_beta > 0 else None
         super().__init__(
             model=policy,
@@ -164,7 +163,8 @@ class GRPOTrainer(Trainer):
         rows: list[ScoredPrompt] = []
         for inputs in dataloader:
             batch = inputs["prompts"]
-            rollout, rewards = self.explorer.evaluate(self.model, batch, self.state)
+            with whole_weights(self.model, self.model_wrapped):
+                rollout, rewards = self.explorer.evaluate(self.model, batch, self.state)
             rows += scored_prompts(batch, rewards)
             self.journal.evaluated(self.state.global_step, metric_key_prefix, batch, rollout, rewards)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
@@ -214,10 +214,16 @@ class GRPOTrainer(Trainer):
         """Sampled, scored and compared within each group, together with the rest of the accumulation window."""
         if not self._window:
             self._window = Window([batch])  # compute_loss was called outside of a training loop
-        return self._window.take(batch, lambda batches: self.explorer.explore(self.model, batches, self.state))
+        return self._window.take(batch, self._explore)
+
+    def _explore(self, batches: list[PromptBatch]) -> list[Experience]:
+        with whole_weights(self.model, self.model_wrapped):
+            return self.explorer.explore(self.model, batches, self.state)
 
     def _logprobs(self, model: nn.Module, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor:
-        logprobs = self.paths.completion_logprobs(
+        if self.args.world_size > 1:
+            prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
+        return self.paths.completion_logprobs(
             model,
             prompts,
             rollout.completion_ids,
@@ -225,11 +231,6 @@ class GRPOTrainer(Trainer):
             temperature=self.args.generation_temperature,
             logit_chunk_tokens=self.args.logit_chunk_tokens,
         )
-        if isinstance(model, DistributedDataParallel) and not prompts.vision():
-            # Other processes wait for a gradient of every trained parameter: without vision those of its parts are 0.
-            idle = [p for name, p in model.named_parameters() if p.requires_grad and part_of(name) != "llm"]
-            logprobs = logprobs + 0 * sum(p.sum() for p in idle)
-        return logprobs
 
     def _idle_loss(self, model: nn.Module) -> Tensor:
         """A zero with gradient, of a forward: other processes wait for one even where all samples were bad."""

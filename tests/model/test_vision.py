@@ -141,3 +141,30 @@ def test_reasons_against_encoding_once(random_prompts):
     wide = make_model("qwen2_vl", make_processor("qwen2_vl"), vision_hidden_size=patch_width, vision_depth=1)
     wide.requires_grad_(False)
     assert "1176" in supports_encode_once(wide)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("encoded", [True, False])
+def test_blank_vision_changes_nothing_and_gives_every_part_a_gradient(
+    exact_model, random_prompts, random_completions, family, encoded
+):
+    from qwenvl.model.logprobs import completion_logprobs
+    from qwenvl.model.vision import blank_vision
+
+    model = exact_model(family)
+    accept_features(model)
+    ids, mask = random_completions(2, 4)
+    for words in (["tt"], ["tvt"], ["tit"]):
+        model.zero_grad()
+        prompts = random_prompts(model, words)
+        settings = {"temperature": 1.0, "logit_chunk_tokens": 8}
+        plain = completion_logprobs(model, prompts, ids, mask, **settings)
+        if encoded:
+            model.model.visual.requires_grad_(False)
+            model.model.visual.merger.requires_grad_(True)
+            prompts = encode_vision(model, prompts)
+        blank = completion_logprobs(model, blank_vision(model, prompts, encoded=encoded), ids, mask, **settings)
+        torch.testing.assert_close(blank, plain, rtol=0, atol=1e-9)
+        blank.sum().backward()
+        missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+        assert not missing

@@ -40,10 +40,20 @@ def vowels(completions, **columns):
     return [sum(letter in "aeiou" for letter in text) / 6 for text in completions]
 
 
+def start_deepspeed_on_a_cpu() -> None:
+    """What DeepSpeed does by itself on GPUs; without it, on a CPU, it compiles an extension first."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+
+
 def main() -> None:
     """Trains, and lets rank 0 save what came of it."""
     checkpoint, data, output, *flags = sys.argv[1:]
     torch.set_num_threads(1)
+    if any(flag.startswith("--deepspeed") for flag in flags):
+        start_deepspeed_on_a_cpu()
     args = parse_args(
         [f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags]
     )
