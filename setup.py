@@ -5,6 +5,9 @@ from setuptools import find_packages, setup
 # What some functions of the reward table are computed with.
 REWARDS = ["math-verify>=0.9", "rapidfuzz>=3.9", "jiwer>=4", "rouge-score>=0.1.2", "scipy>=1.11"]
 
+# What data sets in parquet, saved to disk or on the hub are read with.
+FORMATS = ["datasets>=4"]
+
 setup(
     name="qwenvl",
     version="0.1.0",
@@ -16,6 +19,8 @@ setup(
         "torchvision",
         "transformers>=5.17,<6",
         "tokenizers",
+        "safetensors",
+        "tqdm",
         "accelerate>=1.10",
         "peft>=0.17",
         "qwen-vl-utils>=0.0.14",
@@ -30,7 +35,8 @@ setup(
         "flash-attn": ["flash-attn>=2.7"],
         "torchcodec": ["torchcodec>=0.7"],
         "rewards": REWARDS,
-        "dev": ["hypothesis>=6.100", *REWARDS, "pytest>=8", "ruff>=0.9"],
+        "formats": FORMATS,
+        "dev": ["hypothesis>=6.100", *REWARDS, *FORMATS, "pytest>=8", "ruff>=0.9"],
     },
     entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},
 )

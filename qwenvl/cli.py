@@ -8,6 +8,7 @@ from importlib import import_module
 
 COMMANDS = {
     "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
+    "rewards": ("qwenvl.rewards.command", "list the reward functions, or score a completion by hand"),
     "demo": ("qwenvl.demo.run", "watch a tiny model learn to name the steps of assembly videos"),
 }
 """Each command, the module whose ``main(argv)`` it runs, and what it does."""
