@@ -68,7 +68,7 @@ def video_stream(container: InputContainer, path: str) -> VideoStream:
             return stream
     kinds = sorted({stream.type for stream in container.streams})
     if not kinds:
-        raise BadMediaError(path, "has no streams: it was probably cut short and lost its index")
+        raise BadMediaError(path, "has no streams: it was probably cut short and lost its index", "cut short")
     raise BadMediaError(path, f"has no video stream, only {' and '.join(kinds)}")
 
 
@@ -117,14 +117,15 @@ def _times_by_decoding(container: InputContainer, stream: VideoStream) -> tuple[
 def _check_complete(container: InputContainer, stream: VideoStream, packets: int, index: ClipIndex, path: str) -> None:
     """Compare with what the header promises: most decoders play a file that was cut short without a word."""
     if stream.frames - packets > MAX_MISSING_FRAMES:
-        raise BadMediaError(path, f"is cut short: its header promises {stream.frames} frames, the file holds {packets}")
+        raise BadMediaError(
+            path, f"is cut short: its header promises {stream.frames} frames, the file holds {packets}", "cut short"
+        )
     promised = _promised_seconds(container, stream)
     missing = promised - index.duration
     frame_seconds = index.duration / len(index.pts) or float(1 / (stream.average_rate or 1))
     if missing > MAX_MISSING_SHARE * promised and missing > MAX_MISSING_FRAMES * frame_seconds:
-        raise BadMediaError(
-            path, f"is cut short: its header promises {promised:.2f} s, the file holds {index.duration:.2f} s"
-        )
+        reason = f"is cut short: its header promises {promised:.2f} s, the file holds {index.duration:.2f} s"
+        raise BadMediaError(path, reason, "cut short")
 
 
 def _promised_seconds(container: InputContainer, stream: VideoStream) -> float:

@@ -120,6 +120,6 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
 
 def _from_base64(text: str, place: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=False)
+        return base64.b64decode("".join(text.split()), validate=True)
     except binascii.Error as error:
         raise RecordError(f"{place}: not valid base64: {error}", "media path") from None

@@ -36,13 +36,13 @@ def check_regular_file(path: str) -> int:
     try:
         status = os.stat(path)
     except OSError as error:
-        raise BadMediaError(path, error.strerror or "can't be opened") from None
+        raise BadMediaError(path, error.strerror or "can't be opened", "missing media") from None
     if stat.S_ISDIR(status.st_mode):
         raise BadMediaError(path, "expected a file, this is a folder")
     if not stat.S_ISREG(status.st_mode):
         raise BadMediaError(path, "expected a regular file, this is a pipe, socket or device")
     if status.st_size == 0:
-        raise BadMediaError(path, "the file is empty")
+        raise BadMediaError(path, "the file is empty", "empty media")
     if not os.access(path, os.R_OK):
         raise BadMediaError(path, "no permission to read the file")
     return status.st_size
@@ -62,7 +62,8 @@ def video_format(path: str) -> str:
         other = next((name for magic, name in _KNOWN_OTHERS if head.lstrip().startswith(magic)), None)
         if other is None and _is_text(head):
             other = "text"
-        raise BadMediaError(path, f"not a video: it {f'is {other}' if other else f'begins with {head[:8]!r}'}")
+        reason = f"not a video: it {f'is {other}' if other else f'begins with {head[:8]!r}'}"
+        raise BadMediaError(path, reason, "not a video")
     return found
 
 

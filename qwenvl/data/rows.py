@@ -59,7 +59,7 @@ def _reader_of(path: Path) -> Callable[[Path], Iterator[Row]]:
         return _parquet_rows
     if head.startswith(b"\x1f\x8b"):
         with gzip.open(path) as file:
-            head = file.read(4096)
+            head = _guarded(lambda: file.read(4096), path)
     first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if first == b"[":
         return _array_rows

@@ -214,3 +214,82 @@ def test_it_travels_to_other_processes(steps):
     assert isinstance(dataset, GRPODataset)
     random.seed(99)  # nobody's global state matters
     assert frames_of(dataset[0]) == frames_of(load_dataset(steps)[0])
+
+
+class TestPartsOfAClip:
+    def row(self, make_row, **meta):
+        return make_row(prompt="<video>", video="clips/a.mp4", meta=meta)
+
+    def test_only_frames_between_start_and_end_are_taken(self, steps, write_rows, make_row):
+        # frames at 0.5 ... 1.4 s are 5 to 14; four of those ten: 5 + 9 * i / 3
+        path = write_rows([self.row(make_row, video_start=0.45, video_end=1.4)], "part.json")
+        (clip,) = load_dataset(str(path))[0].videos
+        assert clip.info.indices == (5, 8, 11, 14)
+        assert clip.info.times == pytest.approx((0.5, 0.8, 1.1, 1.4))
+
+    def test_the_rate_counts_the_seconds_between(self, steps, write_rows, make_row):
+        # one second at 6 frames a second: 5 + 9 * i / 5
+        path = write_rows([self.row(make_row, video_start=0.45, video_end=1.4, video_fps=6)], "part.json")
+        assert load_dataset(str(path))[0].videos[0].info.indices == (5, 7, 9, 10, 12, 14)
+
+    def test_an_empty_part(self, steps, write_rows, make_row):
+        path = write_rows([self.row(make_row, video_start=9)], "part.json")
+        with pytest.raises(
+            BadMediaError, match=r"no frames from video_start 9.0 to video_end None; its frames lie from 0"
+        ):
+            load_dataset(str(path))[0]
+
+
+def test_columns_template_and_system_turn(write_rows):
+    path = str(write_rows([{"question": "Why?", "answer": "Because."}]))
+    dataset = load_dataset(
+        path,
+        columns={"question": "prompt", "answer": "solution"},
+        prompt_template="Q: {prompt}\nA:",
+        system="Be brief.",
+    )
+    assert [(m.role, m.text) for m in dataset.records[0].messages] == [("system", "Be brief."), ("user", "Q: Why?\nA:")]
+    assert dataset.records[0].solution == "Because."
+    with pytest.raises(RecordError, match="--columns names 'asked'; the row has question, answer"):
+        load_dataset(path, columns={"asked": "prompt"})
+    with pytest.raises(ValueError, match=r"prompt_template: expected a text that contains \{prompt\}"):
+        load_dataset(path, prompt_template="no place")
+
+
+def test_the_same_records_in_every_format_give_the_same_prompts(tmp_path, write_rows, make_clip, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    import base64
+    import csv
+
+    from PIL import Image
+
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+    make_clip("a.mp4", 25)
+    Image.new("RGB", (30, 20), (9, 8, 7)).save(tmp_path / "b.png")
+    png = (tmp_path / "b.png").read_bytes()
+    question, solution = "<video>\nThen <image>?", "<answer>(1) a</answer>"
+    user = {"role": "user", "content": question}
+    media = {"videos": ["a.mp4"], "images": ["b.png"]}
+    parts = [
+        {"type": "video", "video": "a.mp4"},
+        {"type": "text", "text": "\nThen "},
+        {"type": "image", "image": "data:image/png;base64," + base64.b64encode(png).decode()},
+        {"type": "text", "text": "?"},
+    ]
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": solution}]
+    write_rows([{"conversations": turns, "video": "a.mp4", "image": "b.png"}], "conversations.json")
+    write_rows([{"messages": [user, {"role": "assistant", "content": solution}], **media}], "messages.jsonl")
+    write_rows([{"messages": [{"role": "user", "content": parts}], "solution": solution}], "parts.json")
+    verl = {"prompt": [user], "videos": ["a.mp4"], "images": [{"bytes": png, "path": None}]}
+    table = datasets.Dataset.from_list([verl | {"reward_model": {"ground_truth": solution}}])
+    table.to_parquet(tmp_path / "verl.parquet")
+    with open(tmp_path / "table.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["prompt", "solution", "video", "image"], [question, solution, "a.mp4", "b.png"]])
+    names = ["conversations.json", "messages.jsonl", "parts.json", "verl.parquet", "table.csv"]
+    samples = [load_dataset(str(tmp_path / name), training=False)[0] for name in names]
+    for sample in samples[1:]:
+        assert sample.chat == samples[0].chat
+        assert sample.record.solution == samples[0].record.solution
+        assert sample.videos[0].info == samples[0].videos[0].info
+        assert torch.equal(sample.videos[0].frames, samples[0].videos[0].frames)
+        assert torch.equal(sample.images[0], samples[0].images[0])

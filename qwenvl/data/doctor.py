@@ -1,0 +1,226 @@
+"""``qwenvl data check | stats | convert``: learn in a minute what is wrong with a data set."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from qwenvl.data.catalog import resolve_datasets
+from qwenvl.data.convert import write_records
+from qwenvl.data.errors import RecordError
+from qwenvl.data.examine import Report, examine, quantiles
+from qwenvl.data.records import ReadOptions, read_records
+from qwenvl.types import Record
+
+SHOWN_PER_KIND = 5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` begins with; 1 when the data are bad, 2 when the command is."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (ValueError, OSError) as error:  # RecordError among them
+        print(f"qwenvl data {args.command}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, RecordError) else 2
+
+
+def check(args: argparse.Namespace) -> int:
+    """Decode every record and report; 1 if any is bad."""
+    with redirect_stdout(sys.stderr):  # some libraries announce themselves on the way; the report is to stand alone
+        report = examine(
+            resolve_datasets(args.dataset, args.dataset_catalog),
+            options=_read_options(args),
+            check_record=_record_check(args.reward_funcs),
+            dataset_options={name: getattr(args, name) for name in _FRAME_FLAGS},
+            collator=_collator(args),
+            jobs=args.jobs,
+            progress=_progress,
+        )
+        if args.write_clean:
+            count = write_records(report.good, Path(args.write_clean))
+            print(f"wrote {count} good records to {args.write_clean}")
+    if args.json:
+        print(json.dumps(report.summary(), indent=1, ensure_ascii=False))
+    else:
+        print(render(report, args.dataset))
+    return 1 if report.problems or not report.good else 0
+
+
+def stats(args: argparse.Namespace) -> int:
+    """Count what the records hold, without decoding anything."""
+    records = _records(args)
+    solutions = Counter(record.solution.strip() for record in records)
+    numbers = {
+        "records": len(records),
+        "clips": sum(len(record.videos) for record in records),
+        "images": sum(len(record.images) for record in records),
+        "with meta": sum(any(record.clip_meta) for record in records),
+        "different media": len({path for record in records for path in (*record.videos, *record.images)}),
+        "different prompts": len({record.messages for record in records}),
+        "different solutions": len(solutions),
+    }
+    lengths = {
+        "turns per prompt": quantiles([len(record.messages) for record in records]),
+        "characters per prompt": quantiles([sum(len(m.text) for m in record.messages) for record in records]),
+        "characters per solution": quantiles([len(record.solution) for record in records]),
+    }
+    if args.json:
+        print(json.dumps(numbers | lengths | {"solutions": dict(solutions.most_common(20))}, indent=1))
+        return 0
+    lines = [f"{name:<26}{value:,}" for name, value in numbers.items()]
+    lines += [f"{name:<26}{_spread(spread)}" for name, spread in lengths.items()]
+    lines += ["", "most frequent solutions"]
+    lines += [f"{count:>8,}  {_cut(solution, 100)}" for solution, count in solutions.most_common(10)]
+    print("\n".join(lines))
+    return 0
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Write the records of a data set in another form and kind of file."""
+    count = write_records(_records(args), Path(args.out))
+    print(f"wrote {count} records to {args.out}")
+    return 0
+
+
+def render(report: Report, name: str) -> str:
+    """The report for people."""
+    numbers = report.summary()
+    lines = [
+        f"{name}: {numbers['records']:,} records, {numbers['good']:,} good, {numbers['bad']:,} bad",
+        f"  {numbers['clips']:,} clips, {numbers['images']:,} images, {numbers['text_only']:,} records of text alone",
+    ]
+    for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
+        if numbers[title]:
+            lines.append(f"  {title.replace('_', ' ')}: {_spread(numbers[title])}")
+    if numbers["rescaled_clips"]:
+        lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
+    if numbers["other_decoder"]:
+        lines.append(f"  {numbers['other_decoder']:,} clips could be read by the second decoder only")
+    lines += _histogram([finding.tokens for finding in report.findings if finding.tokens is not None])
+    for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):
+        for kind, count in Counter(problem["kind"] for problem in listed).most_common():
+            messages = [problem["message"] for problem in listed if problem["kind"] == kind]
+            lines += ["", f"{title}: {kind} ({count:,})", *(f"  {_cut(m, 300)}" for m in messages[:SHOWN_PER_KIND])]
+            if count > SHOWN_PER_KIND:
+                lines.append(f"  ... and {count - SHOWN_PER_KIND:,} more (--json lists all)")
+    if numbers["advice"]:
+        lines += ["", "what to do", *(f"  {advice}" for advice in numbers["advice"])]
+    return "\n".join(lines)
+
+
+_FRAME_FLAGS: dict[str, dict[str, Any]] = {
+    "base_interval": {"type": float, "default": 2.0, "help": "seconds between frames (2.0)"},
+    "video_fps": {"type": float, "default": None, "help": "frames per second, in place of --base_interval"},
+    "video_min_frames": {"type": int, "default": 4, "help": "least frames of a clip (4)"},
+    "video_max_frames": {"type": int, "default": 8, "help": "most frames of a clip (8)"},
+    "video_backend": {"default": "auto", "help": "auto, torchcodec, pyav or decord (auto)"},
+    "decode_timeout": {"type": float, "default": 60.0, "help": "seconds before a clip's decoder is killed (60)"},
+}
+_PROMPT_FLAGS: dict[str, dict[str, Any]] = {
+    "video_min_frame_pixels": {"type": int, "default": 4 * 28 * 28, "help": "least pixels of a frame (3136)"},
+    "video_max_frame_pixels": {"type": int, "default": 32 * 28 * 28, "help": "most pixels of a frame (25088)"},
+    "min_pixels": {"type": int, "default": 16 * 28 * 28, "help": "least pixels of an image (12544)"},
+    "max_pixels": {"type": int, "default": 576 * 28 * 28, "help": "most pixels of an image (451584)"},
+    "max_prompt_length": {"type": int, "default": None, "help": "tokens above which a prompt is bad"},
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="qwenvl data", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    checking = commands.add_parser(
+        "check", help="decode every record and say what is wrong; exit code 1 if anything is"
+    )
+    counting = commands.add_parser("stats", help="count what the records hold")
+    converting = commands.add_parser("convert", help="write the records in another form and kind of file")
+    for command, run in ((checking, check), (counting, stats), (converting, convert)):
+        command.set_defaults(run=run)
+        command.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, with %%NN")
+        command.add_argument("--dataset_catalog", help="another catalog than data/datasets.yaml")
+        command.add_argument("--columns", default="", help="names in the file to names known here: question=prompt,...")
+        command.add_argument("--allow_outside_media", action="store_true", help="let media leave the media root")
+        command.add_argument("--allow_remote_media", action="store_true", help="let media be http(s) addresses")
+    for command in (checking, counting):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    converting.add_argument("out", help="a path that ends in .json, .jsonl (also .gz), .parquet, .csv or .tsv")
+    checking.add_argument("--write-clean", metavar="OUT", help="write the good records there; kinds as for convert")
+    checking.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
+    checking.add_argument("--model", help="a checkpoint: count the tokens of each prompt with its processor")
+    checking.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
+    for name, options in (_FRAME_FLAGS | _PROMPT_FLAGS).items():
+        checking.add_argument(f"--{name}", **options)
+    return parser
+
+
+def _records(args: argparse.Namespace) -> list[Record]:
+    sources = resolve_datasets(args.dataset, args.dataset_catalog)
+    return [record for source in sources for record in read_records(source, seed=0, options=_read_options(args))]
+
+
+def _read_options(args: argparse.Namespace) -> ReadOptions:
+    pairs = [pair.partition("=") for pair in args.columns.split(",") if pair]
+    if not all(name and known for name, _, known in pairs):
+        raise ValueError(f"--columns: expected name=known,name=known, got {args.columns!r}")
+    return ReadOptions(
+        allow_outside_media=args.allow_outside_media,
+        allow_remote_media=args.allow_remote_media,
+        columns={name: known for name, _, known in pairs},
+    )
+
+
+def _record_check(names: list[str]) -> Any:
+    if not names:
+        return None
+    from qwenvl.rewards.build import build_rubric
+
+    return build_rubric(names).check_record
+
+
+def _collator(args: argparse.Namespace) -> Any:
+    if args.model is None:
+        if args.max_prompt_length is not None:
+            raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
+        return None
+    from transformers import AutoProcessor
+
+    from qwenvl.data.collator import GRPOCollator
+
+    processor = AutoProcessor.from_pretrained(args.model)
+    return GRPOCollator(processor, on_long_prompt="skip", **{name: getattr(args, name) for name in _PROMPT_FLAGS})
+
+
+def _progress(findings: Iterator[Any], total: int) -> Iterator[Any]:
+    from tqdm import tqdm
+
+    return tqdm(findings, total=total, unit="record", disable=not sys.stderr.isatty())
+
+
+def _spread(spread: dict[str, float]) -> str:
+    return ", ".join(
+        f"{name} {value:,.4g}" if value < 1000 else f"{name} {value:,.0f}" for name, value in spread.items()
+    )
+
+
+def _histogram(tokens: list[int], rows: int = 8, width: int = 40) -> list[str]:
+    if len(set(tokens)) < 2:
+        return []
+    low, step = min(tokens), -(-(max(tokens) - min(tokens) + 1) // rows)
+    counts = Counter((value - low) // step for value in tokens)
+    most = max(counts.values())
+    lines = ["", "prompt tokens"]
+    for row in range(max(counts) + 1):
+        bar = "#" * -(-counts[row] * width // most)
+        lines.append(f"  {low + row * step:>7,} to {low + (row + 1) * step - 1:>7,}  {counts[row]:>6,} {bar}")
+    return lines
+
+
+def _cut(text: str, length: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 3] + "..."

@@ -1,0 +1,188 @@
+"""Look at every record of a data set as training would see it, and say what is wrong with it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwenvl.data.catalog import DatasetSource
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
+from qwenvl.data.records import ReadOptions, RecordCheck, iter_records
+from qwenvl.types import Record
+
+ADVICE = {
+    "JSON": "A file is one array of objects, or one object a line; mend the places named.",
+    "form": "docs/data.md shows the forms of records.",
+    "tags": "Write one <video> or <image> in the prompt for each medium, in their order.",
+    "media path": "Media paths start at the media root: that of the catalog, else the annotation's folder.",
+    "missing media": "Put the files under the media root, or take the rows out with --write-clean.",
+    "empty media": "A copy or download was probably interrupted: fetch these files again.",
+    "cut short": "A copy or download was probably interrupted: fetch these files again.",
+    "not a video": "The name says video, the content does not: look at how these files were made.",
+    "unreadable media": "Fetch or encode these files again, or take the rows out with --write-clean.",
+    "meta and clip disagree": "frame_cnts must sum to the clip's frames: were the clips cut or re-encoded after it?",
+    "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
+    "duplicate id": "Give each record its own id, or none.",
+    "too long": "Raise --max_prompt_length, or show less: --video_max_frames, --video_max_frame_pixels, --max_pixels.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one record.
+
+    Attributes:
+        problem: why it can't be trained on, beginning with its place; None for a good one.
+        kind: the problem in a few words.
+        frames, seconds: of each of its clips: frames shown, and the time from the first to the last of them.
+        tokens: length of the prompt, vision tokens included; None without a processor.
+    """
+
+    record: Record
+    problem: str | None = None
+    kind: str = ""
+    frames: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    tokens: int | None = None
+    rescaled: int = 0
+    fell_back: int = 0
+
+
+@dataclass
+class Report:
+    """What ``examine`` found.
+
+    Attributes:
+        good: records that can be trained on, in the order read.
+        problems: {"kind", "message"} of each row that can't.
+        warnings: as ``problems``, of rows that can.
+    """
+
+    good: list[Record] = field(default_factory=list)
+    problems: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[dict[str, str]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add_problem(self, kind: str, message: str) -> None:
+        self.problems.append({"kind": kind, "message": message})
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers for machines: counts, problems by kind, and quantiles of what the good records hold."""
+        fine = [finding for finding in self.findings if finding.problem is None]
+        tokens = [finding.tokens for finding in fine if finding.tokens is not None]
+        return {
+            "records": len(self.good) + len(self.problems),
+            "good": len(self.good),
+            "bad": len(self.problems),
+            "bad_by_kind": dict(Counter(problem["kind"] for problem in self.problems).most_common()),
+            "clips": sum(len(record.videos) for record in self.good),
+            "images": sum(len(record.images) for record in self.good),
+            "text_only": sum(not record.videos and not record.images for record in self.good),
+            "frames_per_clip": quantiles([n for finding in fine for n in finding.frames]),
+            "seconds_per_clip": quantiles([s for finding in fine for s in finding.seconds]),
+            "prompt_tokens": quantiles(tokens),
+            "rescaled_clips": sum(finding.rescaled for finding in fine),
+            "other_decoder": sum(finding.fell_back for finding in fine),
+            "advice": [ADVICE[kind] for kind in Counter(p["kind"] for p in self.problems) if kind in ADVICE],
+            "problems": self.problems,
+            "warnings": self.warnings,
+        }
+
+
+def examine(
+    sources: Sequence[DatasetSource],
+    *,
+    options: ReadOptions | None = None,
+    check_record: RecordCheck | None = None,
+    dataset_options: dict[str, Any] | None = None,
+    collator: GRPOCollator | None = None,
+    jobs: int = 2,
+    progress: Callable[[Iterator[Finding], int], Iterator[Finding]] | None = None,
+) -> Report:
+    """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
+
+    Args:
+        dataset_options: of ``GRPODataset``, for the frames.
+        jobs: clips decoded at the same time, each in a process of its own.
+        progress: wraps the findings as they come, given their number.
+    """
+    report = Report()
+    records = list(_read(sources, options or ReadOptions(), check_record, report))
+    dataset = GRPODataset(records, **(dataset_options or {}) | {"training": False, "on_bad_sample": "error"})
+    tokenizing = threading.Lock()  # tokenizers may not be shared
+    with ThreadPoolExecutor(jobs) as pool:
+        found: Iterator[Finding] = pool.map(lambda record: _finding(record, dataset, collator, tokenizing), records)
+        for finding in progress(found, len(records)) if progress else found:
+            report.findings.append(finding)
+            if finding.problem is None:
+                report.good.append(finding.record)
+            else:
+                report.add_problem(finding.kind, finding.problem)
+    _warn_of_repeats(report)
+    return report
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Least, median, 95th percentile and most; empty without values."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}
+
+
+def _read(
+    sources: Sequence[DatasetSource], options: ReadOptions, check_record: RecordCheck | None, report: Report
+) -> Iterator[Record]:
+    for source in sources:
+        try:
+            for record in iter_records(source, seed=0, options=options, check_record=check_record):
+                if isinstance(record, RecordError):
+                    report.add_problem(record.kind, str(record))
+                else:
+                    yield record
+        except RecordError as error:  # the file as a whole
+            report.add_problem(error.kind, str(error))
+
+
+def _finding(
+    record: Record, dataset: GRPODataset, collator: GRPOCollator | None, tokenizing: threading.Lock
+) -> Finding:
+    try:
+        sample = dataset.load(record)
+    except (BadMediaError, FramePlanError) as error:
+        return Finding(record, f"{record.where} (id {record.id}): {error}", error.kind)
+    infos = [clip.info for clip in sample.videos]
+    tokens = None
+    if collator is not None:
+        with tokenizing:
+            batch = collator([sample])["prompts"]
+        if batch.bad:
+            return Finding(record, batch.bad[0].error, "too long")
+        tokens = batch.input_ids.shape[1]
+    return Finding(
+        record,
+        frames=tuple(len(info.indices) for info in infos),
+        seconds=tuple(info.times[-1] - info.times[0] for info in infos),
+        tokens=tokens,
+        rescaled=sum(info.rescaled for info in infos),
+        fell_back=sum(info.fell_back for info in infos),
+    )
+
+
+def _warn_of_repeats(report: Report) -> None:
+    """Records that ask the same of the same media."""
+    first: dict[tuple, Record] = {}
+    for record in report.good:
+        earlier = first.setdefault((record.messages, record.videos, record.images), record)
+        if earlier is not record:
+            same = "and has the same solution" if earlier.solution == record.solution else "but has another solution"
+            report.warnings.append(
+                {"kind": "repeated", "message": f"{record.where} asks the same as {earlier.where} {same}"}
+            )
