@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from qwenvl.rewards.settings import RewardSettings  # noqa: E402 (works without an installed package)
-from qwenvl.rewards.table import TABLE  # noqa: E402
+from qwenvl.rewards.table import TABLE, Entry  # noqa: E402
 
 HEAD = """# Rewards
 
@@ -27,6 +28,7 @@ a completion is the weighted sum, and the parts are logged as `reward/<name>`. W
 | `--reward_funcs a b c` | names of the table below, of plugins, `package.module:name` or `file.py:name` |
 | `--reward_weights 1 0.5 2` | one for each; without it each counts 1 |
 | `--external_plugins file.py` | files whose functions carry `@reward("name")` |
+| `--reward_model PATH` | reward models, appended after the functions, their weights last in `--reward_weights` |
 | `--reward_aggregation` | `sum`, or `normalize_then_sum` (below) |
 | `--reward_timeout` | seconds that one call may take |
 | `--reward_workers` | processes for functions marked `cpu_heavy`, and for `math_accuracy` |
@@ -70,6 +72,7 @@ not apply. It gets the columns that its signature names, all of them with `**col
 | `solution` | the last gpt turn of the record |
 | `prompts` | the messages before it, `[{"role": ..., "content": ...}]` |
 | `completion_ids`, `finish_reasons` | token ids without padding; `stop` or `length` |
+| `image_paths`, `video_paths` | the record's media, as paths |
 | every field of the record | as it stands in the file; None where a record lacks it |
 | `trainer_state`, `log_metric` | not per completion: the Trainer's state; `log_metric(name, number)` adds to the log |
 
@@ -109,7 +112,7 @@ def page() -> str:
     parts = [HEAD, "| name | range | rule |", "|---|---|---|"]
     for name, entry in TABLE.items():
         mark = "*" if name in EXTRA else ""
-        parts.append(f"| [`{name}`](#{name}){mark} | {entry.low:g} to {entry.high:g} | {escaped(entry.summary)} |")
+        parts.append(f"| [`{name}`](#{name}){mark} | {span(entry)} | {escaped(entry.summary)} |")
     for name, entry in TABLE.items():
         parts += ["", f"### {name}", "", escaped(entry.rule)]
     parts += ["", "## Settings", "", "| flag | default | meaning |", "|---|---|---|"]
@@ -117,6 +120,11 @@ def page() -> str:
         default = "unset" if setting.default is None else f"`{setting.default}`"
         parts.append(f"| `{setting.name}` | {default} | {escaped(setting.metadata['help'])} |")
     return "\n".join(parts) + "\n"
+
+
+def span(entry: Entry) -> str:
+    """The range of the values."""
+    return "any number" if math.isinf(entry.high) else f"{entry.low:g} to {entry.high:g}"
 
 
 def escaped(text: str) -> str:

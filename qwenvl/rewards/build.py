@@ -9,6 +9,7 @@ from typing import Any
 from qwenvl.rewards.format import ResponseFormat
 from qwenvl.rewards.function import RewardError, RewardFunction, name_of
 from qwenvl.rewards.plugins import by_path, made, plugin_functions
+from qwenvl.rewards.reward_model import RewardModel
 from qwenvl.rewards.rubric import Aggregation, OnError, Rubric
 from qwenvl.rewards.settings import RewardSettings
 from qwenvl.rewards.table import TABLE, make
@@ -26,6 +27,7 @@ def build_rubric(
     response_format: ResponseFormat | None = None,
     *,
     external_plugins: Sequence[str] = (),
+    reward_models: Sequence[str] = (),
     settings: RewardSettings | None = None,
     aggregation: Aggregation = "sum",
     on_error: OnError = "error",
@@ -41,6 +43,8 @@ def build_rubric(
             ``reward_funcs`` or ``reward_weights``, where they would have no effect.
         response_format: short for that setting.
         external_plugins: Python files whose functions carry ``@reward("name")``.
+        reward_models: paths or names of reward models, appended after the functions; without ``reward_funcs`` they are
+            all there is.
         settings: of the functions of the table, and ``reward_workers``.
         aggregation, on_error, timeout: see ``Rubric``.
 
@@ -51,6 +55,8 @@ def build_rubric(
         >>> build_rubric().names, build_rubric().weights
         (('format', 'accuracy'), (0.3, 0.7))
     """
+    if reward_models and reward_funcs is None:
+        reward_funcs = ()
     weights = _weights(reward_funcs, reward_weights, format_reward_weight, accuracy_reward_weight)
     values = (settings or RewardSettings()).values()
     if response_format is not None:
@@ -59,7 +65,11 @@ def build_rubric(
     for name in plugins:
         if name in TABLE:
             raise RewardError(f"the plugin reward {name!r} has the name of one in the table: rename it")
-    functions = [resolve(each, values, plugins) for each in reward_funcs or DEFAULT_WEIGHTS]
+    named = DEFAULT_WEIGHTS if reward_funcs is None else reward_funcs
+    functions = [resolve(each, values, plugins) for each in named]
+    for place, path in enumerate(reward_models, start=1):
+        name = "reward_model" if len(reward_models) == 1 else f"reward_model_{place}"
+        functions.append(RewardFunction(name, RewardModel(path)))
     return Rubric(
         functions,
         [1.0] * len(functions) if weights is None else weights,
@@ -84,6 +94,8 @@ def resolve(each: Named, settings: Mapping[str, Any], plugins: Mapping[str, Rewa
         return plugins[each]
     if ":" in each:
         return by_path(each)
+    if each == "reward_model":
+        raise RewardError("a reward model is named by --reward_model PATH_OR_NAME, not among --reward_funcs")
     if each in TABLE:
         return make(each, settings, lambda name: resolve(name, settings, plugins))
     names = [*TABLE, *plugins]

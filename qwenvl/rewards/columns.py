@@ -8,14 +8,18 @@ from typing import Any
 from qwenvl.types import Record
 
 # Names of arguments that do not come from a record's own fields; a field of that name would hide them.
-RESERVED = ("completions", "prompts", "completion_ids", "finish_reasons", "trainer_state", "log_metric")
+RESERVED = (
+    *("completions", "prompts", "completion_ids", "finish_reasons"),
+    *("image_paths", "video_paths", "trainer_state", "log_metric"),
+)
 
 
 def reward_columns(records: Sequence[Record], group_size: int, **more: list[Any]) -> dict[str, list[Any]]:
     """The columns of N = P * G completions: each record's fields G times, with ``id``, ``solution`` and ``prompts``.
 
     A field that only some of the records have is None for the others. ``prompts`` are messages,
-    ``[{"role": ..., "content": ...}, ...]``.
+    ``[{"role": ..., "content": ...}, ...]``; ``image_paths`` and ``video_paths`` list the media in the order of their
+    tags.
 
     Args:
         records: P.
@@ -27,6 +31,8 @@ def reward_columns(records: Sequence[Record], group_size: int, **more: list[Any]
     columns["id"] = [record.id for record in records]
     columns["solution"] = [record.solution for record in records]
     columns["prompts"] = [[{"role": m.role, "content": m.text} for m in record.messages] for record in records]
+    columns["image_paths"] = [list(record.images) for record in records]
+    columns["video_paths"] = [list(record.videos) for record in records]
     repeated = {name: [value for value in values for _ in range(group_size)] for name, values in columns.items()}
     return repeated | more
 

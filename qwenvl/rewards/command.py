@@ -28,10 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def listing() -> str:
     """One line for each function of the table: name, range, summary."""
-    width = max(map(len, TABLE))
-    return "\n".join(
-        f"{name:<{width}}  {f'{entry.low:g} to {entry.high:g}':<9}  {entry.summary}" for name, entry in TABLE.items()
-    )
+    rows = [(name, f"{entry.low:g} to {entry.high:g}", entry.summary) for name, entry in TABLE.items()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{name:<{widths[0]}}  {span:<{widths[1]}}  {summary}" for name, span, summary in rows)
 
 
 def _try(options: argparse.Namespace) -> str:

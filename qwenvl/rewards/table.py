@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from qwenvl.rewards.matching import (
 )
 from qwenvl.rewards.maths import MathReward
 from qwenvl.rewards.numbers import NumericReward, check_number, count, regression
+from qwenvl.rewards.reward_model import RewardModel
 from qwenvl.rewards.temporal import TemporalIoUReward
 
 
@@ -80,6 +82,7 @@ TABLE: dict[str, Entry] = {
     "box_iou": Entry(BoxIoUReward, 0, 1),
     "box_giou": Entry(BoxGIoUReward, -1, 1),
     "judge": Entry(JudgeReward, 0, 1, remote=True),
+    "reward_model": Entry(RewardModel, -math.inf, math.inf, remote=True),
 }
 
 

@@ -3,9 +3,8 @@ from qwenvl.types import Message, Record
 
 
 def record(name, **fields):
-    return Record(
-        name, (Message("user", "<video>what?"),), "(1)", (), (), (), {"id": name, **fields}, f"x.json[{name}]"
-    )
+    message, place = Message("user", "<video>what?"), f"x.json[{name}]"
+    return Record(name, (message,), "(1)", ("/a.mp4",), (), (None,), {"id": name, **fields}, place)
 
 
 def test_fields_are_repeated_for_the_group():
@@ -16,6 +15,8 @@ def test_fields_are_repeated_for_the_group():
         "level": [None, None, 3, 3],
         "solution": ["(1)"] * 4,
         "prompts": [[{"role": "user", "content": "<video>what?"}]] * 4,
+        "video_paths": [["/a.mp4"]] * 4,
+        "image_paths": [[]] * 4,
         "finish_reasons": ["w", "x", "y", "z"],
     }
 

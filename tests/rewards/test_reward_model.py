@@ -1,0 +1,102 @@
+import pytest
+import torch
+import transformers
+from PIL import Image
+from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+from qwenvl.demo.tiny import make_processor, make_tokenizer
+from qwenvl.rewards import RewardError, build_rubric, reward_columns
+from qwenvl.types import Message, Record
+
+PROMPT = "<image>\nwhich steps?"
+VISION_TOKENS = ("image_pad", "video_pad", "vision_start", "vision_end")
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    """A tiny text model with one output, saved as any other; and another with two."""
+
+    def save(labels):
+        folder = tmp_path_factory.mktemp("reward_model") / f"labels-{labels}"
+        tokenizer = make_processor("qwen2_5_vl").tokenizer
+        sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+        config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, num_labels=labels, **sizes)
+        Qwen2ForSequenceClassification(config).save_pretrained(folder)
+        tokenizer.chat_template = make_processor("qwen2_5_vl").chat_template
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+def columns(group_size, images=()):
+    record = Record("r", (Message("user", PROMPT),), "(1)", (), images, (), {"id": "r"}, "x.json[0]")
+    return reward_columns([record], group_size)
+
+
+def test_scores_are_those_of_each_completion_alone(text_model):
+    folder = text_model(1)
+    completions = ["(1)", "a much longer completion (2) (3)", ""] * 4
+    batch = build_rubric(reward_models=[str(folder)]).score(completions, columns(12))
+    model = Qwen2ForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = make_tokenizer()
+    for text, value in zip(completions, batch.components[0], strict=True):
+        chat = f"<|im_start|>user\nwhich steps?<|im_end|>\n<|im_start|>assistant\n{text}<|im_end|>\n"
+        ids = torch.tensor([tokenizer(chat)["input_ids"]])
+        # One row without padding: the score of its last token.
+        with torch.no_grad():
+            hidden = model.model(ids).last_hidden_state[0, -1]
+        assert value == pytest.approx(model.score(hidden).item(), abs=1e-5)
+    assert len(set(batch.components[0])) == 3
+
+
+def test_models_are_appended_last_with_weights_in_order(text_model):
+    path = str(text_model(1))
+    rubric = build_rubric(["format"], [0.5, 2, 3], reward_models=[path, path])
+    assert rubric.names == ("format", "reward_model_1", "reward_model_2") and rubric.weights == (0.5, 2.0, 3.0)
+    batch = rubric.score(["(1)", "(2)"], columns(2))
+    assert batch.total.tolist() == pytest.approx([5 * value for value in batch.components[1]], abs=1e-5)
+    assert build_rubric(reward_models=[path]).names == ("reward_model",)
+
+
+def test_refusals(text_model):
+    with pytest.raises(RewardError, match="expected a head with 1 output, got 2"):
+        build_rubric(reward_models=[str(text_model(2))]).score(["x", "y"], columns(2))
+    with pytest.raises(RewardError, match="named by --reward_model PATH_OR_NAME"):
+        build_rubric(["reward_model"])
+
+
+def test_media_reach_a_model_whose_processor_takes_them(tmp_path):
+    if not hasattr(transformers, "Qwen3_5ForSequenceClassification"):
+        pytest.skip("this version has no multimodal model with a classification head")
+    processor = make_processor("qwen3_vl")
+    token = {name: processor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in VISION_TOKENS}
+    config = transformers.Qwen3_5Config(
+        text_config={
+            **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "layer_types": ["full_attention"]},
+            **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
+            **{"vocab_size": len(processor.tokenizer), "max_position_embeddings": 512},
+            "rope_parameters": {
+                **{"rope_type": "default", "rope_theta": 1e4},
+                **{"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+            },
+        },
+        vision_config={
+            **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32},
+            **{"patch_size": 16, "num_position_embeddings": 16},
+        },
+        image_token_id=token["image_pad"],
+        video_token_id=token["video_pad"],
+        vision_start_token_id=token["vision_start"],
+        vision_end_token_id=token["vision_end"],
+        num_labels=1,
+    )
+    transformers.Qwen3_5ForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    scores = {}
+    for colour in ("black", "white"):
+        Image.new("RGB", (64, 64), colour).save(tmp_path / f"{colour}.png")
+        rubric = build_rubric(reward_models=[str(tmp_path / "model")])
+        image = columns(2, images=(str(tmp_path / f"{colour}.png"),))
+        scores[colour] = rubric.score(["(1)", "(2)"], image).components[0]
+    assert scores["black"] != scores["white"]
