@@ -194,8 +194,8 @@ def _draw_cable(canvas: Canvas, plug: Point) -> None:
 
 
 def _draw_cover(canvas: Canvas, centre: Point, scale: float) -> None:
-    canvas.box((centre[0] + 0.012, centre[1] + 0.014), 0.44 * scale, 0.44 * scale, (0, 0, 0, 80), 0.04)
-    canvas.box(centre, 0.44 * scale, 0.44 * scale, COVER, 0.04, outline=(30, 60, 120))
+    canvas.box((centre[0] + 0.012, centre[1] + 0.014), 0.47 * scale, 0.47 * scale, (0, 0, 0, 80), 0.04)
+    canvas.box(centre, 0.47 * scale, 0.47 * scale, COVER, 0.04, outline=(30, 60, 120))
     for k in (-1, 0, 1):
         y = centre[1] + 0.09 * k * scale
         canvas.line([(centre[0] - 0.12 * scale, y), (centre[0] + 0.12 * scale, y)], 0.03 * scale, (34, 70, 136))
