@@ -22,7 +22,7 @@ from qwenvl.data.errors import BadMediaError, RecordError, kind_of
 FRAME_LIST_SUFFIX = ".frames.json"
 MAX_DOWNLOAD_BYTES = 4 * 2**30
 _DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{256,}={0,2}\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
 def media_cache() -> Path:
@@ -61,7 +61,7 @@ def media_path(
             raise RecordError(f"{place}: {medium!r} is remote; download it, or pass --allow_remote_media", "media path")
         return medium
     encoded = _DATA_URL.match(medium[:200])
-    if encoded or _BASE64.fullmatch(medium):
+    if encoded or _is_base64(medium):
         return store_bytes(_from_base64(medium[encoded.end() if encoded else 0 :], place))
     return _inside(medium, place, media_root, allow_outside)
 
@@ -116,6 +116,16 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
             "media path",
         )
     return str(full)
+
+
+def _is_base64(text: str) -> bool:
+    """Base64 of a picture or a clip; a long path may be of the same letters, but does not begin like those."""
+    if not _BASE64.fullmatch(text):
+        return False
+    head = base64.b64decode("".join(text[:200].split())[:64])
+    return head.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"\x1a\x45\xdf\xa3")) or (
+        head[4:8] in (b"ftyp", b"moov", b"mdat")
+    )
 
 
 def _from_base64(text: str, place: str) -> bytes:

@@ -8,6 +8,8 @@ import pytest
 from qwenvl.data.errors import BadMediaError, RecordError
 from qwenvl.data.media_source import fetch, frame_list, media_path, store_bytes
 
+PICTURE = b"\x89PNG and the rest of a picture" * 4
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
@@ -18,17 +20,17 @@ def cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "medium",
     [
-        b"picture" * 60,
-        {"bytes": b"picture" * 60, "path": "ignored.png"},
-        "data:image/png;base64," + base64.b64encode(b"picture" * 60).decode(),
-        base64.b64encode(b"picture" * 60).decode(),
+        PICTURE,
+        {"bytes": PICTURE, "path": "ignored.png"},
+        "data:image/png;base64," + base64.b64encode(PICTURE).decode(),
+        base64.b64encode(PICTURE).decode(),
     ],
 )
 def test_bytes_in_every_dress_become_one_file(medium, tmp_path, cache):
     path = media_path(medium, "d.image", tmp_path)
     with open(path, "rb") as file:
-        assert file.read() == b"picture" * 60
-    assert media_path(b"picture" * 60, "d.image", tmp_path) == path
+        assert file.read() == PICTURE
+    assert media_path(PICTURE, "d.image", tmp_path) == path
     assert len([file for file in cache.rglob("*") if file.is_file()]) == 1
 
 
