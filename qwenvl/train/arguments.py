@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
-from qwenvl.train.flag_checks import choices_of
+from qwenvl.train.flag_checks import choices_of, kinds_of
 from qwenvl.train.flags import FLAG_GROUPS
 
 if TYPE_CHECKING:
@@ -192,5 +192,5 @@ def describe(group: type) -> Iterable[tuple[str, str, Any, str]]:
     hints = get_type_hints(group)
     for each in fields(group):
         hint = hints[each.name]
-        kind = "|".join(choices_of(hint)) or (get_args(hint) or (hint,))[0].__name__
+        kind = "|".join(choices_of(hint)) or kinds_of(hint)[0].__name__
         yield each.name, kind, each.default, each.metadata["help"].replace("%%", "%")

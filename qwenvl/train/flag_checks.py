@@ -5,29 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def misfits(config: Any, group: type) -> Iterator[str]:
     """A problem for each field of ``group`` whose value is not of its type or among its choices."""
     for name, hint in get_type_hints(group).items():
-        value, choices = getattr(config, name), choices_of(hint)
+        value, choices, kinds = getattr(config, name), choices_of(hint), kinds_of(hint)
+        if value is None and NoneType in kinds:
+            continue
         if choices and value not in choices:
             yield f"--{name} must be one of {', '.join(choices)}, got {value!r}"
         elif not choices:
-            kinds = get_args(hint) or (hint,)
             accepted = (*kinds, int) if float in kinds else kinds
             if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
-                yield f"--{name} must be {' or '.join(_kind_name(kind) for kind in kinds)}, got {value!r}"
+                yield f"--{name} must be {' or '.join(_NAMES_OF_KINDS[kind] for kind in kinds)}, got {value!r}"
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """The values that a type hint ``Literal`` allows; empty for other types."""
-    return get_args(hint) if get_origin(hint) is Literal else ()
+    """The values that a type hint ``Literal``, or ``Literal | None``, allows; empty for other types."""
+    return next((get_args(part) for part in _parts(hint) if get_origin(part) is Literal), ())
 
 
-def _kind_name(kind: type) -> str:
-    return {int: "an integer", float: "a number", str: "a string", bool: "True or False"}.get(kind, "None")
+def kinds_of(hint: Any) -> tuple[type, ...]:
+    """The classes of a type hint: ``list[str] | None`` gives list and NoneType."""
+    return tuple(get_origin(part) or part for part in _parts(hint))
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+_NAMES_OF_KINDS = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "True or False",
+    list: "a list",
+    NoneType: "None",
+}
 
 
 def was_set(config: Any, name: str) -> bool:
