@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
@@ -28,7 +29,7 @@ class ProgressLine(ProgressCallback):
         totals = [name for name in logs if name.endswith("_total_reward")]
         for name in totals:
             line = f"step {state.global_step}: {name} {logs[name]:.3f} +- {logs[name + '_ci95']:.3f}"
-            self.training_bar.write(line) if self.training_bar is not None else print(line)
+            tqdm.write(line)
 
 
 class EqualRewardsWarning(TrainerCallback):
