@@ -131,15 +131,22 @@ def _features(visual: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
         merger.register_forward_pre_hook(lambda module, args: entered.update({module: args[0]}))
         for merger in _mergers(visual)
     ]
-    was_training = visual.training
+    was_training, convolution = visual.training, visual.patch_embed.proj
     visual.eval()  # checkpointed blocks warn when there is nothing to differentiate
+    convolution.forward = MethodType(_as_product, convolution)
     try:
         visual(patches.to(visual.dtype), grid_thw=grids)
     finally:
+        del convolution.forward
         visual.train(was_training)
         for hook in hooks:
             hook.remove()
     return _undo_windows(visual, torch.cat([entered[merger] for merger in _mergers(visual)], dim=-1), grids)
+
+
+def _as_product(self: nn.Conv3d, patches: Tensor) -> Tensor:
+    """A convolution whose kernel covers each patch, as the matrix product that it is: several times faster."""
+    return nn.functional.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
 
 
 def _undo_windows(visual: nn.Module, features: Tensor, grids: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def test_rows_stay_with_their_prompts(family, random_prompts):
     encoded = encode_vision(model, prompts)
     assert encode_vision(model, encoded).pixel_values is encoded.pixel_values
     expected = logits(model, prompts.select([3, 0, 0]))
-    torch.testing.assert_close(logits(model, encoded.select([3, 0, 0])), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits(model, encoded.select([3, 0, 0])), expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
