@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.data.catalog import resolve_datasets
+from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.convert import write_records
 from qwenvl.data.errors import RecordError
 from qwenvl.data.examine import Report, examine, quantiles
-from qwenvl.data.records import ReadOptions, read_records
+from qwenvl.data.records import ReadOptions, RecordCheck, read_records
+from qwenvl.rewards.build import build_rubric
 from qwenvl.types import Record
 
 SHOWN_PER_KIND = 5
@@ -38,8 +40,8 @@ def check(args: argparse.Namespace) -> int:
             resolve_datasets(args.dataset, args.dataset_catalog),
             options=_read_options(args),
             check_record=_record_check(args.reward_funcs),
-            dataset_options={name: getattr(args, name) for name in _FRAME_FLAGS},
-            collator=_collator(args),
+            dataset_options=frame_options(args),
+            collator=make_collator(args),
             jobs=args.jobs,
             progress=_progress,
         )
@@ -55,7 +57,7 @@ def check(args: argparse.Namespace) -> int:
 
 def stats(args: argparse.Namespace) -> int:
     """Count what the records hold, without decoding anything."""
-    records = _records(args)
+    records = read_from(args)
     solutions = Counter(record.solution.strip() for record in records)
     numbers = {
         "records": len(records),
@@ -84,7 +86,7 @@ def stats(args: argparse.Namespace) -> int:
 
 def convert(args: argparse.Namespace) -> int:
     """Write the records of a data set in another form and kind of file."""
-    count = write_records(_records(args), Path(args.out))
+    count = write_records(read_from(args), Path(args.out))
     print(f"wrote {count} records to {args.out}")
     return 0
 
@@ -135,31 +137,58 @@ _PROMPT_FLAGS: dict[str, dict[str, Any]] = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwenvl data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    checking = commands.add_parser(
-        "check", help="decode every record and say what is wrong; exit code 1 if anything is"
-    )
+    checking = commands.add_parser("check", help="decode every record, say what is wrong; exit code 1 if anything is")
     counting = commands.add_parser("stats", help="count what the records hold")
     converting = commands.add_parser("convert", help="write the records in another form and kind of file")
     for command, run in ((checking, check), (counting, stats), (converting, convert)):
         command.set_defaults(run=run)
-        command.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, with %%NN")
-        command.add_argument("--dataset_catalog", help="another catalog than data/datasets.yaml")
-        command.add_argument("--columns", default="", help="names in the file to names known here: question=prompt,...")
-        command.add_argument("--allow_outside_media", action="store_true", help="let media leave the media root")
-        command.add_argument("--allow_remote_media", action="store_true", help="let media be http(s) addresses")
+        add_dataset_flags(command)
     for command in (checking, counting):
         command.add_argument("--json", action="store_true", help="print JSON")
     converting.add_argument("out", help="a path that ends in .json, .jsonl (also .gz), .parquet, .csv or .tsv")
+    add_frame_flags(checking)
     checking.add_argument("--write-clean", metavar="OUT", help="write the good records there; kinds as for convert")
     checking.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
-    checking.add_argument("--model", help="a checkpoint: count the tokens of each prompt with its processor")
     checking.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
-    for name, options in (_FRAME_FLAGS | _PROMPT_FLAGS).items():
-        checking.add_argument(f"--{name}", **options)
     return parser
 
 
-def _records(args: argparse.Namespace) -> list[Record]:
+def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
+    """The data set and how its rows are read."""
+    parser.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, with %%NN")
+    parser.add_argument("--dataset_catalog", help="another catalog than data/datasets.yaml")
+    parser.add_argument("--columns", default="", help="names in the file to names known here: question=prompt,...")
+    parser.add_argument("--allow_outside_media", action="store_true", help="let media leave the media root")
+    parser.add_argument("--allow_remote_media", action="store_true", help="let media be http(s) addresses")
+
+
+def add_frame_flags(parser: argparse.ArgumentParser) -> None:
+    """What is shown of media, with the names and defaults of training."""
+    parser.add_argument("--model", help="a checkpoint: make the prompts with its processor and count their tokens")
+    for name, options in (_FRAME_FLAGS | _PROMPT_FLAGS).items():
+        parser.add_argument(f"--{name}", **options)
+
+
+def frame_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Options of ``GRPODataset``."""
+    return {name: getattr(args, name) for name in _FRAME_FLAGS}
+
+
+def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
+    """A collator that gives prompts that are too long as bad samples; None without ``--model``."""
+    if args.model is None:
+        if args.max_prompt_length is not None:
+            raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
+        return None
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(args.model)
+    policy = {} if args.max_prompt_length is None else {"on_long_prompt": "skip"}
+    return GRPOCollator(processor, **policy, **{name: getattr(args, name) for name in _PROMPT_FLAGS})
+
+
+def read_from(args: argparse.Namespace) -> list[Record]:
+    """The records of the data set; the first bad row is an error."""
     sources = resolve_datasets(args.dataset, args.dataset_catalog)
     return [record for source in sources for record in read_records(source, seed=0, options=_read_options(args))]
 
@@ -175,25 +204,8 @@ def _read_options(args: argparse.Namespace) -> ReadOptions:
     )
 
 
-def _record_check(names: list[str]) -> Any:
-    if not names:
-        return None
-    from qwenvl.rewards.build import build_rubric
-
-    return build_rubric(names).check_record
-
-
-def _collator(args: argparse.Namespace) -> Any:
-    if args.model is None:
-        if args.max_prompt_length is not None:
-            raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
-        return None
-    from transformers import AutoProcessor
-
-    from qwenvl.data.collator import GRPOCollator
-
-    processor = AutoProcessor.from_pretrained(args.model)
-    return GRPOCollator(processor, on_long_prompt="skip", **{name: getattr(args, name) for name in _PROMPT_FLAGS})
+def _record_check(names: list[str]) -> RecordCheck | None:
+    return build_rubric(names).check_record if names else None
 
 
 def _progress(findings: Iterator[Any], total: int) -> Iterator[Any]:

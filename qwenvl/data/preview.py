@@ -1,0 +1,210 @@
+"""``qwenvl preview``: an offline HTML page of what the model will see of a data set."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.doctor import add_dataset_flags, add_frame_flags, frame_options, make_collator, read_from
+from qwenvl.data.frames import uniform_indices
+from qwenvl.rewards.actions import action_numbers, action_phrases
+from qwenvl.rewards.build import build_rubric
+from qwenvl.rewards.columns import reward_columns
+from qwenvl.rewards.rubric import Rubric
+from qwenvl.rewards.text import solution_of
+from qwenvl.types import BadSample, PromptBatch, Record, Sample
+
+THUMBNAIL_WIDTH = 168
+
+
+@dataclass
+class Shown:
+    """One record as the page shows it.
+
+    Attributes:
+        prompt: the text the model reads, vision tokens folded; the plain turns without a processor.
+        budget: tokens in a sentence; empty without a processor.
+        scores: what the rewards give the solution itself.
+    """
+
+    sample: Sample | BadSample
+    prompt: str
+    budget: str
+    scores: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page and say where it is; 2 when the command is wrong."""
+    parser = argparse.ArgumentParser(prog="qwenvl preview", description=__doc__)
+    add_dataset_flags(parser)
+    add_frame_flags(parser)
+    parser.add_argument("--n", type=int, default=8, help="records to show, spread over the data set (8)")
+    parser.add_argument("--epoch", type=int, default=0, help="whose frames to draw where sampling is dynamic (0)")
+    parser.add_argument("--seed", type=int, default=42, help="run seed of the draw (42, as in training)")
+    parser.add_argument("--out", default="preview.html", help="the page to write (preview.html)")
+    args = parser.parse_args(argv)
+    try:
+        page = preview(args)
+        Path(args.out).write_text(page, encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"qwenvl preview: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")
+    return 0
+
+
+def preview(args: argparse.Namespace) -> str:
+    """The page for the flags of ``main``."""
+    records = read_from(args)
+    if args.n < 1:
+        raise ValueError(f"--n: expected at least 1, got {args.n}")
+    dataset = GRPODataset(records, seed=args.seed, on_bad_sample="skip", **frame_options(args))
+    collator = make_collator(args)
+    indices = uniform_indices(len(records), args.n)
+    rubric = build_rubric()
+    shown = [show(dataset[args.epoch, index], collator, rubric) for index in indices]
+    rubric.close()
+    return render(shown, f"{args.dataset}: {len(shown)} of {len(records)} records, frames of epoch {args.epoch}")
+
+
+def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric) -> Shown:
+    """Build what the page says of one sample."""
+    scores = own_scores(sample.record, rubric)
+    plain = "\n\n".join(f"[{message.role}] {message.text}" for message in sample.record.messages)
+    if isinstance(sample, BadSample) or collator is None:
+        return Shown(sample, plain, "", scores)
+    batch = collator([sample])["prompts"]
+    if batch.bad:
+        return Shown(batch.bad[0], plain, "", scores)
+    ids = batch.input_ids[0].tolist()
+    processor = collator.processor
+    n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
+    budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
+    if collator.max_prompt_length is not None:
+        budget += f"; {collator.max_prompt_length - len(ids):,} below --max_prompt_length"
+    return Shown(sample, folded_prompt(ids, batch, processor), budget, scores)
+
+
+def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
+    """The prompt as text, each run of vision tokens folded: ``<video: 8 frames, 4x6 patches, 96 tokens>``.
+
+    Patches are those of one frame, before the vision tower merges them.
+    """
+    grids = {
+        processor.video_token_id: iter([] if batch.video_grid_thw is None else batch.video_grid_thw.tolist()),
+        processor.image_token_id: iter([] if batch.image_grid_thw is None else batch.image_grid_thw.tolist()),
+    }
+    vision = processor.video_processor
+    open_clip = [0, 0, 0]  # temporal patches still to come, height, width
+    pieces = []
+    for token, run in groupby(ids, key=lambda i: i if i in grids else None):
+        tokens = list(run)
+        if token is None:
+            pieces.append(processor.tokenizer.decode(tokens))
+            continue
+        if token == processor.image_token_id:
+            pieces += _folded_images(len(tokens), grids[token], vision.merge_size)
+            continue
+        if open_clip[0] == 0:
+            open_clip = list(next(grids[token]))
+        patches = len(tokens) * vision.merge_size**2 // (open_clip[1] * open_clip[2])
+        open_clip[0] -= patches
+        frames = patches * vision.temporal_patch_size
+        pieces.append(f"<video: {frames} frames, {open_clip[1]}x{open_clip[2]} patches, {len(tokens)} tokens>")
+    return "".join(pieces)
+
+
+def _folded_images(n_tokens: int, grids: Any, merge_size: int) -> list[str]:
+    pieces = []
+    while n_tokens > 0:
+        _, height, width = next(grids)
+        own = height * width // merge_size**2
+        pieces.append(f"<image: {height}x{width} patches, {own} tokens>")
+        n_tokens -= own
+    return pieces
+
+
+def own_scores(record: Record, rubric: Rubric) -> str:
+    """How the accuracy reward reads the solution, and what the rewards give it as a completion."""
+    truth = solution_of(record.solution)
+    numbers = action_numbers(truth)
+    read = f"actions {numbers}" if numbers else f"phrases {action_phrases(truth)}"
+    if problem := rubric.check_record(record):
+        return f"can't be scored: {problem}"
+    scored = rubric.score([record.solution], reward_columns([record], 1))
+    values = ", ".join(f"{name} {values[0]}" for name, values in zip(scored.names, scored.components, strict=True))
+    return f"read as {read}; as a completion it would score {values}"
+
+
+def render(shown: list[Shown], title: str) -> str:
+    """The page: one file, no scripts, no network."""
+    records = "\n".join(_record(one) for one in shown)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>\n{records}\n</html>\n"
+    )
+
+
+def _record(shown: Shown) -> str:
+    record = shown.sample.record
+    parts = [f"<section><h2>{html.escape(record.id)} <small>{html.escape(record.where)}</small></h2>"]
+    if isinstance(shown.sample, BadSample):
+        parts.append(f'<p class="bad">{html.escape(shown.sample.error)}</p>')
+    else:
+        parts += [_clip(clip.frames, clip.info) for clip in shown.sample.videos]
+        stills = "".join(_figure(image, f"{image.shape[2]} x {image.shape[1]}") for image in shown.sample.images)
+        parts.append(f'<div class="frames">{stills}</div>' if stills else "")
+    parts.append(f"<h3>prompt</h3><pre>{html.escape(shown.prompt)}</pre>")
+    if shown.budget:
+        parts.append(f"<p>{html.escape(shown.budget)}</p>")
+    parts.append(f"<h3>solution</h3><pre>{html.escape(record.solution)}</pre><p>{html.escape(shown.scores)}</p>")
+    return "".join(parts) + "</section>"
+
+
+def _clip(frames: Tensor, info: Any) -> str:
+    figures = []
+    for i, frame in enumerate(frames):
+        segment = None if info.segments is None else info.segments[i]
+        label = f"frame {info.indices[i]}, {info.times[i]:.2f} s" + ("" if segment is None else f", segment {segment}")
+        figures.append(_figure(frame, label, segment))
+    notes = [f"{info.seconds_per_frame:.2f} s between frames"]
+    notes += ["segments rescaled to the clip"] * info.rescaled + ["read by the second decoder"] * info.fell_back
+    name = html.escape(Path(info.path).name)
+    return f'<p>{name}: {len(frames)} frames, {"; ".join(notes)}</p><div class="frames">{"".join(figures)}</div>'
+
+
+def _figure(pixels: Tensor, label: str, segment: int | None = None) -> str:
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    picture.thumbnail((THUMBNAIL_WIDTH * 2, THUMBNAIL_WIDTH * 2))
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=85)
+    source = f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+    colour = "" if segment is None else f' style="border-color:hsl({segment * 137 % 360} 70% 50%)"'
+    return (
+        f'<figure{colour}><img width="{THUMBNAIL_WIDTH}" alt="{label}" src="{source}">'
+        f"<figcaption>{label}</figcaption></figure>"
+    )
+
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222;background:#fafafa}
+h1{font-size:1.2rem}h2{font-size:1.05rem}h3{font-size:.9rem;margin:.8rem 0 .2rem;color:#666}
+small{color:#888;font-weight:400}
+section{background:#fff;border:1px solid #ddd;border-radius:8px;padding:.5rem 1rem 1rem;margin:1rem 0}
+pre{white-space:pre-wrap;background:#f4f4f4;padding:.6rem;border-radius:4px;margin:0;font-size:13px}
+.frames{display:flex;flex-wrap:wrap;gap:6px}.bad{color:#b00020}
+figure{margin:0;border-top:4px solid transparent}figcaption{font-size:12px;color:#555}
+"""

@@ -1,0 +1,70 @@
+import base64
+import html
+import io
+import re
+
+import numpy as np
+from PIL import Image
+
+from qwenvl.data.preview import main
+
+
+def page_of(tmp_path, *argv):
+    assert main([*map(str, argv), "--out", str(tmp_path / "page.html")]) == 0
+    return (tmp_path / "page.html").read_text()
+
+
+def pictures(page):
+    return [np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall(r"base64,([^\"]+)", page)]
+
+
+def test_the_page_shows_the_frames_that_the_model_sees(tmp_path, make_clip, write_rows, make_row, number_of):
+    make_clip("a.mp4", 25)
+    meta = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 2, "dynamic_sample": True}
+    path = write_rows([make_row(id="x<y", prompt="<video>\nWhich & why?", video="a.mp4", meta=meta)])
+    page = page_of(tmp_path, path, "--seed", 7)
+    labels = re.findall(r"<figcaption>frame (\d+), ([\d.]+) s, segment (\d)<", page)
+    assert [int(number) for number, _, _ in labels] == [number_of(picture) for picture in pictures(page)]
+    assert [float(time) for _, time, _ in labels] == [int(number) / 10 for number, _, _ in labels]
+    assert [segment for _, _, segment in labels] == ["0", "0", "1", "1"]
+    assert "x&lt;y" in page
+    assert "Which &amp; why?" in page
+    assert "read as actions [1]; as a completion it would score format 0.3, accuracy 1.0" in page
+
+
+def test_prompts_have_their_vision_tokens_folded(tmp_path, make_clip, write_rows, make_row, tiny_checkpoint):
+    make_clip("a.mp4", 25, size=(120, 90))
+    Image.new("RGB", (112, 140)).save(tmp_path / "b.png")
+    row = make_row(prompt="<video> and <image>?", video="a.mp4", image="b.png", meta={"min_frames": 6, "max_frames": 6})
+    path = write_rows([row])
+    # frames of 112 x 84 pixels in patches of 14; the image in 10 x 8; each 2 x 2 of them are one token
+    page = html.unescape(page_of(tmp_path, path, "--model", tiny_checkpoint("qwen2_5_vl"), "--max_prompt_length", 999))
+    assert (
+        "<|vision_start|><video: 6 frames, 6x8 patches, 36 tokens><|vision_end|> and "
+        "<|vision_start|><image: 10x8 patches, 20 tokens><|vision_end|>?<|im_end|>"
+    ) in page
+    tokens = int(re.search(r"(\d+) tokens: 56 vision", page)[1])
+    assert f"{999 - tokens} below --max_prompt_length" in page
+    # Qwen3-VL has patches of 16 and a time for every pair of frames: 0, 5, 10 | 14, 19, 24 tenths of a second
+    page = html.unescape(page_of(tmp_path, path, "--model", tiny_checkpoint("qwen3_vl")))
+    assert page.count("<video: 2 frames, 6x8 patches, 12 tokens>") == 3
+    assert "<0.2 seconds><|vision_start|><video" in page
+
+
+def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
+    path = write_rows([make_row(prompt="<video>", video="none.mp4"), make_row(solution=",")])
+    page = html.unescape(page_of(tmp_path, path))
+    assert "No such file" in page
+    assert "can't be scored" in page
+    assert "src=" not in page
+
+
+def test_records_are_spread_over_the_data_set(tmp_path, write_rows, make_row):
+    path = write_rows([make_row(id=f"row{i}") for i in range(10)])
+    assert re.findall(r"<h2>(row\d)", page_of(tmp_path, path, "--n", 4)) == ["row0", "row3", "row6", "row9"]
+
+
+def test_wrong_commands(capsys):
+    assert main(["no_such_set"]) == 2
+    assert main(["example", "--n", "0"]) == 2
+    assert "--n: expected at least 1" in capsys.readouterr().err
