@@ -11,7 +11,7 @@
 # About the launch itself:
 #   NPROC      processes, one for each GPU               (default: the GPUs of this machine, or 1)
 #   DEEPSPEED  zero2, zero3 or a DeepSpeed JSON file     (default: none; needs pip install 'qwenvl[deepspeed]')
-#   PYTHON     the interpreter                           (default: python)
+#   PYTHON     the interpreter                           (default: that of the active environment, else of .venv)
 #   DRY_RUN    1 prints the command and does not run it
 set -euo pipefail
 
@@ -92,7 +92,12 @@ gpus() {
 }
 nproc="${NPROC:-$(gpus)}"
 
-command=("${PYTHON:-python}")
+interpreter="${PYTHON:-python}"
+if [[ -z "${PYTHON-}${VIRTUAL_ENV-}${CONDA_PREFIX-}" && -x "$root/.venv/bin/python" ]]; then
+    interpreter="$root/.venv/bin/python"
+fi
+
+command=("$interpreter")
 if ((nproc > 1)); then
     command+=(-m torch.distributed.run --standalone --nproc_per_node "$nproc")
 fi
