@@ -10,14 +10,10 @@ def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
-@dataclass(frozen=True)
-class RewardSettings:
-    """What the functions of the table can be told; lengths are in completion tokens."""
+@dataclass
+class FunctionSettings:
+    """What single functions of the table can be told; lengths are in completion tokens."""
 
-    response_format: Literal["think_answer", "answer_only"] = _setting(
-        "think_answer", "What format and strict_format ask for."
-    )
-    generation_max_length: int = _setting(512, "Longest completion; the default length of cosine and soft_overlong.")
     correctness_func: str = _setting(
         "accuracy", "Reward that tells cosine, length_window and judge which completions are correct: those it gives 1."
     )
@@ -64,6 +60,16 @@ class RewardSettings:
         None, "Folder that keeps the judge's verdicts. Unset: qwenvl/judge in the user's cache folder."
     )
     reward_workers: int = _setting(0, "Processes for rewards that are heavy on the CPU, at least 0.")
+
+
+@dataclass
+class RewardSettings(FunctionSettings):
+    """All that the functions of the table can be told."""
+
+    response_format: Literal["think_answer", "answer_only"] = _setting(
+        "think_answer", "What format and strict_format ask for."
+    )
+    generation_max_length: int = _setting(512, "Longest completion; the default length of cosine and soft_overlong.")
 
     def values(self) -> dict[str, Any]:
         """Every setting by name, with what is unset worked out."""

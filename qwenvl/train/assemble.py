@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.records import RecordError
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
-from qwenvl.rewards import Rubric, build_rubric
+from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.train.flag_checks import was_set
 from qwenvl.train.grpo_config import GRPOConfig
 
@@ -67,13 +68,22 @@ def weight_dtype(args: GRPOConfig, adapted: bool) -> torch.dtype:
 def build_rewards(
     args: GRPOConfig, functions: Sequence[str | Callable] | None, weights: Sequence[float] | None
 ) -> Rubric:
-    """The rubric of a run: ``functions`` with ``weights``, or format and accuracy with the weights of the flags."""
-    named = {
-        name: getattr(args, name)
-        for name in ("format_reward_weight", "accuracy_reward_weight")
-        if functions is None or was_set(args, name)
-    }
-    return build_rubric(functions, weights, response_format=args.response_format, **named)
+    """The rubric of a run: ``functions`` with ``weights``, or what the flags name."""
+    functions = args.reward_funcs if functions is None else functions
+    weights = args.reward_weights if weights is None else weights
+    default_pair = functions is None and weights is None and not args.reward_model
+    named = ("format_reward_weight", "accuracy_reward_weight")
+    return build_rubric(
+        functions,
+        weights,
+        *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
+        external_plugins=args.external_plugins or (),
+        reward_models=args.reward_model or (),
+        settings=RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)}),
+        aggregation=args.reward_aggregation,
+        on_error=args.on_reward_error,
+        timeout=args.reward_timeout,
+    )
 
 
 def build_dataset(dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubric, *, training: bool) -> Dataset | None:

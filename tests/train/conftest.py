@@ -66,7 +66,7 @@ def make_trainer(tiny_checkpoint, sop_data, tmp_path) -> Callable:
     from qwenvl.train.grpo_config import GRPOConfig
     from qwenvl.train.grpo_trainer import GRPOTrainer
 
-    def make(*, model=None, reward_funcs=(letters,), callbacks=None, peft_config=None, **settings) -> GRPOTrainer:
+    def make(*, model=None, functions=(letters,), callbacks=None, peft_config=None, **settings) -> GRPOTrainer:
         defaults = {
             "output_dir": str(tmp_path / "run"),
             "dataset_use": str(sop_data),
@@ -83,7 +83,7 @@ def make_trainer(tiny_checkpoint, sop_data, tmp_path) -> Callable:
         return GRPOTrainer(
             model or str(tiny_checkpoint(initializer_range=0.1)),
             GRPOConfig(**{**defaults, **settings}),
-            reward_funcs=None if reward_funcs is None else list(reward_funcs),
+            reward_funcs=None if functions is None else list(functions),
             callbacks=callbacks,
             peft_config=peft_config,
         )

@@ -135,7 +135,7 @@ def test_a_path_that_cannot_be_taken_is_named(make_trainer, caplog):
 
 
 def test_equal_rewards_give_no_policy_gradient(make_trainer):
-    trainer = make_trainer(reward_funcs=[lambda completions, **columns: [1.0] * len(completions)], max_steps=1)
+    trainer = make_trainer(functions=[lambda completions, **columns: [1.0] * len(completions)], max_steps=1)
     gradients = gradients_of_one_step(trainer)
     assert all(gradient.abs().max() < 1e-9 for gradient in gradients.values())
     assert read_metrics(trainer.args.output_dir)[0]["group/zero_std_frac"] == 1.0
@@ -224,7 +224,7 @@ def strip_times(row):
 
 
 def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
-    trainer = make_trainer(eval_dataset_use=str(sop_data), reward_funcs=None, per_device_eval_batch_size=3)
+    trainer = make_trainer(eval_dataset_use=str(sop_data), functions=None, per_device_eval_batch_size=3)
     calls = []
     sample = trainer.explorer.sampler.sample
     trainer.explorer.sampler.sample = lambda model, prompts, *rest: (
@@ -312,3 +312,22 @@ def test_a_frozen_part_does_not_move(make_trainer):
     trainer.train()
     moved = {name for name, value in trainer.model.state_dict().items() if not torch.equal(value, before[name])}
     assert moved and all("merger" in name for name in moved)
+
+
+def test_rewards_by_flags(make_trainer, tmp_path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from qwenvl.rewards import reward\n\n\n"
+        '@reward("short")\ndef short(completions, **columns):\n    return [1.0 / (1 + len(c)) for c in completions]\n'
+    )
+    flags = {"reward_funcs": ["short", "repetition"], "reward_weights": [2.0, 0.5], "external_plugins": [str(plugin)]}
+    trainer = make_trainer(functions=None, repetition_n_grams=2, max_steps=1, **flags)
+    trainer.train()
+    for rollout in read_rollouts(trainer.args.output_dir):
+        expected = 2.0 / (1 + len(rollout.completion)) + 0.5 * rollout.rewards["repetition"]
+        assert rollout.total == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_named_weight_beside_reward_funcs_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="--format_reward_weight has no effect with --reward_funcs"):
+        make_trainer(format_reward_weight=0.5)
