@@ -13,6 +13,7 @@ from qwenvl.data.clip_index import ClipIndex
 
 
 def decode_with_torchcodec(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:
+    """torchcodec in its exact mode: it scans the file instead of trusting the header's rate."""
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(path, seek_mode="exact", num_ffmpeg_threads=1, dimension_order="NHWC")
@@ -23,6 +24,7 @@ def decode_with_torchcodec(path: str, index: ClipIndex, wanted: list[int]) -> np
 
 
 def decode_with_decord(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:
+    """decord; it may never return, so only a process that can be killed may call this."""
     import decord
 
     reader = decord.VideoReader(path, ctx=decord.cpu(0), num_threads=1)

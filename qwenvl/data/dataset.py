@@ -43,6 +43,9 @@ class GRPODataset(Dataset):
         seed: of the frames drawn in training.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch; else take them uniformly.
 
+    Attributes:
+        decoder: the backend behind ``video_backend`` on this machine, for logs and checkpoints.
+
     Example:
         >>> dataset = load_dataset("example")
         >>> dataset[2].videos[0].info.indices
@@ -70,10 +73,10 @@ class GRPODataset(Dataset):
             raise ValueError(
                 f"expected decode_timeout >= 0 and decode_memory_gb > 0, got {decode_timeout} and {decode_memory_gb}"
             )
-        resolve_backend(video_backend)  # an unusable one is an error now and not in a worker
         self.records = records
         self.frame_options = FrameOptions(base_interval, video_fps, video_min_frames, video_max_frames)
         self.video_backend = video_backend
+        self.decoder = resolve_backend(video_backend)  # an unusable one is an error now and not in a worker
         self.decode_bounds = {"timeout": decode_timeout, "memory_gb": decode_memory_gb}
         self.on_bad_sample = on_bad_sample
         self.seed = seed

@@ -160,8 +160,8 @@ def _bounds(options: FrameOptions, meta: ClipMeta | None) -> tuple[int, int]:
 
 def _frames_wanted(duration: float, options: FrameOptions, low: int, high: int) -> int:
     """The number of frames that time asks for, within the bounds, even where the bounds allow it."""
-    per_second = options.video_fps if options.video_fps is not None else 1 / options.base_interval
-    n = min(max(round(duration * per_second), low), high)
+    asked = duration / options.base_interval if options.video_fps is None else duration * options.video_fps
+    n = min(max(round(asked), low), high)
     if n % FRAMES_PER_PATCH == 0:
         return n
     if n + 1 <= high:
