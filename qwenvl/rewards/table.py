@@ -86,6 +86,13 @@ TABLE: dict[str, Entry] = {
 }
 
 
+def readers_of(setting: str) -> list[str]:
+    """Names of the functions that read a setting; empty for a setting of all of them."""
+    parameter = {"correctness_func": "correctness"}.get(setting, setting)
+    classes = {name: entry.made_of for name, entry in TABLE.items() if inspect.isclass(entry.made_of)}
+    return [name for name, made_of in classes.items() if parameter in inspect.signature(made_of).parameters]
+
+
 def make(
     name: str, settings: Mapping[str, Any], resolve: Callable[[str], RewardFunction] | None = None
 ) -> RewardFunction:

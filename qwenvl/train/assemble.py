@@ -16,6 +16,8 @@ from qwenvl.data.records import RecordError
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
+from qwenvl.rewards.settings import FunctionSettings
+from qwenvl.rewards.table import readers_of
 from qwenvl.train.flag_checks import was_set
 from qwenvl.train.grpo_config import GRPOConfig
 
@@ -73,7 +75,7 @@ def build_rewards(
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
     named = ("format_reward_weight", "accuracy_reward_weight")
-    return build_rubric(
+    rubric = build_rubric(
         functions,
         weights,
         *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
@@ -84,6 +86,11 @@ def build_rewards(
         on_error=args.on_reward_error,
         timeout=args.reward_timeout,
     )
+    for setting in fields(FunctionSettings):
+        readers = readers_of(setting.name)
+        if readers and was_set(args, setting.name) and not set(readers) & set(rubric.names):
+            raise ValueError(f"--{setting.name} has no effect: only {', '.join(readers)} read it")
+    return rubric
 
 
 def build_dataset(dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubric, *, training: bool) -> Dataset | None:

@@ -59,7 +59,8 @@ def main() -> None:
     )
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
     if "by_prompt" in output:
-        object.__setattr__(trainer.explorer, "sampler", SamplerByPrompt(trainer.processing_class.tokenizer.eos_token_id))
+        sampler = SamplerByPrompt(trainer.processing_class.tokenizer.eos_token_id)
+        object.__setattr__(trainer.explorer, "sampler", sampler)
     trainer.train()
     trainer.save_model()
     trainer.end()

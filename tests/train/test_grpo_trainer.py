@@ -331,3 +331,9 @@ def test_rewards_by_flags(make_trainer, tmp_path):
 def test_a_named_weight_beside_reward_funcs_is_refused(make_trainer):
     with pytest.raises(ValueError, match="--format_reward_weight has no effect with --reward_funcs"):
         make_trainer(format_reward_weight=0.5)
+
+
+def test_a_setting_that_no_reward_reads_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="--repetition_n_grams has no effect: only repetition read it"):
+        make_trainer(repetition_n_grams=2)
+    make_trainer(repetition_n_grams=2, functions=["repetition"])
