@@ -30,12 +30,13 @@ STEPS: tuple[str, ...] = (
 
 # Places in the picture; the label's is on the housing.
 SCREW_TRAY, FAN_TRAY, CABLE_HOOK = (0.17, 0.2), (0.84, 0.6), (0.14, 0.62)
-COVER_RACK, SCANNER_REST, LABEL = (0.8, 0.17), (0.86, 0.86), (0.72, 0.8)
+COVER_RACK, SCANNER_REST, LABEL = (0.8, 0.17), (0.86, 0.87), (0.72, 0.8)
 
 METAL, DARK_METAL, RUBBER = (188, 192, 198), (96, 101, 110), (22, 24, 28)
 PCB, COPPER, PORT = (22, 92, 60), (196, 160, 84), (228, 228, 220)
 FAN, FAN_BLADE, CABLE = (34, 36, 46), (120, 130, 150), (244, 190, 30)
-DRIVER, COVER, LASER = (206, 48, 40), (58, 108, 190), (255, 60, 60)
+DRIVER, COVER = (206, 48, 40), (58, 108, 190)
+LASER, PICK_LIGHT, WORK_LIGHT = (255, 60, 60), (70, 230, 120), (255, 236, 150)
 
 
 @dataclass
@@ -211,8 +212,8 @@ def _draw_label(canvas: Canvas, centre: Point, scale: float) -> None:
 
 
 def _draw_scanner(canvas: Canvas, centre: Point) -> None:
-    canvas.box(centre, 0.13, 0.16, (64, 66, 74), 0.03, outline=(20, 20, 24))
-    canvas.box((centre[0], centre[1] - 0.06), 0.1, 0.03, LASER, 0.01)
+    canvas.box(centre, 0.16, 0.2, (84, 86, 94), 0.04, outline=(20, 20, 24))
+    canvas.box((centre[0], centre[1] - 0.075), 0.12, 0.035, LASER, 0.01)
 
 
 def _draw_hand(canvas: Canvas, station: Station, tip: Point) -> None:
@@ -229,17 +230,18 @@ def _draw_hand(canvas: Canvas, station: Station, tip: Point) -> None:
 
 def _along(station: Station, start: Point, end: Point, t: float) -> Point:
     """The place at time ``t`` on the way from ``start`` to ``end``, slow at both ends, straying a little."""
-    s = 0.5 - 0.5 * math.cos(math.pi * min(max(t, 0.0), 1.0))
+    t = min(max(t, 0.0), 1.0)
+    s = 0.5 - 0.5 * math.cos(math.pi * t)
     size, phase = station.wobble
     stray = size * math.sin(math.pi * t) * math.sin(phase + 5 * t)
     return start[0] + (end[0] - start[0]) * s + stray, start[1] + (end[1] - start[1]) * s + stray
 
 
 def _pick_screw(canvas: Canvas, station: Station, t: float) -> None:
+    canvas.box(SCREW_TRAY, 0.24, 0.26, (*PICK_LIGHT, 130), 0.03, outline=PICK_LIGHT)
     above = station.at(0.3, 0.45)
-    tip = (
-        _along(station, above, SCREW_TRAY, t / 0.5) if t < 0.5 else _along(station, SCREW_TRAY, above, (t - 0.5) / 0.5)
-    )
+    there, back = (above, SCREW_TRAY, 2 * t), (SCREW_TRAY, above, 2 * t - 1)
+    tip = _along(station, *(there if t < 0.5 else back))
     _draw_hand(canvas, station, tip)
     if t >= 0.5:
         _draw_screw(canvas, (tip[0], tip[1] - 0.01))
@@ -261,14 +263,16 @@ def _plug_cable(canvas: Canvas, station: Station, t: float) -> None:
 def _fasten_screw(canvas: Canvas, station: Station, t: float) -> None:
     target = station.at(0.42, 0.5)
     tip = _along(station, (target[0], target[1] - 0.05), target, t / 0.4)
+    canvas.disc(target, 0.12, (*WORK_LIGHT, 150))
     _draw_screw(canvas, target)
-    _draw_hand(canvas, station, (tip[0] + 0.02, tip[1] + 0.15))
-    canvas.line([tip, (tip[0], tip[1] + 0.05)], 0.02, DARK_METAL)
-    canvas.box((tip[0], tip[1] + 0.13), 0.1, 0.19, DRIVER, 0.03, outline=(110, 20, 16))
-    a = 14 * t
+    _draw_hand(canvas, station, (tip[0] + 0.02, tip[1] + 0.2))
+    canvas.line([tip, (tip[0], tip[1] + 0.05)], 0.025, DARK_METAL)
+    canvas.box((tip[0], tip[1] + 0.16), 0.15, 0.25, DRIVER, 0.04, outline=(110, 20, 16))
+    canvas.box((tip[0], tip[1] + 0.09), 0.15, 0.03, WORK_LIGHT)
     for k in range(2):
-        dx, dy = 0.045 * math.cos(a + math.pi * k / 2), 0.045 * math.sin(a + math.pi * k / 2)
-        canvas.line([(tip[0] - dx, tip[1] - dy), (tip[0] + dx, tip[1] + dy)], 0.012, (250, 240, 200))
+        a = 14 * t + math.pi * k / 2
+        dx, dy = 0.07 * math.cos(a), 0.07 * math.sin(a)
+        canvas.line([(tip[0] - dx, tip[1] - dy), (tip[0] + dx, tip[1] + dy)], 0.018, (255, 255, 240))
 
 
 def _close_cover(canvas: Canvas, station: Station, t: float) -> None:
@@ -279,13 +283,12 @@ def _close_cover(canvas: Canvas, station: Station, t: float) -> None:
 
 
 def _scan_label(canvas: Canvas, station: Station, t: float) -> None:
-    canvas.box(SCANNER_REST, 0.15, 0.18, station.mat)
+    canvas.box(SCANNER_REST, 0.18, 0.22, station.mat)
     label = station.at(*LABEL)
     place = _along(station, SCANNER_REST, (label[0] + 0.02, label[1] + 0.2), t / 0.35)
-    if t > 0.3:
-        spread = 0.1 + 0.06 * math.sin(18 * t)
-        top = label[1] - 0.05
-        canvas.shape([(place[0], place[1] - 0.08), (label[0] - spread, top), (label[0] + spread, top)], (*LASER, 150))
+    if t > 0.25:
+        spread, top = 0.19 + 0.03 * math.sin(18 * t), label[1] - 0.08
+        canvas.shape([(place[0], place[1] - 0.08), (label[0] - spread, top), (label[0] + spread, top)], (*LASER, 190))
     _draw_scanner(canvas, place)
     _draw_hand(canvas, station, (place[0], place[1] + 0.04))
 

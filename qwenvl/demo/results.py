@@ -1,0 +1,100 @@
+"""What came out of the demo: scores read back from the run folder, the best a blind model could do, a table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwenvl.demo.clips import PAIRS, STEPS
+from qwenvl.runlog import Rollout, read_metrics, read_rollouts
+
+
+@dataclass(frozen=True)
+class Score:
+    """Rewards of one evaluation, means over ``n`` clips.
+
+    Attributes:
+        total, total_ci95: weighted sum of format and accuracy, and half the width of its 95 % interval.
+        accuracy, accuracy_ci95: named steps that are shown / named or shown.
+        exact: share of the clips whose steps were named exactly.
+    """
+
+    total: float
+    total_ci95: float
+    accuracy: float
+    accuracy_ci95: float
+    exact: float
+    n: int
+
+    def above(self, other: Score) -> bool:
+        """Whether the 95 % intervals of the totals leave no doubt that this one is higher."""
+        return self.total - self.total_ci95 > other.total + other.total_ci95
+
+
+def read_score(run: str | Path, split: str, step: int) -> Score:
+    """The evaluation ``split`` after optimizer step ``step``, as the run folder has it.
+
+    Raises:
+        LookupError: there is none.
+    """
+    rows = [row for row in read_metrics(run) if row["step"] == step and f"{split}_total_reward" in row]
+    if not rows:
+        raise LookupError(f"{run}: no evaluation {split!r} at step {step}")
+    completions = list(read_rollouts(run, step=step, split=split))
+    return Score(
+        total=rows[-1][f"{split}_total_reward"],
+        total_ci95=rows[-1][f"{split}_total_reward_ci95"],
+        accuracy=rows[-1][f"{split}_accuracy_reward"],
+        accuracy_ci95=rows[-1][f"{split}_accuracy_reward_ci95"],
+        exact=sum(each.rewards["accuracy"] == 1 for each in completions) / len(completions),
+        n=int(rows[-1][f"{split}_total_reward_n"]),
+    )
+
+
+def best_blind_accuracy() -> tuple[float, tuple[int, ...]]:
+    """The highest mean accuracy of naming the same steps for every clip, and these steps.
+
+    Example:
+        >>> best_blind_accuracy()
+        (0.3333333333333333, (1, 2, 3, 4, 5, 6))
+    """
+    numbers = range(1, len(STEPS) + 1)
+    guesses = (guess for size in numbers for guess in itertools.combinations(numbers, size))
+
+    def accuracy(guess: tuple[int, ...]) -> float:
+        return sum(len({*guess} & {*pair}) / len({*guess} | {*pair}) for pair in PAIRS) / len(PAIRS)
+
+    return max((accuracy(guess), guess) for guess in guesses)
+
+
+def table(scores: Mapping[str, Score], format_weight: float, accuracy_weight: float) -> str:
+    """One line for each score, and one for a model that does not look."""
+    blind, _ = best_blind_accuracy()
+    rows = [("", "total reward", "steps (IoU)", "both steps right")]
+    for name, score in scores.items():
+        total, accuracy = (
+            f"{score.total:.2f} ± {score.total_ci95:.2f}",
+            f"{score.accuracy:.2f} ± {score.accuracy_ci95:.2f}",
+        )
+        rows.append((name, total, accuracy, f"{score.exact:.0%}"))
+    rows.append(("best without looking*", f"{format_weight + accuracy_weight * blind:.2f}", f"{blind:.2f}", "-"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    n = next(iter(scores.values())).n
+    lines += [
+        "",
+        f"{n} held-out clips, greedy, 95 % intervals; total = {format_weight:g} format + {accuracy_weight:g} IoU",
+        "* the right form and all six steps named, whatever the clip shows: no fixed answer scores higher",
+    ]
+    return "\n".join(lines)
+
+
+def example(run: str | Path, last_step: int) -> tuple[Rollout, Rollout] | None:
+    """What was said of one held-out clip before and after: the first that was wrong and then right."""
+    before = {each.record_id: each for each in read_rollouts(run, step=0, split="eval")}
+    for after in read_rollouts(run, step=last_step, split="eval"):
+        if after.rewards["accuracy"] == 1 and before[after.record_id].rewards["accuracy"] != 1:
+            return before[after.record_id], after
+    return None

@@ -1,0 +1,292 @@
+"""``qwenvl demo``: a tiny Qwen2.5-VL learns by GRPO to name the steps of assembly videos.
+
+Clips and a warmed-up model are made on the spot; then ``qwenvl train --config run.yaml`` runs as it would on a real
+checkpoint with a user's records. Nothing about that run is special but its size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qwenvl.demo.clips import ClipSettings, make_clips, tokenizer_texts
+from qwenvl.demo.results import Score, example, read_score, table
+
+STEPS, CLIPS = 300, 600
+MODEL = {
+    "hidden_size": 128,
+    "num_layers": 2,
+    "vision_hidden_size": 64,
+    "vision_depth": 1,
+    "initializer_range": 0.08,  # with the usual 0.02 random weights take far longer to begin to learn
+}
+FRAME_PIXELS = 56 * 56
+CHECKS = {"blank": "after, shown a blank video", "swapped": "after, shown another clip"}
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One demo: its folder, and all that its result depends on.
+
+    Attributes:
+        folder: clips go to ``data``, the warmed-up model to ``model``, the run to ``run``.
+        steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
+        clips: to train on; a quarter as many are held out.
+    """
+
+    folder: Path
+    seed: int = 0
+    steps: int = STEPS
+    clips: int = CLIPS
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def clip_settings(self) -> ClipSettings:
+        return ClipSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=self.clips * 16 // 3)
+
+    def training_settings(self) -> dict[str, Any]:
+        """What `qwenvl train --config` is given."""
+        return {
+            "model_name_or_path": str(self.model),
+            "dataset_use": "demo_train",
+            "eval_dataset_use": "demo_heldout",
+            "dataset_catalog": str(self.data / "datasets.yaml"),
+            "output_dir": str(self.run),
+            "seed": self.seed,
+            "use_cpu": True,
+            "max_steps": self.steps,
+            "per_device_train_batch_size": 8,
+            "grpo_sample_size": 8,
+            "grpo_beta": 0.04,
+            "generation_temperature": 1.0,
+            "generation_top_p": 1.0,
+            "generation_max_length": 40,
+            "tune_mm_vision": True,  # random weights: the tower has as much to learn as the rest
+            "learning_rate": 6e-4,
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 10,
+            "adam_beta2": 0.99,
+            "video_min_frame_pixels": FRAME_PIXELS,
+            "video_max_frame_pixels": FRAME_PIXELS,
+            "eval_on_start": True,
+            "per_device_eval_batch_size": 50,
+            "dataloader_num_workers": 1,
+            "save_strategy": "no",
+        }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo, or show the one that is there; returns the exit status."""
+    demo, fresh = _parse(argv)
+    done = _finished(demo)
+    if done and not fresh:
+        print(f"This demo was run before, until {done['finished']}; nothing is trained now (--fresh does it anew).\n")
+    else:
+        done = run_demo(demo, fresh=fresh)
+    _show(demo, {name: Score(**score) for name, score in done["scores"].items()})
+    return 0
+
+
+def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
+    """Make what is missing, train, evaluate, and write ``result.json``; returns what it holds.
+
+    Args:
+        fresh: make clips and model anew too.
+
+    Raises:
+        FileExistsError: the folder holds something that the demo did not make.
+    """
+    started = time.time()
+    demo.folder.mkdir(parents=True, exist_ok=True)
+    if fresh:
+        _remove(demo.data, demo.data / "settings.json")
+        _remove(demo.model, demo.model / "demo.json")
+    print(f"GRPO on a tiny Qwen2.5-VL, in {demo.folder}: about 4 minutes on two cores.")
+    _make_clips(demo)
+    _make_model(demo)
+    _train(demo)
+    scores = _evaluate(demo)
+    minutes = (time.time() - started) / 60
+    finished = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    result = {
+        "finished": finished,
+        "minutes": round(minutes, 2),
+        "settings": _settings(demo),
+        "scores": {name: asdict(score) for name, score in scores.items()},
+    }
+    (demo.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\nDone in {minutes:.1f} minutes.\n")
+    return result
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[Demo, bool]:
+    parser = argparse.ArgumentParser(prog="qwenvl demo", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("runs/demo"), help="where everything goes [%(default)s]"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
+    parser.add_argument("--steps", type=_positive, default=STEPS, help="optimizer steps of GRPO [%(default)s]")
+    parser.add_argument(
+        "--clips",
+        type=_positive,
+        default=CLIPS,
+        help="training clips, at least 8; a quarter more are held out [%(default)s]",
+    )
+    parser.add_argument("--fresh", action="store_true", help="make and train everything anew, whatever is there")
+    args = parser.parse_args(argv)
+    if args.clips < 8:
+        parser.error("--clips: at least 8, a batch")
+    return Demo(args.output_dir.resolve(), args.seed, args.steps, args.clips), args.fresh
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("expected a whole number of at least 1")
+    return number
+
+
+def _make_clips(demo: Demo) -> None:
+    with _bar("[1/4] clips", "clip") as bar:
+        made = make_clips(demo.data, demo.clip_settings, progress=lambda done, total: _advance(bar, done, total))
+    if not made:
+        print("[1/4] clips: already there")
+
+
+def _make_model(demo: Demo) -> None:
+    """A checkpoint that keeps the form of an answer and half guesses what it says."""
+    from transformers.utils import logging as transformers_logging
+
+    from qwenvl.data.dataset import load_dataset
+    from qwenvl.demo.tiny import make_model, make_processor
+    from qwenvl.demo.warmup import WarmupSettings, warm_up
+
+    wanted = _model_settings(demo)
+    if _read(demo.model / "demo.json") == wanted:
+        print("[2/4] warm-up: already done")
+        return
+    _remove(demo.model, demo.model / "demo.json")
+    processor = make_processor("qwen2_5_vl", tokenizer_texts())
+    model = make_model("qwen2_5_vl", processor, demo.seed, **MODEL)
+    dataset = load_dataset("demo_warmup", catalog_path=demo.data / "datasets.yaml", seed=demo.seed)
+    with _bar("[2/4] warm-up", "step") as bar:
+        settings = WarmupSettings(frame_pixels=FRAME_PIXELS, batch_size=min(32, len(dataset)))
+        warm_up(
+            model,
+            processor,
+            dataset,
+            settings,
+            lambda done, total, loss: _advance(bar, done, total, f"loss {loss:.2f}"),
+        )
+    transformers_logging.disable_progress_bar()  # a bar for one small file
+    model.save_pretrained(demo.model)
+    processor.save_pretrained(demo.model)
+    transformers_logging.enable_progress_bar()
+    (demo.model / "demo.json").write_text(json.dumps(wanted, indent=1) + "\n")
+
+
+def _train(demo: Demo) -> None:
+    """The command of a real run, with its settings in a file; it evaluates before and after."""
+    from qwenvl.train import train_grpo
+
+    config = demo.folder / "run.yaml"
+    _remove(demo.run, config)  # an earlier run, finished or not
+    (demo.folder / "result.json").unlink(missing_ok=True)
+    config.write_text(yaml.safe_dump(demo.training_settings(), sort_keys=False))
+    print(f"[3/4] GRPO: qwenvl train --config {os.path.relpath(config)}")
+    train_grpo.main(["--config", str(config)])
+
+
+def _evaluate(demo: Demo) -> dict[str, Score]:
+    """Before and after as the run wrote them down, and the trained model on clips that do not fit the record."""
+    from qwenvl.train.arguments import parse_args
+    from qwenvl.train.grpo_trainer import GRPOTrainer
+
+    print("[4/4] the same questions with a blank video, and with the video of another record")
+    for check in CHECKS:
+        changed = {"model_name_or_path": demo.run, "eval_dataset_use": f"demo_{check}", "eval_on_start": False}
+        flags = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
+        trainer = GRPOTrainer(args=parse_args(["--config", str(demo.folder / "run.yaml"), *flags]))
+        trainer.state.global_step = demo.steps
+        trainer.evaluate(metric_key_prefix=check)
+    return {
+        "before GRPO": read_score(demo.run, "eval", 0),
+        f"after {demo.steps} steps of GRPO": read_score(demo.run, "eval", demo.steps),
+        **{label: read_score(demo.run, check, demo.steps) for check, label in CHECKS.items()},
+    }
+
+
+def _show(demo: Demo, scores: dict[str, Score]) -> None:
+    print(table(scores, format_weight=0.3, accuracy_weight=0.7))
+    if found := example(demo.run, demo.steps):
+        before, after = found
+        print(f"\n{os.path.relpath(after.clips[0].path)} shows {after.solution}")
+        print(f"  before: {before.completion}\n  after:  {after.completion}")
+    here = partial(os.path.relpath, start=os.curdir)
+    print(
+        f"\nclips     {here(demo.data / 'clips')}"
+        f"\nmetrics   {here(demo.run / 'metrics.jsonl')}"
+        f"\nrollouts  {here(demo.run / 'rollouts')}: every completion with its rewards"
+        f"\nmodel     {here(demo.run)}: loads with transformers"
+        f"\nagain     qwenvl train --config {here(demo.folder / 'run.yaml')}"
+    )
+
+
+def _finished(demo: Demo) -> dict[str, Any] | None:
+    """The result of an earlier demo with the same settings."""
+    result = _read(demo.folder / "result.json")
+    return result if result and result["settings"] == _settings(demo) else None
+
+
+def _settings(demo: Demo) -> dict[str, Any]:
+    return {"clips": asdict(demo.clip_settings), "model": MODEL, "training": demo.training_settings()}
+
+
+def _model_settings(demo: Demo) -> dict[str, Any]:
+    """All that the warmed-up model depends on; the clips' own settings say by which code they were drawn."""
+    return {"model": MODEL, "frame_pixels": FRAME_PIXELS, "clips": _read(demo.data / "settings.json")}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _remove(folder: Path, mark: Path) -> None:
+    """Delete a folder of an earlier demo; ``mark`` is the file that says it is one."""
+    if folder.exists():
+        if not mark.is_file():
+            raise FileExistsError(f"{folder}: not made by the demo (no {mark.name}); choose another --output_dir")
+        shutil.rmtree(folder)
+
+
+def _bar(title: str, unit: str):
+    from tqdm import tqdm
+
+    return tqdm(desc=title, unit=unit, delay=1e-3, leave=True)
+
+
+def _advance(bar, done: int, total: int, note: str = "") -> None:
+    bar.total = total
+    bar.set_postfix_str(note, refresh=False)
+    bar.update(done - bar.n)

@@ -1,0 +1,126 @@
+"""The demo's data is what its records say, the same for the same seed, and readable by the data path of a real run."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import av
+import numpy as np
+import pytest
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.demo.clips import PAIRS, STEPS, Clip, ClipSettings, draw_clip, make_clips, solution
+
+SETTINGS = ClipSettings(seed=3, train=30, heldout=6, warmup=400)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "data"
+    assert make_clips(folder, SETTINGS, processes=1)
+    return folder
+
+
+def pictures(path):
+    with av.open(str(path)) as container:
+        assert container.streams.video[0].codec_context.name == "h264"
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]).astype(int)
+
+
+def numbers(text):
+    return tuple(int(k) for k in re.findall(r"\((\d)\)", text))
+
+
+def test_segments_of_meta_make_up_the_clip(data):
+    records = json.loads((data / "train.json").read_text())
+    assert {numbers(r["conversations"][1]["value"]) for r in records} == set(PAIRS), "30 clips show each pair twice"
+    for record in records[:5]:
+        assert len(pictures(data / record["video"])) == sum(record["meta"]["frame_cnts"])
+
+
+@pytest.mark.parametrize("name", ["warmup", "train", "heldout", "blank", "swapped"])
+def test_every_data_set_is_read_with_two_frames_of_each_segment(data, name):
+    dataset = load_dataset(f"demo_{name}", catalog_path=data / "datasets.yaml", training=name in ("warmup", "train"))
+    sample = dataset[1]
+    assert sample.videos[0].info.segments == (0, 0, 1, 1)
+    first, second = json.loads(json.dumps(sample.record.fields["meta"]["frame_cnts"]))
+    if name == "heldout":  # uniform: the first and the last frame of each segment
+        assert sample.videos[0].info.indices == (0, first - 1, first, first + second - 1)
+
+
+def test_same_seed_same_data_other_seed_other_data(tmp_path, data):
+    few = replace(SETTINGS, train=2, heldout=1, warmup=5)
+    for name, settings in {"a": few, "b": few, "c": replace(few, seed=4)}.items():
+        make_clips(tmp_path / name, settings, processes=1)
+    for file in ("train.json", "warmup.jsonl", "clips/train-0001.mp4", "clips/heldout-0000.mp4"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert (tmp_path / "a/clips/train-0001.mp4").read_bytes() != (tmp_path / "c/clips/train-0001.mp4").read_bytes()
+    assert (tmp_path / "a/clips/train-0001.mp4").read_bytes() == (data / "clips/train-0001.mp4").read_bytes()
+
+
+def test_data_is_made_once_and_anew_for_other_settings(tmp_path):
+    folder, few, calls = tmp_path / "data", ClipSettings(train=2, heldout=1, warmup=2), []
+    assert make_clips(folder, few, processes=1, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    before = (folder / "clips/train-0000.mp4").stat().st_mtime_ns
+    assert not make_clips(folder, few, processes=1)
+    assert (folder / "clips/train-0000.mp4").stat().st_mtime_ns == before
+    assert make_clips(folder, replace(few, train=3), processes=1)
+    assert (folder / "clips/train-0002.mp4").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match=r"not made by the demo.*choose another folder"):
+        make_clips(tmp_path, ClipSettings(train=1, heldout=1, warmup=1), processes=1)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_warmup_targets_are_wrong_and_incomplete_as_often_as_the_settings_say(data):
+    shown = {r["video"]: numbers(r["conversations"][1]["value"]) for r in json.loads((data / "train.json").read_text())}
+    rows = [json.loads(line) for line in (data / "warmup.jsonl").read_text().splitlines()]
+    targets = [row["conversations"][1]["value"] for row in rows]
+    assert len(rows) == 400
+    assert len({shown[row["video"]] for row in rows}) == SETTINGS.warmup_pairs
+    # Standard errors are at most 0.025; two lots out of 15 pairs agree now and then, so `wrong` shows a little less.
+    assert np.mean([len(numbers(t)) == 1 for t in targets]) == pytest.approx(SETTINGS.dropped, abs=0.08)
+    assert np.mean(["<think>" not in t for t in targets]) == pytest.approx(SETTINGS.unthinking, abs=0.08)
+    stray = [not {*numbers(t)} <= {*shown[row["video"]]} for t, row in zip(targets, rows, strict=True)]
+    assert 0.5 * SETTINGS.wrong < np.mean(stray) < SETTINGS.wrong + 0.08
+    for target in targets:
+        assert target.endswith(solution(numbers(target))), "each number stands before the name of its step"
+
+
+def test_controls_show_nothing_or_another_clip(data):
+    own, blank, swapped = (json.loads((data / f"{n}.json").read_text()) for n in ("heldout", "blank", "swapped"))
+    for record, empty, other in zip(own, blank, swapped, strict=True):
+        assert record["conversations"] == empty["conversations"] == other["conversations"]
+        assert pictures(data / empty["video"]).std() < 1
+        assert other["video"] != record["video"]
+        assert other["meta"] == next(r["meta"] for r in own if r["video"] == other["video"])
+    assert {r["video"] for r in swapped} == {r["video"] for r in own}
+
+
+def test_every_step_looks_like_itself():
+    """Halfway through, each step's picture differs from each other's by more than two stations do from each other."""
+
+    def middle(step, seed):
+        frames = list(draw_clip(Clip("x", (step,), (7,), (seed,))))
+        assert np.abs(np.diff(np.stack(frames).astype(int), axis=0)).max() > 60, "something moves"
+        return frames[3].astype(int)
+
+    for step in range(1, len(STEPS) + 1):
+        for other in range(step + 1, len(STEPS) + 1):
+            changed = np.abs(middle(step, 0) - middle(other, 0)).max(-1) > 40
+            assert changed.mean() > 0.03, (step, other)
+
+
+def test_what_a_step_has_done_stays_done():
+    """The cover closed in the first step hides the board in the second."""
+    closed = list(draw_clip(Clip("x", (5, 6), (7, 7), (0,))))[-1]
+    open_ = list(draw_clip(Clip("x", (4, 6), (7, 7), (0,))))[-1]
+    board = np.s_[60:75, 60:75]
+    assert closed[board][..., 2].mean() > 150 > closed[board][..., 0].mean(), "blue"
+    assert open_[board][..., 1].mean() > open_[board][..., 2].mean(), "green"

@@ -1,0 +1,62 @@
+"""The table's numbers, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from qwenvl.demo.results import Score, best_blind_accuracy, example, read_score, table
+from qwenvl.runlog import Rollout, RunLog
+
+
+def test_best_blind_accuracy_is_to_name_all_six():
+    # Two of six shown: all six named is 2/6 always. Two named: 1/15 both, 8/15 one of three, 6/15 none: 11/45.
+    accuracy, steps = best_blind_accuracy()
+    assert accuracy == pytest.approx(2 / 6)
+    assert steps == (1, 2, 3, 4, 5, 6)
+
+
+def score(total, half_width):
+    return Score(total, half_width, accuracy=0.5, accuracy_ci95=0.1, exact=0.25, n=8)
+
+
+def test_above_needs_intervals_that_do_not_meet():
+    assert score(0.9, 0.05).above(score(0.7, 0.1))
+    assert not score(0.8, 0.05).above(score(0.7, 0.1))
+
+
+def test_table_has_a_line_for_each_score_and_one_for_the_blind():
+    text = table({"before": score(0.65, 0.04)}, format_weight=0.3, accuracy_weight=0.7)
+    lines = text.splitlines()
+    assert lines[1].split() == ["before", "0.65", "±", "0.04", "0.50", "±", "0.10", "25%"]
+    assert lines[2].split()[-3:] == ["0.53", "0.33", "-"]  # 0.3 + 0.7 / 3
+    assert "8 held-out clips" in text
+
+
+def rollout(step, record_id, accuracy):
+    return Rollout(
+        step=step,
+        record_id=record_id,
+        sample=0,
+        prompt=(),
+        solution="",
+        completion=f"{record_id} at {step}",
+        tokens=1,
+        finish_reason="stop",
+        rewards={"format": 1.0, "accuracy": accuracy},
+        total=0.0,
+        split="eval",
+    )
+
+
+def test_scores_and_example_are_read_from_the_run_folder(tmp_path):
+    log = RunLog(tmp_path)
+    numbers = {"total_reward": 0.65, "total_reward_ci95": 0.04, "accuracy_reward": 0.5, "accuracy_reward_ci95": 0.1}
+    log.log_metrics(0, {f"eval_{name}": value for name, value in numbers.items()} | {"eval_total_reward_n": 4})
+    log.log_rollouts([rollout(0, "a", 1.0), rollout(0, "b", 0.5), rollout(0, "c", 0.5), rollout(0, "d", 0.0)])
+    log.log_rollouts([rollout(9, "a", 1.0), rollout(9, "b", 0.5), rollout(9, "c", 1.0), rollout(9, "d", 1.0)])
+    assert read_score(tmp_path, "eval", 0) == Score(0.65, 0.04, 0.5, 0.1, exact=0.25, n=4)
+    with pytest.raises(LookupError, match="no evaluation 'eval' at step 9"):
+        read_score(tmp_path, "eval", 9)
+    before, after = example(tmp_path, 9)
+    assert (before.completion, after.completion) == ("c at 0", "c at 9")
+    assert example(tmp_path, 0) is None
