@@ -99,15 +99,18 @@ class ClipReader:
         """
         import torch
 
-        return torch.from_numpy(self.read_array(indices)).permute(0, 3, 1, 2).contiguous()
+        return torch.from_numpy(self.read_array(indices))
 
     def read_array(self, indices: Sequence[int]) -> np.ndarray:
-        """As ``read``, but len(indices) x H x W x 3 and without torch."""
+        """As ``read``, without torch."""
         if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
             raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
         wanted = sorted(set(indices))
-        row = {index: i for i, index in enumerate(wanted)}
-        return self._decode(wanted)[[row[index] for index in indices]]
+        frames = self._decode(wanted)
+        if wanted != list(indices):
+            row = {index: i for i, index in enumerate(wanted)}
+            frames = frames[[row[index] for index in indices]]
+        return np.ascontiguousarray(frames)
 
     def _decode(self, wanted: list[int]) -> np.ndarray:
         """Frames with rising numbers."""
@@ -129,17 +132,20 @@ class ClipReader:
             raise BadMediaError(self.path, f"can't be decoded: {_reason(error)}") from None
 
     def _decode_with_pyav(self, wanted: list[int]) -> np.ndarray:
-        pictures: list[np.ndarray] = []
+        frames = np.empty(0)
         found = self._frames_by_count(wanted) if self._index.by_count else self._frames_by_time(wanted)
-        for index, frame in zip(wanted, found, strict=True):
+        for i, (index, frame) in enumerate(zip(wanted, found, strict=True)):
             if frame is None:
                 raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is missing when decoded")
             if frame.is_corrupt:
                 raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is damaged")
-            pictures.append(_upright_rgb(frame))
-            if pictures[-1].shape != pictures[0].shape:
+            picture = _upright_rgb(frame)
+            if i == 0:
+                frames = np.empty((len(wanted), *picture.shape), np.uint8)
+            if picture.shape != frames.shape[1:]:
                 raise BadMediaError(self.path, "the size of the picture changes within the clip")
-        return np.stack(pictures)
+            frames[i] = picture
+        return frames
 
     def _frames_by_time(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
         """Seek to the key frame of each, unless decoding on gets there without, and decode to its exact time."""
@@ -178,8 +184,8 @@ def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
 
 
 def _upright_rgb(frame: VideoFrame) -> np.ndarray:
-    """H x W x 3, uint8, turned as the file's display matrix says (``rotation`` counts degrees counter-clockwise)."""
-    return np.rot90(frame.to_ndarray(format="rgb24"), k=round(frame.rotation / 90))
+    """3 x H x W, uint8, turned as the file's display matrix says (``rotation`` counts degrees counter-clockwise)."""
+    return np.rot90(frame.to_ndarray(format="rgb24"), k=round(frame.rotation / 90)).transpose(2, 0, 1)
 
 
 def _reason(error: BaseException) -> str:

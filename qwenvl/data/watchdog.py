@@ -14,9 +14,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -55,6 +56,11 @@ class DecodeProcess:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def join(self, seconds: float = 2.0) -> None:
+        """Let a child that closed its connection end by itself, so that its exit code tells why."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
     def kill(self) -> int:
         """End the child whatever it does, and return its exit code; negative is the signal that ended it."""
@@ -117,7 +123,7 @@ class GuardedClip:
             self._child.connection.recv_bytes_into(array.data.cast("B"))
         except (EOFError, ConnectionError):
             self._crashed()
-        return torch.from_numpy(array).permute(0, 3, 1, 2).contiguous()
+        return torch.from_numpy(array)
 
     def _call(self, *request: Any) -> list[Any]:
         """Send a request and wait for its reply until the clip's time is up."""
@@ -137,7 +143,8 @@ class GuardedClip:
             raise reply[0]
         return reply
 
-    def _crashed(self) -> None:
+    def _crashed(self) -> NoReturn:
+        self._child.join()
         code = self._kill()
         raise BadMediaError(self.path, f"its decoder crashed (exit code {code})") from None
 
