@@ -102,10 +102,11 @@ class CudaFlash:
         return out.transpose(1, 2), lse
 
     def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
-        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        # Two arguments that only dropout would read.
+        seeds, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
         return torch.ops.aten._flash_attention_backward(
             grad.contiguous(), q, k, v, out, lse.contiguous(), q_spans.offsets, k_spans.offsets,
-            q_spans.longest, k_spans.longest, 0.0, causal, no_dropout, no_dropout.new_empty(0), scale=scale,
+            q_spans.longest, k_spans.longest, 0.0, causal, seeds, unused, scale=scale,
         )  # fmt: skip
 
 

@@ -169,7 +169,7 @@ def ideal_flops(step: Step) -> float:
 
 
 def forward_flops(step: Step) -> float:
-    """Of one forward of P + G C tokens, the merger with it. Products only, causal attention counted by half."""
+    """Of one forward of P + G C tokens, the mergers with it. Products only, causal attention counted by half."""
     text, visual = unwrap(step.model).model.language_model, unwrap(step.model).model.visual
     case, prompt, patches = step.case, step.prompt_tokens, step.patches
     drawn = case.group * case.length
@@ -178,8 +178,9 @@ def forward_flops(step: Step) -> float:
     layers = 2 * _weights(text.layers) * (prompt + drawn)
     layers += len(text.layers) * 4 * attention.q_proj.out_features * pairs
     head = 2 * unwrap(step.model).lm_head.weight.numel() * drawn
-    mergers = 2 * _weights(visual.merger) * patches / 4
-    return layers + head + mergers
+    mergers = [visual.merger, *getattr(visual, "deepstack_merger_list", ())]
+    vision = 2 * sum(_weights(merger) for merger in mergers) * patches / 4
+    return layers + head + vision
 
 
 def tower_flops(step: Step) -> float:

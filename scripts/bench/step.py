@@ -86,14 +86,13 @@ def report_growth(options: argparse.Namespace) -> None:
 
 
 def in_turn(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, Spent]:
-    """Medians of ``repeats`` runs of each, one after the other, after one that is not counted."""
+    """Medians of ``repeats`` runs of each, one after the other."""
     times: dict[str, list[Spent]] = {name: [] for name in runs}
-    for turn in range(repeats + 1):
+    for _ in range(repeats):
         for name, run in runs.items():
             cpu, wall = time.process_time(), time.perf_counter()
             run()
-            if turn:
-                times[name].append(Spent(time.process_time() - cpu, time.perf_counter() - wall))
+            times[name].append(Spent(time.process_time() - cpu, time.perf_counter() - wall))
     return {
         name: Spent(statistics.median(t.cpu for t in spent), statistics.median(t.wall for t in spent))
         for name, spent in times.items()

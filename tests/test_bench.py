@@ -1,0 +1,55 @@
+"""The benchmarks run, and count the operations that PyTorch counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+BENCH = Path(__file__).resolve().parents[1] / "scripts" / "bench"
+
+
+def counted(run) -> dict[str, int]:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run()
+    return {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_flops_of_the_ideal_step(family, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import bench_model
+    from bench_model import Case, Step, forward_flops, tower_flops
+
+    from qwenvl.model.shared_prefix import completion_logprobs
+    from qwenvl.model.vision import encode_vision
+
+    monkeypatch.setattr(bench_model, "FRAME", (4, 4))  # whole windows
+    step = Step.of(Case(60, 3, 8), family)
+    mergers = [step.model.model.visual.merger, *getattr(step.model.model.visual, "deepstack_merger_list", ())]
+    of_mergers = sum(2 * m.weight.numel() for merger in mergers for m in merger.modules() if hasattr(m, "in_features"))
+    of_mergers *= step.patches // 4
+    tower = sum(counted(lambda: encode_vision(step.model, step.prompts)).values())
+    assert tower - of_mergers == pytest.approx(tower_flops(step), rel=1e-6)
+
+    encoded = encode_vision(step.model, step.prompts)
+    forward = counted(lambda: step.reference_logprobs(completion_logprobs, encoded))
+    attention = sum(flops for operator, flops in forward.items() if "attention" in operator)
+    text = step.model.config.text_config
+    tokens = step.prompt_tokens + 3 * 8
+    pairs = step.prompt_tokens**2 / 2 + 24 * step.prompt_tokens + 3 * 8**2 / 2
+    width = text.num_attention_heads * text.head_dim if family == "qwen3_vl" else text.hidden_size
+    products = forward_flops(step) - text.num_hidden_layers * 4 * width * pairs
+    # The last token of a completion is not computed, which the ideal does not know.
+    assert sum(forward.values()) - attention == pytest.approx(products, rel=4 / tokens)
+
+
+@pytest.mark.slow
+def test_the_step_benchmark_runs():
+    command = [sys.executable, str(BENCH / "step.py"), "--cases", "200,2,4", "--repeats", "1", "--threads", "1"]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "200,2,4: 222 prompt tokens" in out and out.count(" MiB, ") == 2 and "ideal step" in out
