@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from qwenvl.data.frames import FrameOptions, frames_between, plan_frames
 from qwenvl.data.images import load_image
 from qwenvl.data.media_source import fetch
 from qwenvl.data.prompts import chat_messages
+from qwenvl.data.record_file import JoinedRecords, RecordFile, is_large
 from qwenvl.data.records import ReadOptions, RecordCheck, read_records
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
@@ -27,12 +28,12 @@ OnBadSample = Literal["error", "skip"]
 
 
 class GRPODataset(Dataset):
-    """Samples of a list of records; media are decoded when a sample is asked for, in the process that asks.
+    """Samples of records; media are decoded when a sample is asked for, in the process that asks.
 
     An item is asked for by (epoch, index), as ``EpochSampler`` yields them, or by index alone (epoch 0).
 
     Args:
-        records: as ``read_records`` gives them.
+        records: as ``read_records`` gives them, or a ``RecordFile``.
         base_interval: seconds between the frames of clips without ``meta``.
         video_fps: frames per second, in place of ``base_interval``.
         video_min_frames, video_max_frames: bounds on the frames of a clip.
@@ -54,7 +55,7 @@ class GRPODataset(Dataset):
 
     def __init__(
         self,
-        records: list[Record],
+        records: Sequence[Record],
         *,
         base_interval: float = 2.0,
         video_fps: float | None = None,
@@ -195,6 +196,7 @@ def load_dataset(
     prompt_template: str | None = None,
     system: str | None = None,
     check_record: RecordCheck | None = None,
+    stream: bool | None = None,
     **options: Any,
 ) -> GRPODataset:
     """Resolve, read and validate one or more data sets, and join them in the order given.
@@ -203,6 +205,7 @@ def load_dataset(
         dataset_use: as for ``resolve_datasets``.
         allow_outside_media, allow_remote_media, columns, prompt_template, system: as ``ReadOptions`` has them.
         check_record: as for ``read_records``.
+        stream: read rows of JSON lines files when they are asked for, not at the start; None: those above 512 MiB.
         options: of ``GRPODataset``; its ``seed`` also chooses the rows of ``name%NN``.
 
     Raises:
@@ -211,18 +214,17 @@ def load_dataset(
     """
     seed = options.get("seed", 0)
     read_options = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system)
-    records = [
-        record
-        for source in resolve_datasets(dataset_use, catalog_path)
-        for record in read_records(source, seed=seed, options=read_options, check_record=check_record)
-    ]
-    dataset = GRPODataset(records, **options)
-    if dataset.on_bad_sample == "error":
-        _check_media_exist(records)
-    return dataset
+    parts: list[Sequence[Record]] = []
+    for source in resolve_datasets(dataset_use, catalog_path):
+        lazily = is_large(source.annotation_path) if stream is None else stream
+        read = RecordFile if lazily else read_records
+        parts.append(read(source, seed=seed, options=read_options, check_record=check_record))
+        if not lazily and options.get("on_bad_sample", "error") == "error":
+            _check_media_exist(parts[-1])
+    return GRPODataset(parts[0] if len(parts) == 1 else JoinedRecords(parts), **options)
 
 
-def _check_media_exist(records: list[Record]) -> None:
+def _check_media_exist(records: Sequence[Record]) -> None:
     missing = [
         f"{record.where}: no such file: {path}"
         for record in records

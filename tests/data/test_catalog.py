@@ -74,3 +74,10 @@ def test_missing_files_and_empty_lists(catalog):
 def test_the_repository_catalog_has_the_example():
     (source,) = resolve_datasets("example")
     assert source.annotation_path == DEFAULT_CATALOG.parent / "example" / "records.json"
+
+
+def test_folders_and_the_hub(tmp_path):
+    (tmp_path / "saved").mkdir()
+    folder, hub = resolve_datasets(f"{tmp_path}/saved,hf:org/name:train%10")
+    assert (folder.annotation_path, folder.media_root) == (tmp_path / "saved", tmp_path / "saved")
+    assert (str(hub.annotation_path), hub.percent) == ("hf:org/name:train", 10.0)
