@@ -70,6 +70,9 @@ def build_rubric(
     for place, path in enumerate(reward_models, start=1):
         name = "reward_model" if len(reward_models) == 1 else f"reward_model_{place}"
         functions.append(RewardFunction(name, RewardModel(path)))
+    used = {*(function.name for function in functions), values["correctness_func"]}
+    if values["reward_workers"] and "math_accuracy" not in used and not any(each.cpu_heavy for each in functions):
+        raise RewardError("--reward_workers has no effect: only math_accuracy and functions marked cpu_heavy use them")
     return Rubric(
         functions,
         [1.0] * len(functions) if weights is None else weights,

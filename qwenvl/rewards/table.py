@@ -87,7 +87,9 @@ TABLE: dict[str, Entry] = {
 
 
 def readers_of(setting: str) -> list[str]:
-    """Names of the functions that read a setting; empty for a setting of all of them."""
+    """Names of the functions that read a setting; empty where functions outside of the table may read it too."""
+    if setting == "reward_workers":
+        return []  # whatever is marked cpu_heavy runs in them: build_rubric knows whether anything does
     parameter = {"correctness_func": "correctness"}.get(setting, setting)
     classes = {name: entry.made_of for name, entry in TABLE.items() if inspect.isclass(entry.made_of)}
     return [name for name, made_of in classes.items() if parameter in inspect.signature(made_of).parameters]

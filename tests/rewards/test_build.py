@@ -2,6 +2,7 @@ import pytest
 
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.function import RewardError
+from qwenvl.rewards.settings import RewardSettings
 
 
 def test_the_default_rubric_by_hand():
@@ -37,3 +38,10 @@ def test_refusals():
         build_rubric(["format"], accuracy_reward_weight=0.3)
     with pytest.raises(RewardError, match="2 reward weights for 1 functions"):
         build_rubric(["format"], [1.0, 2.0])
+
+
+def test_workers_without_anything_to_run_in_them_are_refused():
+    with pytest.raises(RewardError, match="--reward_workers has no effect"):
+        build_rubric(["count"], settings=RewardSettings(reward_workers=2))
+    settings = RewardSettings(reward_workers=2, correctness_func="math_accuracy")
+    assert build_rubric(["cosine"], settings=settings).names == ("cosine",)
