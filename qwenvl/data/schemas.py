@@ -113,13 +113,16 @@ def _from_messages(row: dict[str, Any], where: str, key: str) -> Draft:
         # A plain question beside its media: they come first, as the model's authors have it.
         tags = "<video>" * len(videos) + "<image>" * len(images)
         messages[0] = Message("user", tags + messages[0].text)
-    metas = _metas(row, len(videos), where)
     if parts.videos or parts.images:
         if videos or images:
             raise RecordError(f"{where}: media are given in the parts of the messages and beside them; expected one")
-        videos, images, metas = parts.videos, parts.images, parts.metas
+        videos, images = parts.videos, parts.images
     check_prompt(messages, place)
     _check_tags(messages, videos, images, where, row)
+    metas = _metas(row, len(videos), where)
+    for i, own in enumerate(parts.metas):
+        if isinstance(metas[i], dict | None):  # anything else is an error, told when it is parsed
+            metas[i] = (metas[i] or {}) | own or None
     text = solution if solution is not None else trailing.text
     if not text.strip():
         raise RecordError(f"{where}: the solution is empty")
@@ -150,7 +153,7 @@ class _Parts:
 
     videos: list[tuple[str, Any]] = field(default_factory=list)
     images: list[tuple[str, Any]] = field(default_factory=list)
-    metas: list[Any] = field(default_factory=list)
+    metas: list[dict[str, Any]] = field(default_factory=list)
 
 
 def _message(turn: Any, place: str, found: _Parts) -> Message:
@@ -175,7 +178,7 @@ def _part(part: Any, place: str, found: _Parts) -> str:
     if kind == "video":
         if part.get("video") is not None:
             found.videos.append((f"{place}.video", part["video"]))
-            found.metas.append({PART_META[key]: part[key] for key in PART_META if part.get(key) is not None} or None)
+            found.metas.append({PART_META[key]: part[key] for key in PART_META if part.get(key) is not None})
         return "<video>"
     if kind in ("image", "image_url"):
         medium = part.get(kind)
@@ -222,7 +225,12 @@ def _media(row: dict[str, Any], key: str, where: str) -> list[tuple[str, Any]]:
 
 
 def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
-    """What is said of each video: ``meta`` of the only one, a list of each, or the row's own keys for all."""
+    """What is said of each video: ``meta`` of the only one, a list of each, or the row's own keys for all.
+
+    Without videos ``meta`` is a key like others, and may hold anything.
+    """
+    if not n_videos:
+        return []
     meta = row.get("meta")
     shared = {name: row[name] for name in ROW_META if row.get(name) is not None}
     if meta is None:

@@ -67,7 +67,7 @@ def test_what_counts_as_large(lines, monkeypatch, tmp_path):
 
 
 def test_only_json_lines_can_be_streamed(write_rows, make_row):
-    with pytest.raises(RecordError, match=r"data.json: only JSON lines .* convert it: qwenvl data convert"):
+    with pytest.raises(RecordError, match=r"data.json: only JSON lines.* convert it: qwenvl data convert"):
         load_dataset(str(write_rows([make_row()])), stream=True)
 
 

@@ -73,6 +73,19 @@ def test_what_a_row_says_of_all_its_clips():
     assert draft_of(row, "d").metas == [{"video_start": 1}, {"video_start": 2}]
 
 
+def test_what_a_row_says_of_its_clips_gives_way_to_what_a_part_says():
+    row = {
+        "messages": [{"role": "user", "content": PARTS}],
+        "solution": "x",
+        "meta": {"max_frames": 9, "min_frames": 2},
+    }
+    assert draft_of(row, "d").metas == [{"video_fps": 2, "max_frames": 6, "min_frames": 2, "video_start": 1.5}]
+
+
+def test_without_clips_meta_is_a_key_like_others():
+    assert draft_of({"prompt": "a", "solution": "x", "meta": "made by hand"}, "d").metas == []
+
+
 U = {"role": "user", "content": "a"}
 
 
