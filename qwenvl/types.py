@@ -16,6 +16,7 @@ Nothing here computes anything. Tensors are only named as types, so that importi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -175,14 +176,17 @@ class PromptBatch:
     def __len__(self) -> int:
         return len(self.records)
 
+    def pin_memory(self) -> PromptBatch:
+        """The same batch in page-locked memory; data loaders call it where there is a CUDA device."""
+        return self._with_tensors(lambda tensor: tensor.pin_memory())
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PromptBatch:
         """The same batch with every tensor on ``device``; the Trainer calls this through accelerate."""
-        moved = {
-            f.name: value.to(device, non_blocking=non_blocking)
-            for f in fields(self)
-            if hasattr(value := getattr(self, f.name), "to")
-        }
-        return replace(self, **moved)
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> PromptBatch:
+        tensors = {f.name: value for f in fields(self) if hasattr(value := getattr(self, f.name), "to")}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
 
 @dataclass

@@ -16,7 +16,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.convert import write_records
 from qwenvl.data.errors import RecordError
 from qwenvl.data.examine import Report, examine, quantiles
-from qwenvl.data.records import ReadOptions, RecordCheck, read_records
+from qwenvl.data.records import ReadOptions, RecordCheck, parse_columns, read_records
 from qwenvl.rewards.build import build_rubric
 from qwenvl.types import Record
 
@@ -194,13 +194,10 @@ def read_from(args: argparse.Namespace) -> list[Record]:
 
 
 def _read_options(args: argparse.Namespace) -> ReadOptions:
-    pairs = [pair.partition("=") for pair in args.columns.split(",") if pair]
-    if not all(name and known for name, _, known in pairs):
-        raise ValueError(f"--columns: expected name=known,name=known, got {args.columns!r}")
     return ReadOptions(
         allow_outside_media=args.allow_outside_media,
         allow_remote_media=args.allow_remote_media,
-        columns={name: known for name, _, known in pairs},
+        columns=parse_columns(args.columns),
     )
 
 

@@ -56,6 +56,18 @@ class ReadOptions:
             raise ValueError("prompt_template: expected a text that contains {prompt}")
 
 
+def parse_columns(text: str) -> dict[str, str]:
+    """``question=prompt,answer=solution`` as ``ReadOptions.columns``; an empty text gives none.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    if not all(name and known for name, _, known in pairs):
+        raise ValueError(f"--columns: expected name=known,name=known, got {text!r}")
+    return {name: known for name, _, known in pairs}
+
+
 def read_records(
     source: DatasetSource,
     *,

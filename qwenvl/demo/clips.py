@@ -53,8 +53,14 @@ THINKING = "<think>I look at each step.</think>"
 Steps = tuple[int, ...]
 """Numbers of steps as the prompt lists them, from 1."""
 
-PAIRS: tuple[Steps, ...] = tuple(itertools.combinations(range(1, len(STEPS) + 1), 2))
-"""What a clip may show: two different steps in the order of the procedure."""
+COVER = 5
+UNDER_THE_COVER = {2, 3, 4}
+PAIRS: tuple[Steps, ...] = tuple(
+    pair
+    for pair in itertools.permutations(range(1, len(STEPS) + 1), 2)
+    if not (pair[0] == COVER and pair[1] in UNDER_THE_COVER)
+)
+"""What a clip may show: two different steps, in either order unless the first one closes the place of the second."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class ClipSettings:
 
     Attributes:
         train, heldout: clips of each kind; every pair of steps is shown about equally often.
-        warmup: targets of the warm-up, over the training clips of ``warmup_pairs`` of PAIRS.
+        warmup: targets of the warm-up, over the training clips of ``warmup_pairs`` of the 15 pairs of steps.
         dropped: share of the warm-up's targets that name one of the two steps only.
         wrong: share of the warm-up's targets that name two steps drawn by lot.
         unthinking: share of the warm-up's targets without a thinking block.
@@ -244,8 +250,9 @@ def _write_records(folder: Path, clips: list[Clip], settings: ClipSettings) -> N
 
 def _warmup_records(clips: list[Clip], settings: ClipSettings) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng((settings.seed, SPLITS.index("warmup")))
-    known = {PAIRS[i] for i in rng.permutation(len(PAIRS))[: settings.warmup_pairs]}
-    clips = [clip for clip in clips if clip.steps in known]
+    pairs = sorted({tuple(sorted(pair)) for pair in PAIRS})
+    known = {pairs[i] for i in rng.permutation(len(pairs))[: settings.warmup_pairs]}
+    clips = [clip for clip in clips if tuple(sorted(clip.steps)) in known]
     for i in range(settings.warmup):
         clip = clips[rng.integers(len(clips))]
         steps = PAIRS[rng.integers(len(PAIRS))] if rng.random() < settings.wrong else clip.steps

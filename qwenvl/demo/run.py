@@ -100,7 +100,7 @@ class Demo:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo, or show the one that is there; returns the exit status."""
     demo, fresh = _parse(argv)
-    done = _finished(demo)
+    done = finished(demo)
     if done and not fresh:
         print(f"This demo was run before, until {done['finished']}; nothing is trained now (--fresh does it anew).\n")
     else:
@@ -253,7 +253,7 @@ def _show(demo: Demo, scores: dict[str, Score]) -> None:
     )
 
 
-def _finished(demo: Demo) -> dict[str, Any] | None:
+def finished(demo: Demo) -> dict[str, Any] | None:
     """The result of an earlier demo with the same settings."""
     result = _read(demo.folder / "result.json")
     return result if result and result["settings"] == _settings(demo) else None

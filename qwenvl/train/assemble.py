@@ -12,7 +12,8 @@ from torch.utils.data import Dataset
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.records import RecordError
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records import parse_columns
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
@@ -107,19 +108,34 @@ def build_dataset(dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubri
             dataset,
             catalog_path=args.dataset_catalog,
             allow_outside_media=args.allow_outside_media,
+            allow_remote_media=args.allow_remote_media,
+            columns=parse_columns(args.columns or ""),
+            prompt_template=None if args.prompt_template is None else Path(args.prompt_template).read_text("utf-8"),
+            system=_text_of(args.system),
+            check_record=rubric.check_record,
             base_interval=args.base_interval,
             video_fps=args.video_fps,
             video_min_frames=args.video_min_frames,
             video_max_frames=args.video_max_frames,
             video_backend=args.video_backend,
+            decode_timeout=args.decode_timeout,
+            decode_memory_gb=args.decode_memory_gb,
             on_bad_sample=args.on_bad_sample,
             seed=args.seed,
             training=training,
         )
-    for record in getattr(dataset, "records", ()):
-        if problem := rubric.check_record(record):
-            raise RecordError(f"{record.where}: {problem}")
+    else:
+        for record in getattr(dataset, "records", ()):
+            if problem := rubric.check_record(record):
+                raise RecordError(f"{record.where}: {problem}")
     return dataset
+
+
+def _text_of(text_or_file: str | None) -> str | None:
+    """The content of the file if there is one of that name, else the text itself."""
+    if text_or_file is None or "\n" in text_or_file or not Path(text_or_file).is_file():
+        return text_or_file
+    return Path(text_or_file).read_text("utf-8").strip()
 
 
 def build_collator(args: GRPOConfig, processor) -> GRPOCollator:

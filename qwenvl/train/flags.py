@@ -8,20 +8,15 @@ and ``docs/flags.md`` are made from them. Standard library only, so that ``--hel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from qwenvl.rewards.settings import FunctionSettings
+from qwenvl.train.flag import flag
 from qwenvl.train.flag_checks import misfits, out_of_range, was_set
+from qwenvl.train.reward_flags import RewardArguments
 
 FULL_LEARNING_RATE = 1e-6
 LORA_LEARNING_RATE = 1e-5
-
-
-def flag(default: Any, help: str, unset: str | None = None, **parser_options: Any) -> Any:
-    """A dataclass field with help text; ``unset`` says what a default of None comes to mean."""
-    text = help if unset is None else f"{help} Unset: {unset}."
-    return field(default=default, metadata={"help": text.replace("%", "%%"), **parser_options})  # argparse expands %
 
 
 @dataclass
@@ -77,8 +72,8 @@ class DataArguments:
 
     dataset_use: str | None = flag(
         None,
-        "Training data: comma-separated names of the catalog or paths of .json and .jsonl files; %NN after one takes "
-        "a seeded NN percent of it.",
+        "Training data: comma-separated names of the catalog, paths of annotation files (docs/data.md lists the formats) "
+        "or hf:name:split; %NN after one takes a seeded NN percent of it.",
     )
     eval_dataset_use: str | None = flag(None, "Data for evaluation, written like --dataset_use.")
     dataset_catalog: str | None = flag(
@@ -87,6 +82,14 @@ class DataArguments:
         unset="data/datasets.yaml of the repository",
     )
     allow_outside_media: bool = flag(False, "Let records name media outside of their media root.")
+    allow_remote_media: bool = flag(False, "Let records name media by http and https addresses.")
+    columns: str | None = flag(
+        None, "Names of fields as the files have them, and as they are known here: question=prompt,answer=solution."
+    )
+    prompt_template: str | None = flag(None, "File with {prompt} in it, which each prompt's last user turn replaces.")
+    system: str | None = flag(
+        None, "System turn of every prompt, in place of its own: a text, or a file that holds it."
+    )
     on_bad_sample: Literal["error", "skip"] = flag(
         "error",
         "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
@@ -101,6 +104,10 @@ class DataArguments:
     video_backend: Literal["auto", "torchcodec", "pyav", "decord"] = flag(
         "auto", "Video decoder. auto: torchcodec where it works, else PyAV."
     )
+    decode_timeout: float = flag(
+        60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds."
+    )
+    decode_memory_gb: float = flag(8.0, "Memory that the decoder may take for one clip, in GB, above 0.")
     base_interval: float = flag(2.0, "Seconds between the frames taken from a clip, above 0.")
     video_fps: float | None = flag(
         None, "Frames taken per second of a clip, above 0; the other way to say --base_interval.", unset="not used"
@@ -118,6 +125,8 @@ class DataArguments:
         yield from out_of_range(self, "max_prompt_length", least=1)
         if self.on_long_prompt == "skip" and self.max_prompt_length is None:
             yield "--on_long_prompt skip has no effect without --max_prompt_length: set it, in tokens"
+        yield from out_of_range(self, "decode_timeout", least=0)
+        yield from out_of_range(self, "decode_memory_gb", above=0)
         yield from out_of_range(self, "base_interval", above=0)
         yield from out_of_range(self, "video_fps", above=0)
         if self.video_fps is not None and was_set(self, "base_interval"):
@@ -130,54 +139,6 @@ class DataArguments:
             yield from out_of_range(self, low, least=1)
             if getattr(self, low) > getattr(self, high):
                 yield f"--{low} {getattr(self, low)} is above --{high} {getattr(self, high)}"
-
-
-@dataclass
-class RewardArguments(FunctionSettings):
-    """How completions are scored. The settings of single functions come first; docs/rewards.md tells of each."""
-
-    response_format: Literal["think_answer", "answer_only"] = flag(
-        "think_answer",
-        "What the format reward asks for. think_answer: a <think> pair, then an <answer> pair. answer_only: one "
-        "<answer> pair and no thinking.",
-    )
-    format_reward_weight: float = flag(0.3, "Weight of the format reward in the total, at least 0.")
-    accuracy_reward_weight: float = flag(0.7, "Weight of the accuracy reward in the total, at least 0.")
-    reward_funcs: list[str] | None = flag(
-        None,
-        "Reward functions by name (qwenvl rewards list), as package.module:name or file.py:name, or by the name of a "
-        "plugin.",
-        unset="format accuracy, with the two weights above",
-    )
-    reward_weights: list[float] | None = flag(
-        None,
-        "Weights of --reward_funcs and then of --reward_model, in their order, as many as there are.",
-        unset="1 each",
-    )
-    external_plugins: list[str] | None = flag(
-        None, 'Python files with reward functions marked @reward("name").', unset="none"
-    )
-    reward_model: list[str] | None = flag(
-        None, "Reward models, a folder or hub name each, appended after --reward_funcs.", unset="none"
-    )
-    reward_aggregation: Literal["sum", "normalize_then_sum"] = flag(
-        "sum",
-        "sum: weight x value, summed. normalize_then_sum: each function's values are first brought to mean 0 and "
-        "spread 1 in each group.",
-    )
-    on_reward_error: Literal["error", "skip"] = flag(
-        "error",
-        "A reward function that fails. error: stop, naming function, record and completion. skip: leave the function "
-        "out for the rows, count them, and stop when more than 5 % of its rows fail.",
-    )
-    reward_timeout: float | None = flag(None, "Seconds that one call of a reward function may take.", unset="no limit")
-
-    def problems(self) -> Iterator[str]:
-        yield from out_of_range(self, "format_reward_weight", least=0)
-        yield from out_of_range(self, "accuracy_reward_weight", least=0)
-        yield from out_of_range(self, "reward_timeout", above=0)
-        if self.format_reward_weight == 0 and self.accuracy_reward_weight == 0:
-            yield "--format_reward_weight and --accuracy_reward_weight are both 0: every reward would be 0"
 
 
 @dataclass

@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     if trainer.eval_dataset is not None:
         trainer.evaluate()
     trainer.save_model()
-    trainer.end()
+    trainer.accelerator.end_training()  # Trainer.end, in the versions that have it
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def main() -> None:
         object.__setattr__(trainer.explorer, "sampler", sampler)
     trainer.train()
     trainer.save_model()
-    trainer.end()
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

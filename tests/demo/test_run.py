@@ -1,0 +1,77 @@
+"""The demo command from end to end, small: what it makes, what a second call makes of it, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from qwenvl.demo.run import main
+from qwenvl.runlog import read_metrics
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("demo") / "out"
+
+
+def call(folder, capsys, *flags):
+    """Output of the command, on the smallest set-up that it allows."""
+    assert main(["--output_dir", str(folder), "--clips", "8", *flags]) == 0
+    return capsys.readouterr().out
+
+
+def changed(folder):
+    return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_first_call_trains_and_says_where_everything_is(folder, capsys):
+    out = call(folder, capsys, "--steps", "2")
+    assert [row["step"] for row in read_metrics(folder / "run") if "reward/total" in row] == [1, 2]
+    for name in ("before GRPO", "after 2 steps of GRPO", "after, shown a blank video", "after, shown another clip"):
+        line = next(line for line in out.splitlines() if line.startswith(name))
+        assert re.search(r"\d\.\d\d ± (\d\.\d\d|nan)", line), line
+    assert "2 held-out clips" in out
+    AutoProcessor.from_pretrained(folder / "run")
+    AutoModelForImageTextToText.from_pretrained(folder / "run")
+    result = json.loads((folder / "result.json").read_text())
+    final = [row for row in read_metrics(folder / "run") if "eval_total_reward" in row][-1]
+    assert result["scores"]["after 2 steps of GRPO"]["total"] == final["eval_total_reward"]
+
+
+def test_second_call_shows_the_first_and_its_date(folder, capsys):
+    before = changed(folder)
+    out = call(folder, capsys, "--steps", "2")
+    finished = json.loads((folder / "result.json").read_text())["finished"]
+    assert f"run before, until {finished}; nothing is trained now" in out
+    assert "after 2 steps of GRPO" in out
+    assert changed(folder) == before
+
+
+def test_other_settings_train_anew_on_the_same_clips_and_warm_up(folder, capsys):
+    before = changed(folder)
+    out = call(folder, capsys, "--steps", "1")
+    assert "clips: already there" in out and "warm-up: already done" in out
+    assert [row["step"] for row in read_metrics(folder / "run") if "reward/total" in row] == [1]
+    after = changed(folder)
+    made_once = [
+        path for path in before if path.is_relative_to(folder / "data") or path.is_relative_to(folder / "model")
+    ]
+    assert made_once and all(after[path] == before[path] for path in made_once)
+
+
+def test_what_the_demo_did_not_make_is_never_removed(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.json").write_text("[]")
+    with pytest.raises(FileExistsError, match="not made by the demo"):
+        main(["--output_dir", str(tmp_path), "--clips", "8", "--fresh"])
+    assert (tmp_path / "data" / "mine.json").exists()
+
+
+@pytest.mark.parametrize(("flags", "message"), [(["--clips", "7"], "at least 8"), (["--steps", "0"], "at least 1")])
+def test_sizes_that_cannot_work_are_refused(flags, message, capsys):
+    with pytest.raises(SystemExit):
+        main(flags)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""The shell set-up shared by demo.sh and test.sh: which Python it takes, and what it says where there is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "_setup.sh"
+BASH = shutil.which("bash")
+pytestmark = pytest.mark.skipif(BASH is None, reason="needs bash")
+
+
+def run(commands, programs, **variables):
+    """``commands`` after sourcing the script, with only ``programs`` and the basic tools to be found."""
+    for tool in ("dirname", "cksum", "grep", "mktemp", "tail", "tr", "cat", "rm", "sleep", "env"):
+        (programs / tool).symlink_to(shutil.which(tool))
+    return subprocess.run(
+        [BASH, "-c", f"set -euo pipefail; source '{SCRIPT}'; {commands}"],
+        env={"PATH": str(programs), **variables},
+        capture_output=True,
+        text=True,
+    )
+
+
+def program(path, body):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{BASH}\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_takes_the_first_python_that_fits(tmp_path):
+    program(tmp_path / "python3.12", "exit 1")  # a shim without a version behind it
+    program(tmp_path / "python3.11", f'exec "{sys.executable}" "$@"')
+    result = run("find_python", tmp_path)
+    assert result.stdout == "python3.11\n", result.stderr
+
+
+def test_says_which_versions_would_do(tmp_path):
+    program(tmp_path / "python3", '[[ $1 == --version ]] && echo "Python 3.8.10"; [[ $1 == --version ]]')
+    result = run("find_python", tmp_path)
+    assert result.returncode == 1
+    assert "no Python 3.10 to 3.13 found; python3 is Python 3.8.10" in result.stderr
+
+
+def test_says_how_to_get_the_missing_venv_module(tmp_path):
+    program(tmp_path / "python3", 'case "$*" in *ensurepip*) exit 1;; --version) echo "Python 3.11.2";; esac')
+    result = run("find_python", tmp_path)
+    assert result.returncode == 1
+    assert "Python 3.11.2 cannot make virtual environments" in result.stderr
+    assert "apt install python3-venv" in result.stderr
+
+
+def test_active_environment_is_used_and_installed_into_once(tmp_path):
+    env, log = tmp_path / "env", tmp_path / "pip.log"
+    program(env / "bin" / "python", f'[[ "$*" == *pip* ]] && echo "$*" >>"{log}"; exit 0')
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    result = run('set_up dev; set_up ""; set_up dev; echo "$BIN"', programs, VIRTUAL_ENV=str(env))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == str(env / "bin")
+    assert log.read_text().splitlines() == [f"-m pip install --disable-pip-version-check -e {SCRIPT.parents[1]}[dev]"]
+
+
+def test_failed_installation_shows_the_end_of_its_log(tmp_path):
+    env = tmp_path / "env"
+    program(env / "bin" / "python", '[[ "$*" == *pip* ]] && { echo "no matching distribution"; exit 1; }; exit 0')
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    result = run('set_up ""; echo reached', programs, VIRTUAL_ENV=str(env), TMPDIR=str(tmp_path))
+    assert result.returncode == 1
+    assert "no matching distribution" in result.stderr
+    assert "the installation failed; the whole log is in" in result.stderr
+    assert "reached" not in result.stdout
+
+
+def test_an_environment_of_a_wrong_version_is_refused(tmp_path):
+    env = tmp_path / "env"
+    program(env / "bin" / "python", '[[ $1 == --version ]] && { echo "Python 3.14.0"; exit 0; }; exit 1')
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    result = run('set_up ""', programs, VIRTUAL_ENV=str(env))
+    assert result.returncode == 1
+    assert "has Python 3.14.0; Python 3.10 to 3.13 is needed" in result.stderr
+
+
+def test_scripts_are_executable():
+    root = SCRIPT.parents[1]
+    for path in ("scripts/demo.sh", "scripts/test.sh", ".ci/run"):
+        assert os.access(root / path, os.X_OK), path
