@@ -41,7 +41,8 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     if model is None:
         raise ValueError("no model: give --model_name_or_path, a folder or a name on the hub")
     if isinstance(model, (str, Path)):
-        model = load_model(model, attn_implementation=args.attn_implementation, dtype=weight_dtype(args, adapted))
+        attention = "sdpa" if args.use_cpu and args.attn_implementation == "auto" else args.attn_implementation
+        model = load_model(model, attn_implementation=attention, dtype=weight_dtype(args, adapted))
     bare = unwrap(model)
     family_of(bare.config)
     if bare is not model:

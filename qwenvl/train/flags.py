@@ -72,8 +72,8 @@ class DataArguments:
 
     dataset_use: str | None = flag(
         None,
-        "Training data: comma-separated names of the catalog, paths of annotation files (docs/data.md lists the formats) "
-        "or hf:name:split; %NN after one takes a seeded NN percent of it.",
+        "Training data: comma-separated names of the catalog, paths of annotation files (formats: docs/data.md) or "
+        "hf:name:split; %NN after one takes a seeded NN percent of it.",
     )
     eval_dataset_use: str | None = flag(None, "Data for evaluation, written like --dataset_use.")
     dataset_catalog: str | None = flag(

@@ -108,7 +108,7 @@ class GRPOTrainer(Trainer):
             self.accelerator,
             self.meter,
         )
-        self.journal = Journal(args, self.meter)
+        self.journal = Journal(args, self.meter, getattr(self.train_dataset, "decoder", None))
         install_callbacks(self, self.journal)
         self._window: Window | None = None
         self._completions_in_step: float | None = None

@@ -15,10 +15,12 @@ from qwenvl.types import BadSample, LossOutput, PromptBatch, RewardBatch, Rollou
 class Journal:
     """Turns experiences, losses and evaluations into the meter's metrics and the run folder's rows."""
 
-    def __init__(self, args: GRPOConfig, meter: Meter):
+    def __init__(self, args: GRPOConfig, meter: Meter, decoder: str | None = None):
+        """``decoder``: what decodes the videos, for the record."""
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
         self._args = args
+        self._decoder = decoder
         self._meter = meter
 
     def trained(self, step: int, experience: Experience, output: LossOutput) -> None:
@@ -46,7 +48,7 @@ class Journal:
     def begin(self, finished_steps: int) -> None:
         """Writes the settings and versions; forgets rows of steps that a resumed run does anew."""
         self.runlog.truncate_after(finished_steps)
-        self.runlog.write_config(self._args.to_dict())
+        self.runlog.write_config({**self._args.to_dict(), "video_decoder": self._decoder})
 
     def left_out(self, batch: PromptBatch) -> None:
         """Counts and remembers the samples that a batch could not have."""

@@ -41,10 +41,10 @@ from qwenvl.rewards.countdown import check_countdown, countdown, solves
     ],
 )
 def test_countdown_by_hand(answer, nums, target, right):
-    begin = time.perf_counter()
+    begin = time.thread_time()
     assert solves(answer, nums, target) is right
     assert countdown([f"<answer>{answer}</answer>"], nums=[nums], target=[target]) == [float(right)]
-    assert time.perf_counter() - begin < 0.1
+    assert time.thread_time() - begin < 0.1
 
 
 def test_the_thinking_is_not_read():

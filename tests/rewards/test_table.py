@@ -72,12 +72,15 @@ def functions():
 
 
 def score(functions, name, *texts):
-    columns = {
+    return call_plain(functions[name], list(texts), columns_of(name, *texts))
+
+
+def columns_of(name, *texts):
+    return {
         "solution": [SOLUTIONS.get(name, "(1) insert the fan (2) fasten the screw")] * len(texts),
         "completion_ids": [list(range(len(text) // 4)) for text in texts],
         **{field: [value] * len(texts) for field, value in FIELDS.items()},
     }
-    return call_plain(functions[name], list(texts), columns)
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -98,11 +101,11 @@ def test_large_and_hostile_texts_take_less_than_50_ms(functions, name):
     score(functions, name, "<answer>1</answer>")  # imports
     slow = {}
     for label, text in LARGE.items():
-        best = math.inf
-        for _ in range(3):  # the best of three: other processes share the machine
-            begin = time.perf_counter()
-            (value,) = score(functions, name, text)
-            best = min(best, time.perf_counter() - begin)
+        columns, best = columns_of(name, text), math.inf
+        for _ in range(3):
+            begin = time.thread_time()  # not of the clock on the wall: other processes share the machine
+            (value,) = call_plain(functions[name], [text], columns)
+            best = min(best, time.thread_time() - begin)
             if best < 0.05:
                 break
         assert TABLE[name].low <= value <= TABLE[name].high

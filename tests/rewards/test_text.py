@@ -24,6 +24,6 @@ def test_a_solution_may_have_no_tags():
 
 def test_linear_time():
     for text in ("<answer>" * 400_000, "<answer>" + " " * 3_000_000, "<think></think>" * 200_000 + "<answer>"):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         assert answer_of(text) is None
-        assert time.perf_counter() - begin < 0.05
+        assert time.thread_time() - begin < 0.05
