@@ -58,7 +58,7 @@ def best_blind_accuracy() -> tuple[float, tuple[int, ...]]:
 
     Example:
         >>> best_blind_accuracy()
-        (0.3333333333333333, (1, 2, 3, 4, 5, 6))
+        (0.3395061728395062, (1, 2, 3, 4, 6))
     """
     numbers = range(1, len(STEPS) + 1)
     guesses = (guess for size in numbers for guess in itertools.combinations(numbers, size))
@@ -71,7 +71,7 @@ def best_blind_accuracy() -> tuple[float, tuple[int, ...]]:
 
 def table(scores: Mapping[str, Score], format_weight: float, accuracy_weight: float) -> str:
     """One line for each score, and one for a model that does not look."""
-    blind, _ = best_blind_accuracy()
+    blind, guess = best_blind_accuracy()
     rows = [("", "total reward", "steps (IoU)", "both steps right")]
     for name, score in scores.items():
         total, accuracy = (
@@ -86,7 +86,7 @@ def table(scores: Mapping[str, Score], format_weight: float, accuracy_weight: fl
     lines += [
         "",
         f"{n} held-out clips, greedy, 95 % intervals; total = {format_weight:g} format + {accuracy_weight:g} IoU",
-        "* the right form and all six steps named, whatever the clip shows: no fixed answer scores higher",
+        f"* the right form and steps {', '.join(map(str, guess))}, whatever the clip shows: no fixed answer scores higher",
     ]
     return "\n".join(lines)
 
