@@ -90,7 +90,7 @@ def build_rewards(
     )
     for setting in fields(FunctionSettings):
         readers = readers_of(setting.name)
-        if readers and was_set(args, setting.name) and not set(readers) & set(rubric.names):
+        if readers and was_set(args, setting.name) and not set(readers) & {*rubric.names, args.correctness_func}:
             raise ValueError(f"--{setting.name} has no effect: only {', '.join(readers)} read it")
     return rubric
 

@@ -38,6 +38,13 @@ class ModelArguments:
     vision_tower_lr: float | None = flag(
         None, "Learning rate of the vision tower, above 0. Needs --tune_mm_vision.", unset="the one of --learning_rate"
     )
+    vision_cache: str | None = flag(
+        None,
+        "Folder that keeps the features of a frozen vision tower over epochs and runs, by content. It pays where a "
+        "tower takes longer than a read; frames drawn anew each epoch (dynamic_sample) are rarely found again.",
+        unset="not kept",
+    )
+    vision_cache_gb: float = flag(50.0, "Most that --vision_cache may hold, in GB, above 0; what is old goes first.")
     lora_enable: bool = flag(
         False,
         "Freeze the model and train low-rank adapters (LoRA) on the linear layers of the parts that the tune flags "
@@ -58,6 +65,11 @@ class ModelArguments:
             yield "--mm_projector_lr has no effect on a frozen merger: set --tune_mm_mlp True or leave it out"
         yield from out_of_range(self, "mm_projector_lr", above=0)
         yield from out_of_range(self, "vision_tower_lr", above=0)
+        if self.vision_cache is not None and self.tune_mm_vision:
+            yield "--vision_cache has no effect on a vision tower that learns: leave it out or freeze the tower"
+        if self.vision_cache is None and was_set(self, "vision_cache_gb"):
+            yield "--vision_cache_gb has no effect without --vision_cache"
+        yield from out_of_range(self, "vision_cache_gb", above=0)
         yield from out_of_range(self, "lora_r", least=1)
         yield from out_of_range(self, "lora_alpha", above=0)
         yield from out_of_range(self, "lora_dropout", least=0, below=1)
@@ -222,6 +234,8 @@ class ObjectiveArguments:
         yield from out_of_range(self, "grpo_alpha", above=0)
         yield from out_of_range(self, "grpo_beta", least=0)
         yield from out_of_range(self, "logit_chunk_tokens", least=1)
+        if self.shared_prefix == "off" and self.vision_cache is not None:
+            yield "--vision_cache has no effect with --shared_prefix off: the tower then runs in every pass"
         if self.grpo_beta == 0 and was_set(self, "kl_estimator"):
             yield "--kl_estimator has no effect with --grpo_beta 0: there is no KL term"
 

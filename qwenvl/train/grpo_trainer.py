@@ -21,6 +21,7 @@ from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, blank_vision
+from qwenvl.model.vision_cache import VisionCache
 from qwenvl.train.assemble import build_collator, build_dataset, build_policy, build_rewards
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.checkpoints import load_weights
@@ -83,7 +84,10 @@ class GRPOTrainer(Trainer):
         bare = unwrap(policy)
         processor = processing_class or load_processor(bare.name_or_path)
         rubric = build_rewards(args, reward_funcs, reward_weights)
-        self.paths = choose_paths(policy, processor.tokenizer, share=args.shared_prefix == "auto")
+        cache = None
+        if args.vision_cache is not None:
+            cache = VisionCache(args.vision_cache, int(args.vision_cache_gb * 1e9))
+        self.paths = choose_paths(policy, processor.tokenizer, share=args.shared_prefix == "auto", cache=cache)
         accept_features(policy)
         self.reference = Reference(policy) if args.grpo_beta > 0 else None
         super().__init__(
@@ -108,7 +112,7 @@ class GRPOTrainer(Trainer):
             self.accelerator,
             self.meter,
         )
-        self.journal = Journal(args, self.meter, getattr(self.train_dataset, "decoder", None))
+        self.journal = Journal(args, self.meter, getattr(self.train_dataset, "decoder", None), cache)
         install_callbacks(self, self.journal)
         self._window: Window | None = None
         self._completions_in_step: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
+from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.explore import Experience
 from qwenvl.train.grpo_config import GRPOConfig
@@ -15,12 +16,13 @@ from qwenvl.types import BadSample, LossOutput, PromptBatch, RewardBatch, Rollou
 class Journal:
     """Turns experiences, losses and evaluations into the meter's metrics and the run folder's rows."""
 
-    def __init__(self, args: GRPOConfig, meter: Meter, decoder: str | None = None):
-        """``decoder``: what decodes the videos, for the record."""
+    def __init__(self, args: GRPOConfig, meter: Meter, decoder: str | None = None, cache: VisionCache | None = None):
+        """``decoder``: what decodes the videos, for the record; ``cache``: whose hits and costs are logged."""
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
         self._args = args
         self._decoder = decoder
+        self._cache = cache
         self._meter = meter
 
     def trained(self, step: int, experience: Experience, output: LossOutput) -> None:
@@ -33,14 +35,13 @@ class Journal:
         self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
         self._completions(rollout)
         self._prompts(batch)
+        self._cached()
         for name, value in output.metrics.items():
             self._meter.mean(name, value, weight=tokens if name == "kl" else rows)
         advantages = experience.advantages.tolist()
         self.runlog.log_rollouts(_rollouts(step, "train", batch, rollout, rewards, advantages))
 
-    def evaluated(
-        self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch
-    ) -> None:
+    def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Rollouts of an evaluation after optimizer step ``step``."""
         self.left_out(batch)
         self.runlog.log_rollouts(_rollouts(step, split, batch, rollout, rewards))
@@ -69,6 +70,14 @@ class Journal:
             self._meter.mean("completion/length_mean", length)
             self._meter.max("completion/length_max", length)
             self._meter.mean("completion/truncated_frac", float(reason == "length"))
+
+    def _cached(self) -> None:
+        """The share of hits so far in the run, and what a hit and a computed one cost."""
+        if self._cache is not None:
+            hit, computed = self._cache.mean_seconds()
+            self._meter.mean("vision_cache/hit_frac", self._cache.hits / max(1, self._cache.hits + self._cache.misses))
+            self._meter.mean("vision_cache/hit_s", hit)
+            self._meter.mean("vision_cache/compute_s", computed)
 
     def _prompts(self, batch: PromptBatch) -> None:
         for mask, clips in zip(batch.attention_mask, batch.frames, strict=True):

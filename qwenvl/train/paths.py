@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from qwenvl.model import logprobs, shared_prefix
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.vision import encode_vision, supports_encode_once
+from qwenvl.model.vision_cache import VisionCache
 from qwenvl.rollout.base import Sampler
 from qwenvl.rollout.local import LocalSampler
 from qwenvl.rollout.shared import SharedPrefixSampler
@@ -35,8 +37,15 @@ class Paths:
     encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
 
 
-def choose_paths(policy: nn.Module, tokenizer: Any, *, share: bool) -> Paths:
-    """The paths for ``policy``; with ``share``, what keeps it from a fast one is logged, never passed over."""
+def choose_paths(policy: nn.Module, tokenizer: Any, *, share: bool, cache: VisionCache | None = None) -> Paths:
+    """The paths for ``policy``; with ``share``, what keeps it from a fast one is logged, never passed over.
+
+    Args:
+        cache: keeps the features of the vision tower on disk.
+
+    Raises:
+        ValueError: if there is a cache and the tower's features cannot be kept.
+    """
     bare = unwrap(policy)
     plain = Paths(logprobs.completion_logprobs, LocalSampler(tokenizer, bare), None)
     if not share:
@@ -46,8 +55,10 @@ def choose_paths(policy: nn.Module, tokenizer: Any, *, share: bool) -> Paths:
         logger.warning(f"each completion computes its prompt again: {prefix_reason}")
     if vision_reason is not None:
         logger.warning(f"the vision tower runs in every pass: {vision_reason}")
+        if cache is not None:
+            raise ValueError(f"--vision_cache cannot be used: {vision_reason}")
     return Paths(
         plain.completion_logprobs if prefix_reason else shared_prefix.completion_logprobs,
         plain.sampler if prefix_reason else SharedPrefixSampler(tokenizer, bare),
-        None if vision_reason else encode_vision,
+        None if vision_reason else partial(encode_vision, cache=cache),
     )

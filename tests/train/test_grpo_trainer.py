@@ -337,3 +337,18 @@ def test_a_setting_that_no_reward_reads_is_refused(make_trainer):
     with pytest.raises(ValueError, match="--repetition_n_grams has no effect: only repetition read it"):
         make_trainer(repetition_n_grams=2)
     make_trainer(repetition_n_grams=2, functions=["repetition"])
+    make_trainer(numeric_tolerance=0.1, correctness_func="numeric", functions=["cosine"], on_bad_sample="skip")
+
+
+def test_features_are_kept_over_epochs(make_trainer, tmp_path):
+    """Eight records, one a step: the second epoch finds those with fixed frames; the numbers stay the same."""
+    cached = make_trainer(vision_cache=str(tmp_path / "features"), max_steps=16)
+    cached.train()
+    rows = [row for row in read_metrics(cached.args.output_dir) if "loss" in row]
+    assert rows[0]["vision_cache/hit_frac"] == 0.0 and rows[-1]["vision_cache/hit_frac"] > 0.2
+    assert rows[-1]["vision_cache/hit_s"] > 0 and rows[-1]["vision_cache/compute_s"] > 0
+    plain = make_trainer(output_dir=str(tmp_path / "plain"), max_steps=16)
+    plain.train()
+    again = [row for row in read_metrics(plain.args.output_dir) if "loss" in row]
+    assert [row["reward/total"] for row in rows] == [row["reward/total"] for row in again]
+    assert [row["kl"] for row in rows] == pytest.approx([row["kl"] for row in again], rel=1e-4, abs=1e-7)
