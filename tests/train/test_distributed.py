@@ -84,8 +84,10 @@ def test_two_processes_make_the_update_of_one(tiny_checkpoint, mixed_data, one_p
     ours, theirs = (
         [row for row in read_metrics(folder) if "reward/total" in row] for folder in (output, one_process)
     )
+    epochs = {rollout.step: rollout.epoch for rollout in read_rollouts(output)}
+    assert epochs == {1: 0, 2: 1}  # the four records are one step
     for name in ("reward/total", "kl", "loss", "completion/length_mean", "prompt/tokens"):
-        assert [row[name] for row in ours] == pytest.approx([row[name] for row in theirs], abs=1e-6), name
+        assert [row[name] for row in ours] == pytest.approx([row[name] for row in theirs], abs=1e-5), name
 
 
 @pytest.mark.parametrize("stage", [2, 3])
