@@ -1,4 +1,4 @@
-"""Packaging. Ranges name the versions that the tests were run with."""
+"""Packaging. Ranges begin with the oldest versions that the tests were run with."""
 
 from setuptools import find_packages, setup
 
@@ -8,6 +8,8 @@ REWARDS = ["math-verify>=0.9", "rapidfuzz>=3.9", "jiwer>=4", "rouge-score>=0.1.2
 # What data sets in parquet, saved to disk or on the hub are read with.
 FORMATS = ["datasets>=4"]
 
+DEEPSPEED = ["deepspeed>=0.19"]
+
 setup(
     name="qwenvl",
     version="0.1.0",
@@ -15,28 +17,29 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["qwenvl", "qwenvl.*"]),
     install_requires=[
-        "torch>=2.6",
-        "torchvision",
+        "torch>=2.13",
+        "torchvision>=0.28",
         "transformers>=5.17,<6",
-        "tokenizers",
-        "safetensors",
-        "tqdm",
-        "accelerate>=1.10",
-        "peft>=0.17",
+        "tokenizers>=0.22",
+        "safetensors>=0.8",
+        "tqdm>=4.67",
+        "accelerate>=1.15,<2",
+        "peft>=0.21",
         "qwen-vl-utils>=0.0.14",
         "decord>=0.6.0; platform_machine == 'x86_64'",
-        "av>=14",
-        "pillow>=10",
+        "av>=17",
+        "pillow>=12",
         "pyyaml>=6",
-        "numpy",
+        "numpy>=2.2",
     ],
     extras_require={
-        "deepspeed": ["deepspeed>=0.17"],
+        "deepspeed": DEEPSPEED,
         "flash-attn": ["flash-attn>=2.7"],
-        "torchcodec": ["torchcodec>=0.7"],
+        "torchcodec": ["torchcodec>=0.17"],
         "rewards": REWARDS,
         "formats": FORMATS,
-        "dev": ["hypothesis>=6.100", *REWARDS, *FORMATS, "pytest>=8", "ruff>=0.9"],
+        "bench": ["trl>=1.16"],
+        "dev": ["hypothesis>=6.100", *DEEPSPEED, *REWARDS, *FORMATS, "pytest>=8", "ruff>=0.9"],
     },
     entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},
 )
