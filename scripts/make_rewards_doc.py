@@ -48,6 +48,14 @@ $ qwenvl rewards try countdown --completion "<answer>(7 - 3) * 6</answer>" --fie
 countdown: 1
 ```
 
+## Temporal contrast
+
+`--temporal_contrast` asks whether an answer needed the order of the frames. Each video prompt is answered a few more
+times (`--temporal_contrast_share` of the group) with its frames in random order. Where the ordered group's mean of
+`--correctness_func` exceeds the shuffled one's by more than `--temporal_contrast_margin`, its correct completions get
+`--temporal_contrast_bonus` on top of their total, logged as `reward/temporal_contrast`; others get 0, prompts without
+video none. It costs the sampling of the second group and one more run of the vision tower.
+
 ## Your own
 
 ```python

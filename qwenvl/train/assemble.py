@@ -19,6 +19,7 @@ from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_confi
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.rewards.settings import FunctionSettings
 from qwenvl.rewards.table import readers_of
+from qwenvl.train.contrast import TemporalContrast
 from qwenvl.train.flag_checks import was_set
 from qwenvl.train.grpo_config import GRPOConfig
 
@@ -83,16 +84,35 @@ def build_rewards(
         *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
         external_plugins=args.external_plugins or (),
         reward_models=args.reward_model or (),
-        settings=RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)}),
+        settings=_reward_settings(args),
         aggregation=args.reward_aggregation,
         on_error=args.on_reward_error,
         timeout=args.reward_timeout,
     )
     for setting in fields(FunctionSettings):
         readers = readers_of(setting.name)
+        if setting.name == "correctness_func" and args.temporal_contrast:
+            continue
         if readers and was_set(args, setting.name) and not set(readers) & {*rubric.names, args.correctness_func}:
             raise ValueError(f"--{setting.name} has no effect: only {', '.join(readers)} read it")
     return rubric
+
+
+def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContrast | None:
+    """The bonus for answers that need the order of the frames, if the flags ask for it."""
+    if not args.temporal_contrast:
+        return None
+    return TemporalContrast(
+        share=args.temporal_contrast_share,
+        margin=args.temporal_contrast_margin,
+        bonus=args.temporal_contrast_bonus,
+        correctness=build_rubric([args.correctness_func], settings=_reward_settings(args)),
+        temporal_patch_size=temporal_patch_size,
+    )
+
+
+def _reward_settings(args: GRPOConfig) -> RewardSettings:
+    return RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)})
 
 
 def build_dataset(dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubric, *, training: bool) -> Dataset | None:

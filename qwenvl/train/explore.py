@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -16,6 +17,7 @@ from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.base import Sampler, SamplingParams, split_rollouts
+from qwenvl.train.contrast import TemporalContrast
 from qwenvl.train.grpo_config import GRPOConfig
 from qwenvl.train.meter import Meter
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
@@ -47,6 +49,7 @@ class Explorer:
     rubric: Rubric
     accelerator: Accelerator
     meter: Meter
+    contrast: TemporalContrast | None = None
 
     def explore(self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState) -> list[Experience]:
         """One experience for each micro-batch of an optimizer step; all processes must call it together."""
@@ -56,7 +59,9 @@ class Explorer:
         with self.meter.time("time/sample_s"):
             rollouts = self._sample(model, batches, prompts, size, self.args.generation_temperature)
         with self.meter.time("time/reward_s"):
-            rewards = self._score(batches, rollouts, state, group_size=size)
+            rewards = self._score(self.rubric, batches, rollouts, state, group_size=size)
+        if self.contrast is not None:
+            rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state)
         parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), strict=True)
         advantages = self._advantages(rewards.total).split(sizes)
         return [Experience(*part, advantages=a) for part, a in zip(parts, advantages, strict=True)]
@@ -66,11 +71,37 @@ class Explorer:
         size = self.args.eval_sample_size
         temperature = 0.0 if size == 1 else self.args.generation_temperature
         (rollout,) = self._sample(model, [batch], [self._encode(model, batch)], size, temperature)
-        return rollout, self._score([batch], [rollout], state)
+        return rollout, self._score(self.rubric, [batch], [rollout], state)
+
+    def _contrast(
+        self,
+        contrast: TemporalContrast,
+        model: nn.Module,
+        batches: Sequence[PromptBatch],
+        rollouts: Sequence[RolloutBatch],
+        rewards: RewardBatch,
+        state: TrainerState,
+    ) -> RewardBatch:
+        """The rewards with the bonus for answers that need the order of the frames."""
+        size = contrast.group_size(self.args.grpo_sample_size)
+        on_device = [batch.to(self.args.device) for batch in batches]
+        pairs = [contrast.shuffled(batch, self.build_inputs(batch), self.args.seed) for batch in on_device]
+        parts = [part for part, _ in pairs]
+        with self.meter.time("time/contrast_s"):
+            prompts = [self._features(model, inputs) for _, inputs in pairs]
+            again = self._sample(model, parts, prompts, size, self.args.generation_temperature)
+            score = partial(self._score, contrast.correctness, state=state)
+            (other,), (ordered,) = score(parts, again).components, score(batches, rollouts).components
+        known = [[v for v in other[n : n + size] if v is not None] for n in range(0, len(other), size)]
+        means = iter([sum(values) / len(values) if values else None for values in known])
+        videos = [count > 0 for batch in batches for count in batch.videos_per_prompt]
+        return contrast.add(rewards, ordered, [next(means) if video else None for video in videos])
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device; where the tower is frozen, its features in the place of pixels."""
-        prompts = self.build_inputs(batch.to(self.args.device))
+        return self._features(model, self.build_inputs(batch.to(self.args.device)))
+
+    def _features(self, model: nn.Module, prompts: PromptInputs) -> PromptInputs:
         if self.encode is None:
             return prompts
         with self.meter.time("time/vision_s"), self.accelerator.autocast():
@@ -104,6 +135,7 @@ class Explorer:
 
     def _score(
         self,
+        rubric: Rubric,
         batches: Sequence[PromptBatch],
         rollouts: Sequence[RolloutBatch],
         state: TrainerState,
@@ -123,7 +155,7 @@ class Explorer:
             completion_ids=[ids for _, ids, _ in rows],
             finish_reasons=[reason for _, _, reason in rows],
         )
-        return self.rubric.score(
+        return rubric.score(
             [text for text, _, _ in rows],
             columns,
             group_size=group_size,

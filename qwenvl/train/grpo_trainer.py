@@ -22,7 +22,7 @@ from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, blank_vision
 from qwenvl.model.vision_cache import VisionCache
-from qwenvl.train.assemble import build_collator, build_dataset, build_policy, build_rewards
+from qwenvl.train.assemble import build_collator, build_contrast, build_dataset, build_policy, build_rewards
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.checkpoints import load_weights
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
@@ -111,6 +111,7 @@ class GRPOTrainer(Trainer):
             rubric,
             self.accelerator,
             self.meter,
+            build_contrast(args, bare.config.vision_config.temporal_patch_size),
         )
         self.journal = Journal(args, self.meter, getattr(self.train_dataset, "decoder", None), cache)
         install_callbacks(self, self.journal)

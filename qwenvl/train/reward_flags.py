@@ -8,7 +8,7 @@ from typing import Literal
 
 from qwenvl.rewards.settings import FunctionSettings
 from qwenvl.train.flag import flag
-from qwenvl.train.flag_checks import out_of_range
+from qwenvl.train.flag_checks import out_of_range, was_set
 
 
 @dataclass
@@ -49,11 +49,27 @@ class RewardArguments(FunctionSettings):
         "A reward function that fails. error: stop, naming function, record and completion. skip: leave the function "
         "out for the rows, count them, and stop when more than 5 % of its rows fail.",
     )
+    temporal_contrast: bool = flag(
+        False,
+        "Answer each video prompt a few more times with its frames in random order; where the ordered group is correct "
+        "more often, its correct completions get a bonus. --correctness_func says what is correct.",
+    )
+    temporal_contrast_share: float = flag(0.5, "Size of that second group, as a share of --grpo_sample_size, above 0.")
+    temporal_contrast_margin: float = flag(
+        0.0, "What the ordered group's share of correct completions must exceed the other's by, 0 to 1."
+    )
+    temporal_contrast_bonus: float = flag(0.3, "The bonus, added to the total, above 0.")
     reward_timeout: float | None = flag(None, "Seconds that one call of a reward function may take.", unset="no limit")
 
     def problems(self) -> Iterator[str]:
         yield from out_of_range(self, "format_reward_weight", least=0)
         yield from out_of_range(self, "accuracy_reward_weight", least=0)
         yield from out_of_range(self, "reward_timeout", above=0)
+        yield from out_of_range(self, "temporal_contrast_share", above=0)
+        yield from out_of_range(self, "temporal_contrast_margin", least=0, most=1)
+        yield from out_of_range(self, "temporal_contrast_bonus", above=0)
+        for name in ("temporal_contrast_share", "temporal_contrast_margin", "temporal_contrast_bonus"):
+            if not self.temporal_contrast and was_set(self, name):
+                yield f"--{name} has no effect without --temporal_contrast"
         if self.format_reward_weight == 0 and self.accuracy_reward_weight == 0:
             yield "--format_reward_weight and --accuracy_reward_weight are both 0: every reward would be 0"

@@ -1,0 +1,110 @@
+"""``temporal_contrast``: a bonus for answers that the order of the frames was needed for.
+
+The policy answers each video prompt a few more times with the frames in random order. Where the ordered group is right
+more often, its right completions get a bonus; where order makes no difference, they do not: an answer that can be read
+off a single frame is not understanding of video. After the temporal reward of T-GRPO (Video-R1, arXiv:2503.21776),
+which compares by a factor; here the difference has to exceed a margin.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qwenvl.data.seeds import stable_random
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.rewards import Rubric
+from qwenvl.types import PromptBatch, RewardBatch
+
+NAME = "temporal_contrast"
+
+
+@dataclass(frozen=True)
+class TemporalContrast:
+    """The settings of the bonus.
+
+    Attributes:
+        share: size of the second group, as a share of the first; at least one completion.
+        margin: what the ordered group's mean correctness must exceed the shuffled group's by.
+        bonus: added to the total of the correct completions of the ordered group.
+        correctness: one function; a completion is correct where it gives 1.
+        temporal_patch_size: frames of a temporal patch.
+    """
+
+    share: float
+    margin: float
+    bonus: float
+    correctness: Rubric
+    temporal_patch_size: int
+
+    def group_size(self, ordered: int) -> int:
+        """Completions with shuffled frames for each video prompt."""
+        return max(1, round(self.share * ordered))
+
+    def shuffled(self, batch: PromptBatch, prompts: PromptInputs, seed: int) -> tuple[PromptBatch, PromptInputs]:
+        """The video prompts of a batch with the frames of each clip in random order, at the ordered ones' times.
+
+        Args:
+            prompts: the batch with pixels, patches x (channel, frame of the temporal patch, height, width).
+            seed: of the run; the order is drawn by (seed, epoch, record, clip).
+        """
+        rows = [p for p, count in enumerate(prompts.videos_per_prompt) if count]
+        chosen = prompts.select(rows)
+        part = replace(
+            batch,
+            records=[batch.records[p] for p in rows],
+            epochs=[batch.epochs[p] for p in rows],
+            frames=[batch.frames[p] for p in rows],
+        )
+        if not rows:
+            return part, chosen
+        clips = chosen.pixel_values_videos.split(chosen.video_grid_thw.prod(-1).tolist())
+        owners = [(p, k) for p in rows for k in range(prompts.videos_per_prompt[p])]
+        patches = []
+        for (p, k), clip, grid in zip(owners, clips, chosen.video_grid_thw.tolist(), strict=True):
+            draw = stable_random(seed, NAME, batch.epochs[p], batch.records[p].id, k)
+            patches.append(reorder_frames(clip, grid[0], self.temporal_patch_size, draw))
+        return part, replace(chosen, pixel_values_videos=torch.cat(patches))
+
+    def add(
+        self, rewards: RewardBatch, ordered: Sequence[float | None], shuffled: Sequence[float | None]
+    ) -> RewardBatch:
+        """The rewards with the bonus as one more component.
+
+        Args:
+            ordered: N values of the correctness function, 1 being correct; None where it does not apply.
+            shuffled: P means of the shuffled groups; None for prompts without video.
+
+        Example: a group that is right in 2 of 4, the shuffled one in 1 of 4, margin 0, bonus 0.3: the two get 0.3.
+        """
+        size = len(ordered) // max(1, len(shuffled))
+        values: list[float | None] = []
+        for p, other in enumerate(shuffled):
+            group = ordered[p * size : (p + 1) * size]
+            known = [value for value in group if value is not None]
+            if other is None or not known:
+                values += [None] * size
+                continue
+            beats = sum(known) / len(known) - other > self.margin
+            values += [self.bonus if beats and value == 1 else 0.0 for value in group]
+        extra = torch.tensor([value or 0.0 for value in values], dtype=rewards.total.dtype)
+        return replace(
+            rewards,
+            names=(*rewards.names, NAME),
+            weights=(*rewards.weights, 1.0),
+            components=[*rewards.components, values],
+            total=rewards.total + extra,
+        )
+
+
+def reorder_frames(patches: Tensor, temporal: int, per_patch: int, draw: random.Random) -> Tensor:
+    """The patches of one clip, ``temporal`` times ``per_patch`` frames, with its frames permuted."""
+    frames = patches.reshape(temporal, len(patches) // temporal, 3, per_patch, -1).permute(0, 3, 1, 2, 4).flatten(0, 1)
+    order = list(range(len(frames)))
+    draw.shuffle(order)
+    again = frames[order].unflatten(0, (temporal, per_patch)).permute(0, 2, 3, 1, 4)
+    return again.reshape(patches.shape)

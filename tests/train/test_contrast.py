@@ -1,0 +1,84 @@
+"""The bonus for answers that need the order of the frames, by hand-made numbers."""
+
+import random
+
+import pytest
+import torch
+
+from qwenvl.rewards import build_rubric
+from qwenvl.runlog import read_rollouts
+from qwenvl.train.contrast import TemporalContrast, reorder_frames
+from qwenvl.types import RewardBatch
+
+
+def contrast(margin=0.0, share=0.5):
+    return TemporalContrast(share, margin, 0.3, build_rubric(["accuracy"]), 2)
+
+
+def rewards(total):
+    return RewardBatch(("accuracy",), (1.0,), [list(total)], torch.tensor(total))
+
+
+@pytest.mark.parametrize(
+    ("margin", "shuffled", "bonus"),
+    [
+        (0.0, 0.25, [0.3, 0.0, 0.3, 0.0]),  # 2 of 4 and a half against 1 of 4: mean .625 beats .25
+        (0.0, 0.625, [0.0] * 4),  # no better in order
+        (0.4, 0.25, [0.0] * 4),  # better by .375, less than the margin
+        (0.3, 0.25, [0.3, 0.0, 0.3, 0.0]),
+    ],
+)
+def test_correct_completions_get_it_where_order_helps(margin, shuffled, bonus):
+    ordered = [1.0, 0.5, 1.0, 0.0]
+    result = contrast(margin).add(rewards(ordered), ordered, [shuffled])
+    assert result.names == ("accuracy", "temporal_contrast")
+    assert result.components[1] == bonus
+    assert result.total.tolist() == pytest.approx([a + b for a, b in zip(ordered, bonus, strict=True)])
+
+
+def test_prompts_without_video_do_not_take_part():
+    ordered = [1.0, 1.0, 1.0, None]
+    result = contrast().add(rewards([1.0, 1.0, 1.0, 0.0]), ordered, [None, 0.0])
+    assert result.components[1] == [None, None, 0.3, 0.0]
+    assert result.total.tolist() == pytest.approx([1.0, 1.0, 1.3, 0.0])
+
+
+def test_size_of_the_second_group():
+    assert [contrast(share=share).group_size(8) for share in (0.5, 1.0, 0.01)] == [4, 8, 1]
+
+
+def test_frames_are_permuted_whole(tiny_pair):
+    """Shuffled patches are those that the processor makes of the frames in that order."""
+    _, processor = tiny_pair("qwen2_5_vl")
+    frames = torch.randint(0, 256, (6, 3, 56, 84), dtype=torch.uint8)
+
+    def patches(clip):
+        raw = {"do_resize": False, "do_rescale": False, "do_normalize": False, "cap_pixels_per_frame": False}
+        return processor.video_processor(clip, return_tensors="pt", do_sample_frames=False, **raw)[
+            "pixel_values_videos"
+        ]
+
+    order = list(range(6))
+    random.Random(3).shuffle(order)
+    assert order != list(range(6))
+    assert torch.equal(reorder_frames(patches(frames), 3, 2, random.Random(3)), patches(frames[order]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"shared_prefix": "off"}])
+def test_a_run_with_the_bonus(make_trainer, settings):
+    trainer = make_trainer(temporal_contrast=True, per_device_train_batch_size=8, max_steps=1, **settings)
+    sizes = []
+    sample = trainer.paths.sampler.sample
+    trainer.paths.sampler.sample = lambda model, prompts, size, *rest: (
+        sizes.append((len(prompts), size)) or sample(model, prompts, size, *rest)
+    )
+    trainer.train()
+    assert sizes == [(8, 3), (6, 2)]  # all prompts, then those with video, half as often (1.5, rounded to even)
+    rows = list(read_rollouts(trainer.args.output_dir))
+    by_kind = {row.record_id: row.rewards["temporal_contrast"] for row in rows}
+    assert by_kind["text"] is None and by_kind["image"] is None and by_kind["clip-0"] is not None
+
+
+def test_its_settings_need_it(make_trainer):
+    with pytest.raises(ValueError, match="--temporal_contrast_bonus has no effect without --temporal_contrast"):
+        make_trainer(temporal_contrast_bonus=0.5)
