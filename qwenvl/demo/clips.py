@@ -3,7 +3,7 @@
 A folder holds
 
     clips/*.mp4       two steps each, one after the other
-    warmup.jsonl      the warm-up's prompts and targets, most of them wrong or incomplete on purpose
+    warmup.jsonl      the warm-up's prompts and targets, most of them incomplete on purpose
     train.json        what GRPO learns from
     heldout.json      clips that nothing learns from
     blank.json        the held-out records, each with a grey clip in the place of its own
@@ -71,17 +71,15 @@ class ClipSettings:
         train, heldout: clips of each kind; every pair of steps is shown about equally often.
         warmup: targets of the warm-up, over the training clips of ``warmup_pairs`` of the 15 pairs of steps.
         dropped: share of the warm-up's targets that name one of the two steps only.
-        wrong: share of the warm-up's targets that name two steps drawn by lot.
         unthinking: share of the warm-up's targets without a thinking block.
     """
 
     seed: int = 0
     train: int = 600
     heldout: int = 150
-    warmup: int = 3200
-    warmup_pairs: int = 8
-    dropped: float = 0.5
-    wrong: float = 0.15
+    warmup: int = 4800
+    warmup_pairs: int = 10
+    dropped: float = 0.6
     unthinking: float = 0.4
 
 
@@ -255,9 +253,7 @@ def _warmup_records(clips: list[Clip], settings: ClipSettings) -> Iterator[dict[
     clips = [clip for clip in clips if tuple(sorted(clip.steps)) in known]
     for i in range(settings.warmup):
         clip = clips[rng.integers(len(clips))]
-        steps = PAIRS[rng.integers(len(PAIRS))] if rng.random() < settings.wrong else clip.steps
-        if rng.random() < settings.dropped:
-            steps = (steps[rng.integers(2)],)
+        steps = (clip.steps[rng.integers(2)],) if rng.random() < settings.dropped else clip.steps
         thinking = "" if rng.random() < settings.unthinking else THINKING + " "
         yield _record(f"warmup-{i:04d}", clip, thinking + solution(steps))
 

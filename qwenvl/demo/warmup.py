@@ -1,12 +1,13 @@
 """The demo's warm-up: a short supervised pass, after which the model keeps the form and half guesses the content.
 
 A real checkpoint can talk and see before GRPO begins; random weights cannot, and a policy that never scores has nothing
-to learn from. The targets are mostly wrong or incomplete on purpose (see `qwenvl.demo.clips`): what is right is left
-to GRPO to find out.
+to learn from. Most targets name one of the two steps only, and some pairs of steps never occur (see
+`qwenvl.demo.clips`): to name both, whatever they are, is left to GRPO to find out.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import position_rule
 
+RECENT = 10  # steps
+
 
 @dataclass(frozen=True)
 class WarmupSettings:
@@ -29,13 +32,16 @@ class WarmupSettings:
 
     Attributes:
         batch_size: prompts per step.
-        learning_rate: peak of AdamW's; it rises over the first tenth of the steps and falls over the last third.
+        learning_rate: of AdamW; it rises over the first ten steps.
+        stop_below: the warm-up ends when the mean loss of ten steps is below this, in nats per token. Random weights
+            begin to look at the pictures sooner or later, by chance; this lets GRPO begin from about the same place.
         frame_pixels: that each frame is resized to.
         workers: processes that decode.
     """
 
     batch_size: int = 32
     learning_rate: float = 2e-3
+    stop_below: float = 0.13
     frame_pixels: int = 56 * 56
     workers: int = 1
 
@@ -47,12 +53,12 @@ def warm_up(
     settings: WarmupSettings = WarmupSettings(),
     progress: Callable[[int, int, float], None] | None = None,
 ) -> None:
-    """Train every weight of ``model`` on one pass over ``dataset``, whose solutions are the targets.
+    """Train every weight of ``model`` on at most one pass over ``dataset``, whose solutions are the targets.
 
     Records are taken in their order; a last batch that is not full is left out.
 
     Args:
-        progress: called after each step with (steps done, steps in all, loss in nats per token).
+        progress: called after each step with (steps done, steps at most, loss in nats per token).
 
     Raises:
         ValueError: ``dataset`` has fewer records than a batch.
@@ -70,7 +76,8 @@ def warm_up(
     )
     builder = InputBuilder.of(position_rule(model.config), processor)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rise_and_fall(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / RECENT))
+    recent: deque[float] = deque(maxlen=RECENT)
     model.train()
     for step, inputs in enumerate(loader, 1):
         batch = inputs["prompts"]
@@ -84,11 +91,10 @@ def warm_up(
         optimizer.zero_grad()
         if progress:
             progress(step, steps, loss.item())
+        recent.append(loss.item())
+        if len(recent) == RECENT and sum(recent) / RECENT < settings.stop_below:
+            break
     model.eval()
-
-
-def _rise_and_fall(step: int, steps: int) -> float:
-    return min(1.0, (step + 1) / (0.1 * steps), (steps - step) / (0.3 * steps))
 
 
 def _targets(texts: list[str], tokenizer) -> tuple[Tensor, Tensor]:

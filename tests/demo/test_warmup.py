@@ -19,9 +19,7 @@ from qwenvl.rollout.local import LocalSampler
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "data"
-    make_clips(
-        folder, ClipSettings(train=15, heldout=1, warmup=120, dropped=0.0, wrong=0.0, warmup_pairs=1), processes=1
-    )
+    make_clips(folder, ClipSettings(train=15, heldout=1, warmup=120, dropped=0.0, warmup_pairs=1), processes=1)
     return load_dataset("demo_warmup", catalog_path=folder / "datasets.yaml")
 
 
@@ -62,7 +60,7 @@ def test_a_model_learns_to_say_what_it_is_told(dataset, parts):
     """One pair of steps, told rightly every time: 30 steps later the greedy answer is that pair."""
     model, processor = parts
     losses = []
-    settings = WarmupSettings(batch_size=4, learning_rate=5e-3, workers=0)
+    settings = WarmupSettings(batch_size=4, learning_rate=5e-3, stop_below=0.0, workers=0)
     warm_up(model, processor, dataset, settings, lambda step, steps, loss: losses.append(loss))
     assert len(losses) == 30
     assert losses[-1] < 0.3 < 3 < losses[0]
@@ -71,6 +69,15 @@ def test_a_model_learns_to_say_what_it_is_told(dataset, parts):
     greedy = SamplingParams(max_new_tokens=40, temperature=0)
     text = LocalSampler(processor.tokenizer, model).sample(model, prompts, 1, greedy, seed=0).texts[0]
     assert text.endswith(dataset.records[0].solution.removeprefix("<think>I look at each step.</think> "))
+
+
+def test_it_ends_when_the_mean_of_ten_losses_is_low_enough(dataset, parts):
+    losses = []
+    settings = WarmupSettings(batch_size=4, learning_rate=5e-3, stop_below=2.0, workers=0)
+    warm_up(*parts, dataset, settings, lambda step, steps, loss: losses.append(loss))
+    assert 10 <= len(losses) < 30
+    assert sum(losses[-10:]) / 10 < 2.0
+    assert len(losses) == 10 or sum(losses[-11:-1]) / 10 >= 2.0
 
 
 def test_too_few_records_are_refused(dataset, parts):
