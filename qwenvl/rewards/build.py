@@ -99,6 +99,8 @@ def resolve(each: Named, settings: Mapping[str, Any], plugins: Mapping[str, Rewa
         return by_path(each)
     if each == "reward_model":
         raise RewardError("a reward model is named by --reward_model PATH_OR_NAME, not among --reward_funcs")
+    if each == "temporal_contrast":
+        raise RewardError("temporal_contrast is asked for by --temporal_contrast, not among --reward_funcs")
     if each in TABLE:
         return make(each, settings, lambda name: resolve(name, settings, plugins))
     names = [*TABLE, *plugins]

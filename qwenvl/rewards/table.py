@@ -10,6 +10,7 @@ from typing import Any
 
 from qwenvl.rewards.actions import accuracy, action_order, check_action_numbers, check_actions
 from qwenvl.rewards.boxes import BoxGIoUReward, BoxIoUReward
+from qwenvl.rewards.contrast import temporal_contrast
 from qwenvl.rewards.countdown import check_countdown, countdown
 from qwenvl.rewards.format import FormatReward, StrictFormatReward
 from qwenvl.rewards.function import RewardFunction
@@ -39,7 +40,7 @@ class Entry:
         made_of: the function, or a class whose instances are called and whose constructor names the settings it takes.
         low, high: range of the values at the default settings, None for "does not apply" aside.
         check: see ``RewardFunction``; a class may have it as a method.
-        remote: it asks a server or a model of its own.
+        remote: it asks a server, a model of its own, or the policy.
     """
 
     made_of: Callable[..., Any]
@@ -81,6 +82,7 @@ TABLE: dict[str, Entry] = {
     "temporal_iou": Entry(TemporalIoUReward, 0, 1),
     "box_iou": Entry(BoxIoUReward, 0, 1),
     "box_giou": Entry(BoxGIoUReward, -1, 1),
+    "temporal_contrast": Entry(temporal_contrast, 0, 0.3, remote=True),
     "judge": Entry(JudgeReward, 0, 1, remote=True),
     "reward_model": Entry(RewardModel, -math.inf, math.inf, remote=True),
 }

@@ -18,6 +18,7 @@ from torch import Tensor
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rewards import Rubric
+from qwenvl.rewards.contrast import temporal_contrast
 from qwenvl.types import PromptBatch, RewardBatch
 
 NAME = "temporal_contrast"
@@ -78,19 +79,8 @@ class TemporalContrast:
         Args:
             ordered: N values of the correctness function, 1 being correct; None where it does not apply.
             shuffled: P means of the shuffled groups; None for prompts without video.
-
-        Example: a group that is right in 2 of 4, the shuffled one in 1 of 4, margin 0, bonus 0.3: the two get 0.3.
         """
-        size = len(ordered) // max(1, len(shuffled))
-        values: list[float | None] = []
-        for p, other in enumerate(shuffled):
-            group = ordered[p * size : (p + 1) * size]
-            known = [value for value in group if value is not None]
-            if other is None or not known:
-                values += [None] * size
-                continue
-            beats = sum(known) / len(known) - other > self.margin
-            values += [self.bonus if beats and value == 1 else 0.0 for value in group]
+        values = temporal_contrast(ordered, shuffled, self.margin, self.bonus)
         extra = torch.tensor([value or 0.0 for value in values], dtype=rewards.total.dtype)
         return replace(
             rewards,
