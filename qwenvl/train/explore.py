@@ -84,8 +84,10 @@ class Explorer:
     ) -> RewardBatch:
         """The rewards with the bonus for answers that need the order of the frames."""
         size = contrast.group_size(self.args.grpo_sample_size)
-        on_device = [batch.to(self.args.device) for batch in batches]
-        pairs = [contrast.shuffled(batch, self.build_inputs(batch), self.args.seed) for batch in on_device]
+        # Made anew from the batches: where the tower runs once, the prompts at hand have features and no pixels.
+        pairs = [
+            contrast.shuffled(batch, self.build_inputs(batch.to(self.args.device)), self.args.seed) for batch in batches
+        ]
         parts = [part for part, _ in pairs]
         with self.meter.time("time/contrast_s"):
             prompts = [self._features(model, inputs) for _, inputs in pairs]

@@ -79,6 +79,13 @@ def test_a_run_with_the_bonus(make_trainer, settings):
     assert by_kind["text"] is None and by_kind["image"] is None and by_kind["clip-0"] is not None
 
 
+def test_steps_without_video_go_on(make_trainer):
+    """Eight steps of one prompt each: two of them hold an image or a text alone."""
+    trainer = make_trainer(temporal_contrast=True, max_steps=8)
+    trainer.train()
+    assert len({row.record_id for row in read_rollouts(trainer.args.output_dir)}) == 8
+
+
 def test_its_settings_need_it(make_trainer):
     with pytest.raises(ValueError, match="--temporal_contrast_bonus has no effect without --temporal_contrast"):
         make_trainer(temporal_contrast_bonus=0.5)
