@@ -6,13 +6,14 @@ leave the batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
-    StoppingCriteriaList,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -44,7 +45,7 @@ def logits_processors(
     """
     chosen = LogitsProcessorList()
     if repetition_penalty != 1.0:
-        chosen.append(RepetitionPenaltyLogitsProcessor(repetition_penalty))
+        chosen.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
     if suppress:
         chosen.append(SuppressTokensLogitsProcessor(suppress))
     if temperature == 0:
@@ -71,7 +72,7 @@ def sample_shared(
     processors: LogitsProcessorList,
     end_ids: list[int],
     pad_id: int,
-    stopping: StoppingCriteriaList | None = None,
+    stopping: Callable[[Tensor], Tensor] | None = None,
     token_budget: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draws ``group_size`` completions of each prompt.
@@ -84,7 +85,8 @@ def sample_shared(
             float32 logits of the completions that go on.
         end_ids: tokens that end a completion; the token counts as part of it.
         pad_id: what fills ended completions.
-        stopping: further criteria, asked after each token with the ids; stop strings, say.
+        stopping: asked after each token with the ids of the completions that go on (rows x tokens, without their
+            prompts); says in rows bools which of them end there, beside those with an end token. Stop strings, say.
         token_budget: most tokens (each prompt once, its completions in full length) that are sampled together; a single
             prompt may exceed it. None: all together.
 
@@ -130,7 +132,7 @@ class _Draw:
         temperature: float,
         processors: LogitsProcessorList,
         end_ids: list[int],
-        stopping: StoppingCriteriaList | None,
+        stopping: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         """See ``sample_shared``."""
         ends = torch.tensor(end_ids, device=self._ids.device)
@@ -144,8 +146,8 @@ class _Draw:
             chosen = (logits / (temperature or 1.0)).log_softmax(-1).gather(1, tokens[:, None])
             self._logprobs[self._going, t] = chosen[:, 0]
             done = torch.isin(tokens, ends)
-            if stopping:
-                done = done | stopping(self._ids[self._going, : now + 1], scores)
+            if stopping is not None:
+                done = done | stopping(self._ids[self._going, self._start : now + 1])
             if t + 1 == length or done.all():
                 return self._ids[:, self._start : now + 1], self._logprobs[:, : t + 1]
             if done.any():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model.vision import encode_vision
@@ -102,16 +102,21 @@ def test_logprobs_are_those_of_the_trainer_whatever_was_suppressed(random_prompt
     torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_stopping_criteria_see_prompt_and_completion(random_prompts):
-    class AfterThree(StoppingCriteria):
-        def __call__(self, input_ids, scores, **kwargs):
-            return torch.full((len(input_ids),), input_ids.shape[1] - start >= 3)
-
+def test_stopping_sees_the_completions_alone(random_prompts):
     model = tiny()
     prompts = random_prompts(model, WORDS)
-    start = prompts.input_ids.shape[1]
-    ids, _ = shared(model, prompts, stopping=StoppingCriteriaList([AfterThree()]))
-    assert torch.equal(ids, shared(model, prompts)[0][:, :3])
+    free = shared(model, prompts)[0]
+    ends = [int(free[0, 2]), int(free[GROUP, 4])]
+    seen = []
+
+    def stopping(ids):
+        seen.append(ids)
+        return torch.isin(ids[:, -1], torch.tensor(ends))
+
+    ids, logprobs = shared(model, prompts, stopping=stopping)
+    expected, expected_logprobs = shared(model, prompts, end_ids=ends)
+    assert torch.equal(ids, expected) and torch.equal(logprobs, expected_logprobs)
+    assert torch.equal(seen[2], free[:, :3]) and len(seen[3]) < len(free)
 
 
 def test_a_single_new_token(random_prompts):
