@@ -20,7 +20,7 @@ from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media_source import media_path
 from qwenvl.data.rows import Row, iter_rows
-from qwenvl.data.schemas import MAIN_KEYS, Draft, draft_of
+from qwenvl.data.schemas import MAIN_KEYS, Draft, draft_of, with_types
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import ClipMeta, Message, Record
 
@@ -134,6 +134,8 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     if not isinstance(value, dict):
         raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
     value = _renamed(value, options.columns, where)
+    if row.untyped:
+        value = with_types(value)
     draft = _dressed(draft_of(value, where), options)
     media = [
         [

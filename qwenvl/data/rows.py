@@ -27,11 +27,13 @@ class Row:
         where: file and place, ``steps.json[17]`` or ``steps.jsonl:18``.
         default_id: its id where it has none of its own.
         value: what the row holds, a dict if it is sound; the ``RecordError`` of a row that can't be read.
+        untyped: every value is text, as in CSV, where a number or a list can't be told from one.
     """
 
     where: str
     default_id: str
     value: Any
+    untyped: bool = False
 
 
 def iter_rows(source: Path | str) -> Iterator[Row]:
@@ -107,7 +109,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 value = RecordError(
                     f"{where}: expected {len(names)} cells as in the first line, got {len(cells)}", "CSV"
                 )
-            yield Row(where, f"{_stem(path)}-{number}", value)
+            yield Row(where, f"{_stem(path)}-{number}", value, untyped=True)
             number += 1
 
 

@@ -40,6 +40,8 @@ PART_META = {
 
 # Keys that a row may carry itself, for all its videos.
 ROW_META = ("video_start", "video_end", "video_fps", "frames_fps")
+# Columns that may hold lists or objects; in files without types these are written as JSON.
+NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 
 
 @dataclass
@@ -72,6 +74,25 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
     if "prompt" in row:
         return _from_messages(row, where, "prompt")
     raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(row)}")
+
+
+def with_types(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of text with its numbers, lists and objects read as such, in the columns that take them.
+
+    Example:
+        >>> with_types({"video": '["a.mp4", "b.mp4"]', "video_start": "1.5", "solution": "2"})
+        {'video': ['a.mp4', 'b.mp4'], 'video_start': 1.5, 'solution': '2'}
+    """
+    return {name: _cell(name, text) for name, text in row.items()}
+
+
+def _cell(name: str, text: str) -> Any:
+    kinds = (int, float) if name in ROW_META else (list, dict) if name in NESTED_COLUMNS else ()
+    try:
+        value = json.loads(text) if kinds else text
+    except ValueError:  # a path, most often
+        return text
+    return value if isinstance(value, kinds) else text
 
 
 def _from_conversations(row: dict[str, Any], where: str) -> Draft:

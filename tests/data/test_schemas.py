@@ -1,7 +1,7 @@
 import pytest
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.schemas import draft_of
+from qwenvl.data.schemas import draft_of, with_types
 from qwenvl.types import Message
 
 PARTS = [
@@ -122,3 +122,15 @@ U = {"role": "user", "content": "a"}
 def test_what_is_wrong_is_named(row, message):
     with pytest.raises(RecordError, match=message):
         draft_of(row, "d")
+
+
+def test_cells_of_a_file_without_types():
+    row = {"video": '["a.mp4", "b.mp4"]', "meta": '{"max_frames": 4}', "video_start": "1.5", "solution": "2"}
+    assert with_types(row) == {
+        "video": ["a.mp4", "b.mp4"],
+        "meta": {"max_frames": 4},
+        "video_start": 1.5,
+        "solution": "2",
+    }
+    as_they_are = {"video": "17", "image": "[1] lid.png", "video_end": "late", "prompt": "[1, 2]"}
+    assert with_types(as_they_are) == as_they_are
