@@ -195,11 +195,12 @@ class RolloutBatch:
 
     Attributes:
         completion_ids: N x T, padded on the right with the pad token.
-        completion_mask: N x T bool; the end token counts, what follows it does not.
-        texts: N decoded completions without special tokens.
+        completion_mask: N x T bool; the end token or the tokens of a stop string count, what follows them does not.
+        texts: N decoded completions without special tokens, with a stop string that ended them.
         finish_reasons: N, ``stop`` (an end token or stop string) or ``length`` (cut at ``generation_max_length``).
-        logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-p and
-            the suppression of vision tokens; None where the engine does not have them.
+        logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-k,
+            top-p, min-p, the repetition penalty and the suppression of vision tokens; None where the engine does not
+            have them.
     """
 
     completion_ids: Tensor

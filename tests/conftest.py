@@ -1,4 +1,4 @@
-"""What every test may ask for: tiny checkpoints, made once per session; and the rules of a run (threads, seeds)."""
+"""What every test may ask for: tiny checkpoints, random prompts, and the rules of a run (threads, seeds)."""
 
 from __future__ import annotations
 
@@ -72,3 +72,54 @@ def tiny_pair(tiny_checkpoint):
         return model, AutoProcessor.from_pretrained(folder)
 
     return load
+
+
+@pytest.fixture
+def random_prompts() -> Callable:
+    """``random_prompts(model, ["tv", "tit"])`` -> PromptInputs: one per word, t text, i image, v video."""
+    return _random_prompts
+
+
+def _random_prompts(model, words: list[str], seed: int = 0):
+    from qwenvl.model.inputs import PromptInputs
+    from qwenvl.model.positions import position_rule, prompt_positions
+
+    generator = torch.Generator().manual_seed(seed)
+    config, rows, grids = model.config, [], {"i": [], "v": []}
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=generator))
+
+    def part(kind: str) -> list[int]:
+        if kind == "t":
+            return [draw(0, 250) for _ in range(draw(2, 9))]
+        grid = [draw(1, 4) if kind == "v" else 1, 2 * draw(1, 5), 2 * draw(1, 5)]
+        grids[kind].append(grid)
+        pad = config.image_token_id if kind == "i" else config.video_token_id
+        pictures = grid[0] if config.model_type == "qwen3_vl" else 1
+        picture = [pad] * (grid[0] * grid[1] * grid[2] // 4 // pictures)
+        return [config.vision_start_token_id, *picture, config.vision_end_token_id] * pictures
+
+    def patches(of: list[list[int]]) -> torch.Tensor | None:
+        vision = config.vision_config
+        width = 3 * vision.temporal_patch_size * vision.patch_size**2
+        count = sum(t * h * w for t, h, w in of)
+        return torch.randn(count, width, generator=generator).to(model.dtype) if of else None
+
+    rows = [[token for kind in word for token in part(kind)] + [7, 8] for word in words]
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    images, videos = (torch.tensor(grids[kind]) if grids[kind] else None for kind in "iv")
+    seconds = torch.full((len(grids["v"]),), 0.75)
+    return PromptInputs(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=prompt_positions(position_rule(config), ids, mask, images, videos, seconds),
+        pixel_values=patches(grids["i"]),
+        image_grid_thw=images,
+        pixel_values_videos=patches(grids["v"]),
+        video_grid_thw=videos,
+        images_per_prompt=[word.count("i") for word in words],
+        videos_per_prompt=[word.count("v") for word in words],
+    )

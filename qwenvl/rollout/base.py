@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
@@ -20,14 +19,23 @@ class SamplingParams:
     Attributes:
         max_new_tokens: a completion is cut there, with finish reason ``length``.
         temperature: logits are divided by it; 0 means greedy.
+        top_k: only this many of the most probable tokens are drawn from; 0: all.
         top_p: only the most probable tokens whose probabilities sum to this are drawn from.
+        min_p: only tokens at least this times as probable as the most probable one are drawn from.
+        repetition_penalty: positive logits of tokens that stand in the prompt or the completion are divided by it,
+            negative ones multiplied (arXiv:1909.05858, section 4.1); also when greedy.
+        stop_strings: texts that end a completion, with finish reason ``stop``; their tokens and their text stay in it.
         token_budget: prompts are sampled together as long as their tokens, as the sampler holds them, stay below this;
             None: all together.
     """
 
     max_new_tokens: int
     temperature: float = 1.0
+    top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop_strings: tuple[str, ...] = ()
     token_budget: int | None = None
 
 
@@ -78,8 +86,12 @@ def within_budget(costs: Sequence[int], budget: int | None) -> list[list[int]]:
     return groups
 
 
-def completion_mask(completion_ids: Tensor, end_ids: list[int]) -> Tensor:
-    """N x T bool: True up to and with the first end token."""
-    is_end = torch.isin(completion_ids, torch.tensor(end_ids, device=completion_ids.device))
+def completion_mask(is_end: Tensor) -> Tensor:
+    """N x T bool: True up to and with the first token of each row that ends it, as ``is_end`` (N x T bool) says.
+
+    Example:
+        >>> completion_mask(torch.tensor([[False, True, False, True]])).tolist()
+        [[True, True, False, False]]
+    """
     ends_before = is_end.long().cumsum(1) - is_end.long()
     return ends_before == 0

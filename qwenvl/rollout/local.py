@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, SuppressTokensLogitsProcessor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+)
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.rollout.base import SamplingParams, completion_mask, within_budget
+from qwenvl.rollout.stops import StopStrings
 from qwenvl.types import RolloutBatch
 
 
@@ -31,14 +40,24 @@ class LocalSampler:
         self.end_ids = sorted({end for end in [*ends, tokenizer.eos_token_id] if end is not None})
         names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
         self.vision_ids = [model.config.to_dict()[name] for name in names]
+        self._stops: dict[tuple[str, ...], StopStrings] = {}  # made once: they look at the whole vocabulary
 
     @torch.no_grad()
     def sample(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams, seed: int
     ) -> RolloutBatch:
-        """See ``Sampler.sample``; log-probs are those the trainer computes, before top-p and suppression."""
+        """See ``Sampler.sample``; log-probs are those the trainer computes, of any token at the temperature."""
+        if params.repetition_penalty != 1.0:
+            prompts = padded_with_own(prompts)
         with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
-            return self._finish(*self._draw(bare, prompts, group_size, params))
+            return self._finish(*self._draw(bare, prompts, group_size, params), self.stops(params))
+
+    def stops(self, params: SamplingParams) -> StopStrings | None:
+        """What recognises the stop strings, if there are any."""
+        strings = params.stop_strings
+        if strings and strings not in self._stops:
+            self._stops[strings] = StopStrings(self.tokenizer, strings)
+        return self._stops.get(strings)
 
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
@@ -58,28 +77,35 @@ class LocalSampler:
 
     def _generate(self, model: nn.Module, rows: PromptInputs, params: SamplingParams) -> tuple[Tensor, Tensor]:
         recorder = LogprobRecorder(params.temperature or 1.0)
-        suppress = SuppressTokensLogitsProcessor(self.vision_ids, device=rows.input_ids.device)
+        processors = LogitsProcessorList([recorder])
+        if params.repetition_penalty != 1.0:  # in the settings it would come before the recorder
+            processors.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
+        processors.append(SuppressTokensLogitsProcessor(self.vision_ids, device=rows.input_ids.device))
+        stops, prompt_tokens = self.stops(params), rows.input_ids.shape[1]
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
         sequences = model.generate(
             input_ids=rows.input_ids,
             attention_mask=rows.attention_mask,
             position_ids=torch.cat([text_positions[None], rows.position_ids]),
-            logits_processor=LogitsProcessorList([recorder, suppress]),
+            logits_processor=processors,
+            stopping_criteria=StoppingCriteriaList([stops.after(prompt_tokens)] if stops else []),
             **rows.vision(),
         )
-        completion_ids = sequences[:, rows.input_ids.shape[1] :]
+        completion_ids = sequences[:, prompt_tokens:]
         return completion_ids, recorder.logprobs(completion_ids)
 
-    def _finish(self, completion_ids: Tensor, logprobs: Tensor) -> RolloutBatch:
+    def _finish(self, completion_ids: Tensor, logprobs: Tensor, stops: StopStrings | None) -> RolloutBatch:
         """Masks, decodes and names the ends of N x T sampled tokens."""
-        mask = completion_mask(completion_ids, self.end_ids)
-        ended = torch.isin(completion_ids, torch.tensor(self.end_ids, device=mask.device)) & mask
+        is_end = torch.isin(completion_ids, torch.tensor(self.end_ids, device=completion_ids.device))
+        if stops is not None:
+            is_end |= stops.each_token(completion_ids)
+        mask = completion_mask(is_end)
         kept = [row[keep].tolist() for row, keep in zip(completion_ids, mask, strict=True)]
         return RolloutBatch(
             completion_ids=completion_ids.masked_fill(~mask, self.tokenizer.pad_token_id),
             completion_mask=mask,
             texts=self.tokenizer.batch_decode(kept, skip_special_tokens=True),
-            finish_reasons=["stop" if row else "length" for row in ended.any(1).tolist()],
+            finish_reasons=["stop" if ended else "length" for ended in is_end.any(1).tolist()],
             logprobs=logprobs.masked_fill(~mask, 0.0),
         )
 
@@ -89,8 +115,9 @@ class LocalSampler:
             max_new_tokens=params.max_new_tokens,
             do_sample=not greedy,
             temperature=1.0 if greedy else params.temperature,
+            top_k=0 if greedy else params.top_k,
             top_p=1.0 if greedy else params.top_p,
-            top_k=0,
+            min_p=None if greedy else params.min_p or None,
             eos_token_id=self.end_ids,
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
@@ -123,6 +150,13 @@ class LogprobRecorder(LogitsProcessor):
 
     def _take(self, tokens: Tensor) -> None:
         self._columns.append(self._last.gather(1, tokens[:, None])[:, 0])
+
+
+def padded_with_own(prompts: PromptInputs) -> PromptInputs:
+    """The prompts with their own first token in the place of padding, which no forward sees but a penalty would."""
+    mask = prompts.attention_mask.bool()
+    first = prompts.input_ids.gather(1, mask.long().argmax(1, keepdim=True))
+    return replace(prompts, input_ids=prompts.input_ids.where(mask, first))
 
 
 @contextmanager

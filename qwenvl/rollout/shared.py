@@ -22,8 +22,16 @@ class SharedPrefixSampler(LocalSampler):
             group_size,
             max_new_tokens=params.max_new_tokens,
             temperature=params.temperature,
-            processors=logits_processors(suppress=self.vision_ids, temperature=params.temperature, top_p=params.top_p),
+            processors=logits_processors(
+                suppress=self.vision_ids,
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+                min_p=params.min_p,
+                repetition_penalty=params.repetition_penalty,
+            ),
             end_ids=self.end_ids,
             pad_id=self.tokenizer.pad_token_id,
+            stopping=self.stops(params),
             token_budget=params.token_budget,
         )

@@ -37,7 +37,10 @@ SUCCESSORS = {
     "max_completion_length": "--generation_max_length",
     "beta": "--grpo_beta",
     "temperature": "--generation_temperature",
+    "top_k": "--generation_top_k",
     "top_p": "--generation_top_p",
+    "min_p": "--generation_min_p",
+    "repetition_penalty": "--generation_repetition_penalty",
 }
 """Flags of earlier transformers versions and of other trainers, and what to use here."""
 

@@ -125,7 +125,11 @@ class Explorer:
         params = SamplingParams(
             max_new_tokens=self.args.generation_max_length,
             temperature=temperature,
+            top_k=self.args.generation_top_k,
             top_p=self.args.generation_top_p,
+            min_p=self.args.generation_min_p,
+            repetition_penalty=self.args.generation_repetition_penalty,
+            stop_strings=tuple(self.args.stop_strings or ()),
             token_budget=self.args.rollout_token_budget,
         )
         # The process is part of the seed: two that draw the same prompt should not draw the same completions.

@@ -90,13 +90,31 @@ class SamplingArguments:
         0.7, "Sampling temperature, above 0. Log-probs are taken at the same temperature. Lower: groups more alike."
     )
     generation_top_p: float = flag(
-        0.9, "Sample among the likeliest tokens that hold this much probability, above 0 to 1; 1 samples among all."
+        0.9,
+        "Sample among the likeliest tokens that hold this much probability, above 0 to 1; 1 samples among all. "
+        "Log-probs stay those of sampling among all; so they do with top-k, min-p and the repetition penalty.",
+    )
+    generation_top_k: int = flag(0, "Sample among this many of the likeliest tokens, at least 2; 0 samples among all.")
+    generation_min_p: float = flag(
+        0.0,
+        "Sample among tokens that have at least this share of the likeliest token's probability, 0 to below 1; 0 "
+        "samples among all.",
+    )
+    generation_repetition_penalty: float = flag(
+        1.0,
+        "Divide logits of tokens that stand in the prompt or the completion by this (multiply negative ones), above 0, "
+        "in greedy evaluation too. 1: none. Above: less repetition, and fewer words of the question in the answer.",
+    )
+    stop_strings: list[str] | None = flag(
+        None,
+        "Texts that end a completion, such as </answer>. They stay in its text, and their tokens are trained like all "
+        "others. It saves what is written after them; a policy that they end is not taught to end by itself.",
+        unset="only the model's end tokens",
     )
     generation_max_length: int = flag(512, "Longest completion in new tokens, at least 1; what is longer is cut.")
     eval_sample_size: int = flag(
         1, "Completions per prompt in evaluation, at least 1. 1: the greedy one. More: sampled as in training."
     )
-
     rollout_token_budget: int = flag(
         65536,
         "Prompts of an optimizer step are sampled together while their tokens, completions in full length included, "
@@ -112,6 +130,13 @@ class SamplingArguments:
             )
         yield from out_of_range(self, "generation_temperature", above=0)
         yield from out_of_range(self, "generation_top_p", above=0, most=1)
+        yield from out_of_range(self, "generation_top_k", least=0)
+        if self.generation_top_k == 1:
+            yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
+        yield from out_of_range(self, "generation_min_p", least=0, below=1)
+        yield from out_of_range(self, "generation_repetition_penalty", above=0)
+        if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
+            yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
         yield from out_of_range(self, "generation_max_length", least=1)
         yield from out_of_range(self, "eval_sample_size", least=1)
         yield from out_of_range(self, "rollout_token_budget", least=1)

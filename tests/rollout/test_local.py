@@ -157,5 +157,5 @@ def test_ends(tiny_pair):
 
 
 def test_completion_mask_counts_the_end_token():
-    ids = torch.tensor([[4, 2, 2, 4], [4, 4, 4, 4], [2, 4, 4, 4], [4, 3, 4, 2]])
-    assert completion_mask(ids, [2, 3]).int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
+    is_end = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]]).bool()
+    assert completion_mask(is_end).int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]

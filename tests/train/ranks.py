@@ -32,7 +32,7 @@ class SamplerByPrompt:
             rows.append(tokens)
         ids = torch.cat(rows)
         texts = ["".join(chr(97 + int(t) % 26) for t in row) for row in ids]
-        return RolloutBatch(ids, completion_mask(ids, [self.end_id]), texts, ["length"] * len(ids))
+        return RolloutBatch(ids, completion_mask(ids == self.end_id), texts, ["length"] * len(ids))
 
 
 def vowels(completions, **columns):
