@@ -63,14 +63,14 @@ def grpo_loss(
     loss_type: LossType = "grpo",
     kl_estimator: KLEstimator = "k3",
     max_completion_length: int | None = None,
-    completions_in_step: int | None = None,
 ) -> LossOutput:
     """The loss of one micro-batch: -alpha * A * exp(logp - stopgrad(logp)) + beta * KL(policy || reference) per token.
 
     ``grpo`` takes the mean over each completion's tokens, then over completions (arXiv:2402.03300, equation 3);
     ``dr_grpo`` sums over tokens and divides by completions * max_completion_length (arXiv:2503.20783). A completion
-    without tokens contributes 0 and still counts as a completion. The completions were sampled by this very policy, so
-    the importance ratio is 1 and only its gradient matters.
+    without tokens contributes 0 and still counts as a completion. Either is a mean over the N completions: losses of
+    micro-batches, each weighed by its share of the step's completions, sum to the loss of the step. The completions
+    were sampled by this very policy, so the importance ratio is 1 and only its gradient matters.
 
     Args:
         logprobs: N x T with gradient, at the sampling temperature. Anything may stand where ``mask`` is false.
@@ -81,8 +81,6 @@ def grpo_loss(
         loss_type: ``grpo`` or ``dr_grpo``.
         kl_estimator: see ``kl_estimate``.
         max_completion_length: ``generation_max_length``, the constant length of ``dr_grpo``.
-        completions_in_step: completions of the whole optimizer step; the micro-batches' losses then *sum* to the step's
-            loss, which makes gradient accumulation exact. None: these N rows are the step.
 
     Returns:
         The scalar loss and metrics ``loss/policy``, ``loss/kl`` (the two parts, they sum to the loss) and, with a
@@ -97,16 +95,13 @@ def grpo_loss(
         raise ValueError(
             f"beta is {beta} but there are no ref_logprobs: give the reference's log-probs or set beta to 0"
         )
-    rows = completions_in_step if completions_in_step is not None else logprobs.shape[0]
-    if rows < logprobs.shape[0]:
-        raise ValueError(f"completions_in_step is {rows}, fewer than the {logprobs.shape[0]} completions given")
 
     # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
     policy = _at_least_float32(logprobs).masked_fill(~mask, 0.0)
     _check_finite("logprobs", policy)
     ratio = torch.exp(policy - policy.detach())
     policy_term = -alpha * advantages.detach().to(policy.dtype).unsqueeze(1) * ratio * mask
-    policy_loss = _aggregate(policy_term, mask, rows, loss_type, max_completion_length)
+    policy_loss = _aggregate(policy_term, mask, loss_type, max_completion_length)
     metrics = {"loss/policy": policy_loss.item()}
     if ref_logprobs is None:
         return LossOutput(policy_loss, metrics)
@@ -114,19 +109,20 @@ def grpo_loss(
     reference = _at_least_float32(ref_logprobs).masked_fill(~mask, 0.0)
     _check_finite("ref_logprobs", reference)
     kl = kl_estimate(policy, reference, kl_estimator) * mask
-    kl_loss = beta * _aggregate(kl, mask, rows, loss_type, max_completion_length)
+    kl_loss = beta * _aggregate(kl, mask, loss_type, max_completion_length)
     metrics["loss/kl"] = kl_loss.item()
     metrics["kl"] = (kl.detach().sum() / mask.sum().clamp(min=1)).item()
     return LossOutput(policy_loss + kl_loss if beta else policy_loss, metrics)
 
 
-def _aggregate(per_token: Tensor, mask: Tensor, rows: int, loss_type: str, max_completion_length: int | None) -> Tensor:
+def _aggregate(per_token: Tensor, mask: Tensor, loss_type: str, max_completion_length: int | None) -> Tensor:
+    rows = max(len(mask), 1)
     if loss_type == "grpo":
-        return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / max(rows, 1)
+        return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / rows
     if loss_type == "dr_grpo":
         if not max_completion_length or max_completion_length < 1:
             raise ValueError(f"dr_grpo needs max_completion_length (at least 1 token), got {max_completion_length}")
-        return per_token.sum() / (max(rows, 1) * max_completion_length)
+        return per_token.sum() / (rows * max_completion_length)
     raise ValueError(f'loss_type: expected "grpo" or "dr_grpo", got {loss_type!r}')
 
 
