@@ -60,7 +60,7 @@ class Rollout:
         advantage: None in evaluation.
         clips: of the prompt, in order.
         images: paths, in order.
-        epoch: in which the prompt was drawn.
+        epoch: in which the prompt was drawn; with weighted data sets, times that its own was gone through before.
         split: ``train``, or the name of the evaluation.
     """
 

@@ -74,6 +74,7 @@ class Record:
         clip_meta: one entry per video, None where the record has no ``meta`` for it.
         fields: the row as it was read, unknown keys included; these are the columns of the reward functions.
         where: file and place, ``data/sop.json[17]`` or ``data/sop.jsonl:18``; every error about the row begins with it.
+        dataset: name of its data set, where it was drawn from several.
     """
 
     id: str
@@ -84,6 +85,7 @@ class Record:
     clip_meta: tuple[ClipMeta | None, ...]
     fields: dict[str, Any]
     where: str
+    dataset: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,19 @@ class VideoClip:
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """What was shown less of a prompt so that it fits into ``max_prompt_length`` (``--fit_frames``).
+
+    Attributes:
+        frames: for each clip, the frames that it would have had and those that it has.
+        pixels: the share of their pixels that frames and images keep at most; 1 where none were taken.
+    """
+
+    frames: tuple[tuple[int, int], ...]
+    pixels: float = 1.0
+
+
+@dataclass(frozen=True)
 class Sample:
     """A record with its media decoded.
 
@@ -125,7 +140,9 @@ class Sample:
         chat: messages as chat templates take them, ``{"role": ..., "content": [part, ...]}``, a part being
             ``{"type": "video"}``, ``{"type": "image"}`` or ``{"type": "text", "text": ...}``.
         images: each 3 x H x W, uint8.
-        epoch: the epoch in which it was drawn; part of every random seed that concerns the sample.
+        epoch: times that its data set was gone through before, the epoch where all have equal turns; part of every
+            random seed that concerns the sample.
+        fitted: what was lowered to make the prompt fit; the pixels are still to be resized. None where nothing was.
     """
 
     record: Record
@@ -133,6 +150,7 @@ class Sample:
     videos: tuple[VideoClip, ...] = ()
     images: tuple[Tensor, ...] = ()
     epoch: int = 0
+    fitted: Fitted | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +174,7 @@ class PromptBatch:
         image_grid_thw, video_grid_thw: images x 3 and videos x 3, in patches.
         seconds_per_grid: one float32 per video, seconds between its temporal patches.
         images_per_prompt, videos_per_prompt: P counts; media are stored in prompt order.
+        fitted: P, what was lowered to make each prompt fit.
         bad: samples left out of this batch.
     """
 
@@ -171,6 +190,7 @@ class PromptBatch:
     seconds_per_grid: Tensor | None = None
     images_per_prompt: list[int] = field(default_factory=list)
     videos_per_prompt: list[int] = field(default_factory=list)
+    fitted: list[Fitted | None] = field(default_factory=list)
     bad: list[BadSample] = field(default_factory=list)
 
     def __len__(self) -> int:

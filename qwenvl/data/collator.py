@@ -11,10 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torchvision.transforms.v2 import functional as tvf
 from transformers import ProcessorMixin
 from transformers.image_utils import pil_torch_interpolation_mapping
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-from transformers.video_utils import VideoMetadata
 
-from qwenvl.types import BadSample, ClipMeta, FrameInfo, PromptBatch, Sample
+from qwenvl.data.lengths import Ruler, Size, render_prompt, timed_metadata
+from qwenvl.types import BadSample, PromptBatch, Sample
 
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
 
@@ -73,8 +72,7 @@ class GRPOCollator:
         if on_long_prompt not in ("error", "skip"):
             raise ValueError(f'on_long_prompt: expected "error" or "skip", got {on_long_prompt!r}')
         self.processor = processor
-        self.frame_bounds = (video_min_frame_pixels, video_max_frame_pixels)
-        self.image_bounds = (min_pixels, max_pixels)
+        self.ruler = Ruler(processor, (video_min_frame_pixels, video_max_frame_pixels), (min_pixels, max_pixels))
         self.max_prompt_length = max_prompt_length
         self.on_long_prompt = on_long_prompt
 
@@ -96,20 +94,23 @@ class GRPOCollator:
 
     def _process(self, sample: Sample) -> _Prompt:
         image_processor, video_processor = self.processor.image_processor, self.processor.video_processor
+        share = sample.fitted.pixels if sample.fitted else 1.0
         clips = [
-            _resize(clip.frames, video_processor, _clip_bounds(self.frame_bounds, meta))
+            _resize(clip.frames, self.ruler.frame_size(clip.frames.shape[-2:], meta, share), video_processor)
             for clip, meta in zip(sample.videos, sample.record.clip_meta, strict=True)
         ]
-        images = [_resize(image, image_processor, self.image_bounds) for image in sample.images]
+        images = [
+            _resize(image, self.ruler.image_size(image.shape[-2:], share), image_processor) for image in sample.images
+        ]
         as_is = {"do_resize": False, "do_rescale": False, "do_normalize": False, "input_data_format": "channels_first"}
         sampled = {
-            "video_metadata": [_metadata(clip.info) for clip in sample.videos],
+            "video_metadata": [timed_metadata(clip.info.times) for clip in sample.videos],
             "do_sample_frames": False,
             "return_metadata": True,
             "cap_pixels_per_frame": False,
         }
         inputs = self.processor(
-            text=[self._render(sample)],
+            text=[render_prompt(self.processor, sample.chat)],
             images=images or None,
             videos=clips or None,
             images_kwargs=as_is,
@@ -120,16 +121,6 @@ class GRPOCollator:
         vision = {key: inputs[key] for key in VISION_INPUTS if key in inputs}
         return _Prompt(sample, inputs["input_ids"][0], vision)
 
-    def _render(self, sample: Sample) -> str:
-        text = self.processor.apply_chat_template(sample.chat, tokenize=False, add_generation_prompt=True)
-        if hasattr(self.processor, "vision_start_token"):
-            # Qwen3-VL's processor gives every pair of frames a time stamp and its own start and end tokens. Its
-            # authors' version, and inference servers, put these in place of the template's start and end; transformers
-            # 5 keeps the template's around them, which the pretrained weights have not seen.
-            pad = self.processor.video_token
-            text = text.replace(self.processor.vision_start_token + pad + self.processor.vision_end_token, pad)
-        return text
-
     def _too_long(self, prompt: _Prompt) -> str | None:
         length = len(prompt.input_ids)
         if self.max_prompt_length is None or length <= self.max_prompt_length:
@@ -137,8 +128,9 @@ class GRPOCollator:
         vision_ids = torch.tensor([self.processor.image_token_id, self.processor.video_token_id])
         n_vision = int(torch.isin(prompt.input_ids, vision_ids).sum())
         record = prompt.sample.record
+        least = " even with the fewest frames and pixels (--fit_frames)" if prompt.sample.fitted else ""
         return (
-            f"{record.where} (id {record.id}): the prompt has {length} tokens, {n_vision} of them vision, but "
+            f"{record.where} (id {record.id}): the prompt has {length} tokens, {n_vision} of them vision,{least} but "
             f"max_prompt_length is {self.max_prompt_length}; raise it, show less (--video_max_frames, "
             "--video_max_frame_pixels, --max_pixels, or the bounds in `meta`), or pass --on_long_prompt skip"
         )
@@ -162,6 +154,7 @@ class GRPOCollator:
             seconds_per_grid=torch.tensor(seconds, dtype=torch.float32) if seconds else None,
             images_per_prompt=[len(sample.images) for sample in samples],
             videos_per_prompt=[len(sample.videos) for sample in samples],
+            fitted=[sample.fitted for sample in samples],
             bad=bad,
             **vision,
         )
@@ -177,26 +170,7 @@ class GRPOCollator:
         return ids, mask
 
 
-def _clip_bounds(bounds: tuple[int, int], meta: ClipMeta | None) -> tuple[int, int]:
-    """The record's pixel bounds where it has them; where only one is its own, the other gives way."""
-    low, high = (meta.min_pixels, meta.max_pixels) if meta else (None, None)
-    if low is None:
-        return (bounds[0], bounds[1]) if high is None else (min(bounds[0], high), high)
-    return low, max(bounds[1], low) if high is None else high
-
-
-def _resize(pixels: Tensor, processor: Any, bounds: tuple[int, int]) -> Tensor:
-    """Frames or an image to the size that the model's authors' rule gives for these bounds, as uint8.
-
-    Done here because processors disagree on what the bounds count: Qwen3-VL's takes them for the whole clip.
-    """
-    height, width = pixels.shape[-2:]
-    factor = processor.patch_size * processor.merge_size
-    size = smart_resize(height, width, factor, min_pixels=bounds[0], max_pixels=bounds[1])
+def _resize(pixels: Tensor, size: Size, processor: Any) -> Tensor:
+    """Frames or an image in another size, as uint8."""
     interpolation = pil_torch_interpolation_mapping[processor.resample]
     return tvf.resize(pixels, list(size), interpolation=interpolation, antialias=True)
-
-
-def _metadata(info: FrameInfo) -> VideoMetadata:
-    """Metadata whose frame numbers are seconds: at 1 frame per second, number / rate is then the true time."""
-    return VideoMetadata(total_num_frames=len(info.times), fps=1.0, frames_indices=list(info.times))

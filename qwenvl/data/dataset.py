@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from qwenvl.data.catalog import resolve_datasets
 from qwenvl.data.decode import open_clip, resolve_backend
 from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
-from qwenvl.data.frames import FrameOptions, frames_between, plan_frames
+from qwenvl.data.fit import Fitter
+from qwenvl.data.frames import FrameOptions, FramePlan, frames_between, plan_frames
 from qwenvl.data.images import load_image
 from qwenvl.data.media_source import fetch
+from qwenvl.data.order import Part
 from qwenvl.data.prompts import chat_messages
 from qwenvl.data.record_file import JoinedRecords, RecordFile, is_large
 from qwenvl.data.records import ReadOptions, RecordCheck, read_records
@@ -27,13 +32,21 @@ MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
 OnBadSample = Literal["error", "skip"]
 
 
+class Timeline(NamedTuple):
+    """When the frames of a clip are shown, and how long it lasts, in seconds."""
+
+    times: Sequence[float]
+    duration: float
+
+
 class GRPODataset(Dataset):
     """Samples of records; media are decoded when a sample is asked for, in the process that asks.
 
-    An item is asked for by (epoch, index), as ``EpochSampler`` yields them, or by index alone (epoch 0).
+    An item is asked for by (pass, index), as ``EpochSampler`` yields them, or by index alone (pass 0).
 
     Args:
         records: as ``read_records`` gives them, or a ``RecordFile``.
+        parts: the data sets that the records come from, in order; None for one without a name.
         base_interval: seconds between the frames of clips without ``meta``.
         video_fps: frames per second, in place of ``base_interval``.
         video_min_frames, video_max_frames: bounds on the frames of a clip.
@@ -42,6 +55,7 @@ class GRPODataset(Dataset):
         decode_memory_gb: what the decoder may take for one clip, in GB.
         on_bad_sample: media that can't be used stop the run (``error``) or give a ``BadSample`` (``skip``).
         seed: of the frames drawn in training.
+        fitter: lowers frames and pixels of prompts that are too long; None shows them as they are.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch; else take them uniformly.
 
     Attributes:
@@ -57,6 +71,7 @@ class GRPODataset(Dataset):
         self,
         records: Sequence[Record],
         *,
+        parts: Sequence[Part] | None = None,
         base_interval: float = 2.0,
         video_fps: float | None = None,
         video_min_frames: int = 4,
@@ -67,6 +82,7 @@ class GRPODataset(Dataset):
         on_bad_sample: OnBadSample = "error",
         seed: int = 0,
         training: bool = True,
+        fitter: Fitter | None = None,
     ) -> None:
         if on_bad_sample not in ("error", "skip"):
             raise ValueError(f'on_bad_sample: expected "error" or "skip", got {on_bad_sample!r}')
@@ -75,6 +91,8 @@ class GRPODataset(Dataset):
                 f"expected decode_timeout >= 0 and decode_memory_gb > 0, got {decode_timeout} and {decode_memory_gb}"
             )
         self.records = records
+        self.parts = tuple(parts or [Part("", len(records))])
+        self._ends = list(accumulate(part.size for part in self.parts))
         self.frame_options = FrameOptions(base_interval, video_fps, video_min_frames, video_max_frames)
         self.video_backend = video_backend
         self.decoder = resolve_backend(video_backend)  # an unusable one is an error now and not in a worker
@@ -82,6 +100,7 @@ class GRPODataset(Dataset):
         self.on_bad_sample = on_bad_sample
         self.seed = seed
         self.training = training
+        self.fitter = fitter
 
     def __len__(self) -> int:
         return len(self.records)
@@ -89,6 +108,8 @@ class GRPODataset(Dataset):
     def __getitem__(self, key: int | tuple[int, int]) -> Sample | BadSample:
         epoch, index = key if isinstance(key, tuple) else (0, key)
         record = self.records[index]
+        if len(self.parts) > 1:
+            record = replace(record, dataset=self.parts[bisect_right(self._ends, index % len(self))].name)
         try:
             return self.load(record, epoch)
         except (BadMediaError, FramePlanError) as error:
@@ -103,34 +124,61 @@ class GRPODataset(Dataset):
         Raises:
             BadMediaError, FramePlanError: whatever ``on_bad_sample`` says.
         """
-        videos = tuple(self._load_clip(record, number, epoch) for number in range(len(record.videos)))
+        clips = [self._load_clip(record, number, epoch) for number in range(len(record.videos))]
         images = tuple(_load_image(path) for path in record.images)
-        return Sample(record, chat_messages(record), videos, images, epoch)
+        sample = Sample(record, chat_messages(record), tuple(clip for clip, _ in clips), images, epoch)
+        return sample if self.fitter is None else self._fitted(sample, [timeline for _, timeline in clips])
 
-    def _load_clip(self, record: Record, number: int, epoch: int) -> VideoClip:
-        path, meta = record.videos[number], record.clip_meta[number] or ClipMeta()
-        draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
-        with open_clip(_local(path), self.video_backend, frames_fps=meta.frames_fps, **self.decode_bounds) as clip:
-            try:
-                first, stop = frames_between(clip.frame_times, meta.video_start, meta.video_end)
-                duration = clip.duration * (stop - first) / clip.frame_count
-                plan = plan_frames(stop - first, duration, self.frame_options, meta, draw)
-            except FramePlanError as error:
-                raise FramePlanError(f"{path}: {error}") from None
-            indices = tuple(first + index for index in plan.indices)
-            frames = clip.read(indices)
+    def _fitted(self, sample: Sample, timelines: list[Timeline]) -> Sample:
+        """The sample with fewer frames where it is too long; pixels are left to the collator."""
+        record, epoch = sample.record, sample.epoch
+
+        def times_with(most: int) -> list[list[float]]:
+            plans = [self._plan(record, n, epoch, timeline, most) for n, timeline in enumerate(timelines)]
+            return [[timeline.times[i] for i in plan.indices] for plan, timeline in zip(plans, timelines, strict=True)]
+
+        found = self.fitter(sample, times_with)
+        if found is None:
+            return sample
+        fitted, most = found
+        videos = tuple(
+            clip if before == after else self._load_clip(record, number, epoch, most)[0]
+            for number, (clip, (before, after)) in enumerate(zip(sample.videos, fitted.frames, strict=True))
+        )
+        return replace(sample, videos=videos, fitted=fitted)
+
+    def _load_clip(
+        self, record: Record, number: int, epoch: int, most: int | None = None
+    ) -> tuple[VideoClip, Timeline]:
+        path, fps = record.videos[number], (record.clip_meta[number] or ClipMeta()).frames_fps
+        with open_clip(_local(path), self.video_backend, frames_fps=fps, **self.decode_bounds) as clip:
+            timeline = Timeline(clip.frame_times, clip.duration)
+            plan = self._plan(record, number, epoch, timeline, most)
+            frames = clip.read(plan.indices)
             _check_shape(path, frames)
-            times = tuple(clip.frame_times[index] for index in indices)
+            times = tuple(clip.frame_times[index] for index in plan.indices)
             info = FrameInfo(
                 path=path,
-                indices=indices,
+                indices=plan.indices,
                 times=times,
                 segments=plan.segments,
                 seconds_per_frame=_seconds_per_frame(times, clip.duration),
                 rescaled=plan.rescaled,
                 fell_back=clip.fell_back,
             )
-        return VideoClip(frames, info)
+        return VideoClip(frames, info), timeline
+
+    def _plan(self, record: Record, number: int, epoch: int, timeline: Timeline, most: int | None) -> FramePlan:
+        """Which frames of a clip are shown, at most ``most`` of them."""
+        meta = record.clip_meta[number] or ClipMeta()
+        draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
+        try:
+            first, stop = frames_between(timeline.times, meta.video_start, meta.video_end)
+            duration = timeline.duration * (stop - first) / len(timeline.times)
+            plan = plan_frames(stop - first, duration, self.frame_options, meta, draw, most)
+        except FramePlanError as error:
+            raise FramePlanError(f"{record.videos[number]}: {error}") from None
+        return replace(plan, indices=tuple(first + index for index in plan.indices))
 
 
 def _local(path: str) -> str:
@@ -155,35 +203,6 @@ def _seconds_per_frame(times: tuple[float, ...], duration: float) -> float:
     if distinct > 1:
         return (times[-1] - times[0]) / (distinct - 1)
     return duration or 1.0
-
-
-class EpochSampler(Sampler[tuple[int, int]]):
-    """Yields (epoch, index) over a data set, shuffled by (seed, epoch) or in order; every process the same.
-
-    Example:
-        >>> sampler = EpochSampler(2, seed=0, shuffle=False)
-        >>> sampler.set_epoch(3)
-        >>> list(sampler)
-        [(3, 0), (3, 1)]
-    """
-
-    def __init__(self, length: int, seed: int = 0, shuffle: bool = True) -> None:
-        self.length = length
-        self.seed = seed
-        self.shuffle = shuffle
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        order = list(range(self.length))
-        if self.shuffle:
-            stable_random(self.seed, "order", self.epoch).shuffle(order)
-        return ((self.epoch, index) for index in order)
 
 
 def load_dataset(
@@ -214,14 +233,16 @@ def load_dataset(
     """
     seed = options.get("seed", 0)
     read_options = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system)
-    parts: list[Sequence[Record]] = []
-    for source in resolve_datasets(dataset_use, catalog_path):
+    read: list[Sequence[Record]] = []
+    sources = resolve_datasets(dataset_use, catalog_path)
+    for source in sources:
         lazily = is_large(source.annotation_path) if stream is None else stream
-        read = RecordFile if lazily else read_records
-        parts.append(read(source, seed=seed, options=read_options, check_record=check_record))
+        reader = RecordFile if lazily else read_records
+        read.append(reader(source, seed=seed, options=read_options, check_record=check_record))
         if not lazily and options.get("on_bad_sample", "error") == "error":
-            _check_media_exist(parts[-1])
-    return GRPODataset(parts[0] if len(parts) == 1 else JoinedRecords(parts), **options)
+            _check_media_exist(read[-1])
+    parts = [Part(source.name, len(records), source.weight) for source, records in zip(sources, read, strict=True)]
+    return GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), parts=parts, **options)
 
 
 def _check_media_exist(records: Sequence[Record]) -> None:

@@ -16,6 +16,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.convert import write_records
 from qwenvl.data.errors import RecordError
 from qwenvl.data.examine import Report, examine, quantiles
+from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records import ReadOptions, RecordCheck, parse_columns, read_records
 from qwenvl.rewards.build import build_rubric
 from qwenvl.types import Record
@@ -56,8 +57,8 @@ def check(args: argparse.Namespace) -> int:
 
 
 def stats(args: argparse.Namespace) -> int:
-    """Count what the records hold, without decoding anything."""
-    records = read_from(args)
+    """Count what the records hold, without decoding anything, and how often training draws from each data set."""
+    parts, records = read_parts(args)
     solutions = Counter(record.solution.strip() for record in records)
     numbers = {
         "records": len(records),
@@ -73,11 +74,23 @@ def stats(args: argparse.Namespace) -> int:
         "characters per prompt": quantiles([sum(len(m.text) for m in record.messages) for record in records]),
         "characters per solution": quantiles([len(record.solution) for record in records]),
     }
+    draws = draws_per_epoch(parts)
     if args.json:
-        print(json.dumps(numbers | lengths | {"solutions": dict(solutions.most_common(20))}, indent=1))
+        drawn = {
+            part.name: {"records": part.size, "drawn_per_epoch": count, "times_per_record": round(count / part.size, 3)}
+            for part, count in zip(parts, draws, strict=True)
+        }
+        shown = {"datasets": drawn, "solutions": dict(solutions.most_common(20))}
+        print(json.dumps(numbers | lengths | shown, indent=1))
         return 0
     lines = [f"{name:<26}{value:,}" for name, value in numbers.items()]
     lines += [f"{name:<26}{_spread(spread)}" for name, spread in lengths.items()]
+    if len(parts) > 1:
+        lines += ["", "drawn in an epoch"]
+        lines += [
+            f"{count:>8,}  of {part.size:,} records, each {count / part.size:.3g} times: {part.name}"
+            for part, count in zip(parts, draws, strict=True)
+        ]
     lines += ["", "most frequent solutions"]
     lines += [f"{count:>8,}  {_cut(solution, 100)}" for solution, count in solutions.most_common(10)]
     print("\n".join(lines))
@@ -155,7 +168,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
     """The data set and how its rows are read."""
-    parser.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, with %%NN")
+    parser.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, %%NN, :weight")
     parser.add_argument("--dataset_catalog", help="another catalog than data/datasets.yaml")
     parser.add_argument("--columns", default="", help="names in the file to names known here: question=prompt,...")
     parser.add_argument("--allow_outside_media", action="store_true", help="let media leave the media root")
@@ -189,8 +202,17 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
 
 def read_from(args: argparse.Namespace) -> list[Record]:
     """The records of the data set; the first bad row is an error."""
-    sources = resolve_datasets(args.dataset, args.dataset_catalog)
-    return [record for source in sources for record in read_records(source, seed=0, options=_read_options(args))]
+    return read_parts(args)[1]
+
+
+def read_parts(args: argparse.Namespace) -> tuple[list[Part], list[Record]]:
+    """The data sets named, and the records of all of them; the first bad row is an error."""
+    parts, joined = [], []
+    for source in resolve_datasets(args.dataset, args.dataset_catalog):
+        records = read_records(source, seed=0, options=_read_options(args))
+        parts.append(Part(source.name, len(records), source.weight))
+        joined += records
+    return parts, joined
 
 
 def _read_options(args: argparse.Namespace) -> ReadOptions:

@@ -83,6 +83,7 @@ def plan_frames(
     options: FrameOptions,
     meta: ClipMeta | None = None,
     draw: Random | None = None,
+    most: int | None = None,
 ) -> FramePlan:
     """Choose the frames of one clip.
 
@@ -96,6 +97,7 @@ def plan_frames(
         frame_count: frames in the clip.
         duration: seconds.
         draw: the random numbers of (run seed, epoch, record); None chooses without chance.
+        most: at most so many frames (of each segment with ``dynamic_sample``), but never fewer than the lower bound.
 
     Raises:
         FramePlanError: the segments differ from ``frame_count`` by more than two frames and more than 10 %, or the
@@ -110,15 +112,16 @@ def plan_frames(
     low, high = _bounds(options, meta)
     if meta is not None and meta.video_fps is not None:
         options = replace(options, video_fps=meta.video_fps)
+    most = high if most is None else max(most, low)
     edges, rescaled = _segment_edges(frame_count, meta.frame_counts if meta else None)
     if meta is not None and meta.dynamic_sample:
         indices = [
             start + offset
             for start, end in pairwise(edges)
-            for offset in _dynamic_offsets(end - start, low, high, draw)
+            for offset in _dynamic_offsets(end - start, low, high, most, draw)
         ]
     else:
-        indices = uniform_indices(frame_count, _frames_wanted(duration, options, low, high))
+        indices = uniform_indices(frame_count, min(_frames_wanted(duration, options, low, high), most))
     indices += indices[-1:] * (-len(indices) % FRAMES_PER_PATCH)
     segments = None
     if meta is not None and meta.frame_counts is not None:
@@ -169,13 +172,13 @@ def _frames_wanted(duration: float, options: FrameOptions, low: int, high: int) 
     return n - 1 if n - 1 >= max(low, 1) else n
 
 
-def _dynamic_offsets(length: int, low: int, high: int, draw: Random | None) -> list[int]:
+def _dynamic_offsets(length: int, low: int, high: int, most: int, draw: Random | None) -> list[int]:
     """Frames of one segment, counted from its start. A segment emptied by rescaling gives none."""
     if length == 0:
         return []
     if draw is None:
-        return uniform_indices(length, high)
-    return stratified_indices(length, draw.randrange(low, high + 1), draw)
+        return uniform_indices(length, min(high, most))
+    return stratified_indices(length, min(draw.randrange(low, high + 1), most), draw)
 
 
 def _segment_edges(frame_count: int, counts: tuple[float, ...] | None) -> tuple[list[int], bool]:

@@ -149,6 +149,8 @@ def build_dataset(dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubri
         for record in getattr(dataset, "records", ()):
             if problem := rubric.check_record(record):
                 raise RecordError(f"{record.where}: {problem}")
+    if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
+        raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
 
 

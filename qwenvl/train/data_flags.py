@@ -17,9 +17,9 @@ class DataArguments:
     dataset_use: str | None = flag(
         None,
         "Training data: comma-separated names of the catalog, paths of annotation files (formats: docs/data.md) or "
-        "hf:name:split; %NN after one takes a seeded NN percent of it.",
+        "hf:name:split; %NN after one takes a seeded NN percent of it, :W draws from it by weight W (a:0.3,b%50:0.7).",
     )
-    eval_dataset_use: str | None = flag(None, "Data for evaluation, written like --dataset_use.")
+    eval_dataset_use: str | None = flag(None, "Data for evaluation, written like --dataset_use, without weights.")
     dataset_catalog: str | None = flag(
         None,
         "YAML file that gives data sets their names: annotation file and media root of each.",

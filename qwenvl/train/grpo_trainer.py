@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
-from qwenvl.data.dataset import EpochSampler
+from qwenvl.data.order import EpochSampler, Part
 from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.engines import whole_weights
 from qwenvl.model.inputs import InputBuilder, PromptInputs
@@ -113,7 +113,14 @@ class GRPOTrainer(Trainer):
             self.meter,
             build_contrast(args, bare.config.vision_config.temporal_patch_size),
         )
-        self.journal = Journal(args, self.meter, getattr(self.train_dataset, "decoder", None), cache)
+        parts = getattr(self.train_dataset, "parts", ())
+        self.journal = Journal(
+            args,
+            self.meter,
+            getattr(self.train_dataset, "decoder", None),
+            cache,
+            datasets=[part.name for part in parts] if len(parts) > 1 else (),
+        )
         install_callbacks(self, self.journal)
         self._window: Window | None = None
         self._completions_in_step: float | None = None
@@ -182,7 +189,7 @@ class GRPOTrainer(Trainer):
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         prompts = [inputs["prompts"] for inputs in batches]
         for batch in prompts:
-            self.journal.left_out(batch)
+            self.journal.drawn(batch)
         self._window = Window(prompts)
         counts = gather_object([self._window.prompts * self.args.grpo_sample_size])
         self._completions_in_step = sum(counts) / len(counts)  # per process: gradients are averaged over processes
@@ -258,7 +265,7 @@ class GRPOTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return EpochSampler(len(dataset), seed=seed, shuffle=True)
+        return EpochSampler(getattr(dataset, "parts", None) or [Part("", len(dataset))], seed=seed)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm=None):
         norm = super()._get_grad_norm(model, grad_norm)

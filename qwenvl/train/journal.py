@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
 from qwenvl.model.vision_cache import VisionCache
@@ -16,13 +16,26 @@ from qwenvl.types import BadSample, LossOutput, PromptBatch, RewardBatch, Rollou
 class Journal:
     """Turns experiences, losses and evaluations into the meter's metrics and the run folder's rows."""
 
-    def __init__(self, args: GRPOConfig, meter: Meter, decoder: str | None = None, cache: VisionCache | None = None):
-        """``decoder``: what decodes the videos, for the record; ``cache``: whose hits and costs are logged."""
+    def __init__(
+        self,
+        args: GRPOConfig,
+        meter: Meter,
+        decoder: str | None = None,
+        cache: VisionCache | None = None,
+        datasets: Sequence[str] = (),
+    ):
+        """
+        Args:
+            decoder: what decodes the videos, for the record.
+            cache: whose hits and costs are logged.
+            datasets: names of the data sets, if several, whose shares and rewards are logged.
+        """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
         self._args = args
         self._decoder = decoder
         self._cache = cache
+        self._datasets = datasets
         self._meter = meter
 
     def trained(self, step: int, experience: Experience, output: LossOutput) -> None:
@@ -31,6 +44,7 @@ class Journal:
         size, rows = self._args.grpo_sample_size, len(experience.advantages)
         tokens = int(rollout.completion_mask.sum())
         self._rewards(rewards, rows)
+        self._rewards_by_dataset(batch, rewards)
         self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
         self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
         self._completions(rollout)
@@ -51,6 +65,13 @@ class Journal:
         self.runlog.truncate_after(finished_steps)
         self.runlog.write_config({**self._args.to_dict(), "video_decoder": self._decoder})
 
+    def drawn(self, batch: PromptBatch) -> None:
+        """Counts what training drew from each data set, samples that were left out among them."""
+        self.left_out(batch)
+        names = [record.dataset for record in (*batch.records, *(bad.record for bad in batch.bad))]
+        for name in self._datasets:
+            self._meter.count(f"dataset/{name}/drawn", names.count(name))
+
     def left_out(self, batch: PromptBatch) -> None:
         """Counts and remembers the samples that a batch could not have."""
         self._meter.count("data/bad_samples", len(batch.bad))
@@ -63,6 +84,11 @@ class Journal:
             self._meter.mean(f"reward/{name}", sum(known) / len(known) if known else None, weight=len(known))
         for name, value in rewards.metrics.items():
             self._meter.mean(name, value, weight=rows)
+
+    def _rewards_by_dataset(self, batch: PromptBatch, rewards: RewardBatch) -> None:
+        if self._datasets:
+            for record, group in zip(batch.records, rewards.total.view(len(batch), -1), strict=True):
+                self._meter.mean(f"dataset/{record.dataset}/reward", float(group.mean()))
 
     def _completions(self, rollout: RolloutBatch) -> None:
         lengths = rollout.completion_mask.sum(1).tolist()

@@ -81,3 +81,40 @@ def test_folders_and_the_hub(tmp_path):
     folder, hub = resolve_datasets(f"{tmp_path}/saved,hf:org/name:train%10")
     assert (folder.annotation_path, folder.media_root) == (tmp_path / "saved", tmp_path / "saved")
     assert (str(hub.annotation_path), hub.percent) == ("hf:org/name:train", 10.0)
+
+
+class TestWeights:
+    def test_after_names_paths_percentages_and_splits(self, catalog):
+        own = catalog.parent / "own:2.json"
+        own.write_text("[]")
+        sources = resolve_datasets(f"steps_train:0.3,steps_test%20:2,{own}:1e-1,hf:org/name:train:.6", catalog)
+        assert [(source.weight, source.percent) for source in sources] == [(0.3, 100), (2, 20), (0.1, 100), (0.6, 100)]
+        assert [source.name for source in sources] == ["steps_train", "steps_test", str(own), "hf:org/name:train"]
+
+    def test_a_colon_without_a_number_is_part_of_the_name(self):
+        (source,) = resolve_datasets("hf:org/name:train")
+        assert (source.name, source.weight) == ("hf:org/name:train", None)
+
+    def test_names_that_end_in_a_number_take_a_weight(self, tmp_path):
+        (tmp_path / "run:2").mkdir()
+        folder, hub = resolve_datasets(f"{tmp_path}/run:2:1,hf:org/name:2024:1")
+        assert (folder.annotation_path, str(hub.annotation_path)) == (tmp_path / "run:2", "hf:org/name:2024")
+        (alone,) = resolve_datasets("hf:org/name:2024:1")
+        assert alone.name == "hf:org/name:2024"
+
+    @pytest.mark.parametrize(
+        ("entry", "message"),
+        [
+            ("steps_train:0,steps_test:1", "expected a weight above 0 after ':', got 0; leave a data set out"),
+            ("steps_train:-1,steps_test:1", "expected a weight above 0 after ':', got -1"),
+            ("steps_train:nan,steps_test:1", "expected a weight above 0 after ':', got nan"),
+            ("steps_train:inf,steps_test:1", "expected a weight above 0 after ':', got inf"),
+            ("steps_train:2,steps_test", "'steps_train' has a weight and 'steps_test' has none; give each"),
+            ("steps_train:0.5", "the weight of 'steps_train' has no effect.*steps_train%NN takes a part of one"),
+            ("steps_train:2%50,steps_test:1", "the weight comes last: name%percent:weight"),
+            ("steps_train:half,steps_test:1", "no data set 'steps_train:half' in .*; did you mean steps_train"),
+        ],
+    )
+    def test_what_makes_no_sense(self, catalog, entry, message):
+        with pytest.raises(ValueError, match=message):
+            resolve_datasets(entry, catalog)

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from qwenvl.data.dataset import EpochSampler, GRPODataset, load_dataset
+from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import BadMediaError, RecordError
+from qwenvl.data.order import EpochSampler
 from qwenvl.types import BadSample, Sample
 
 META = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 4, "dynamic_sample": True}
@@ -104,7 +105,7 @@ class TestChance:
     @pytest.mark.parametrize("context", ["fork", "spawn"])
     def test_workers_give_the_same_samples(self, steps, context):
         dataset = load_dataset(steps)
-        sampler = EpochSampler(len(dataset), seed=1)
+        sampler = EpochSampler(dataset.parts, seed=1)
         sampler.set_epoch(2)
         loader = DataLoader(
             dataset, sampler=sampler, batch_size=1, num_workers=1, collate_fn=list, multiprocessing_context=context
@@ -172,29 +173,21 @@ class TestBadSamples:
             dataset[0]
 
 
-class TestSampler:
-    def test_every_index_once_per_epoch_in_another_order(self):
-        sampler = EpochSampler(50, seed=3)
-        orders = []
-        for epoch in (0, 1):
-            sampler.set_epoch(epoch)
-            keys = list(sampler)
-            assert {key[0] for key in keys} == {epoch}
-            orders.append([key[1] for key in keys])
-        assert sorted(orders[0]) == sorted(orders[1]) == list(range(50))
-        assert orders[0] != orders[1]
-
-    def test_the_order_is_a_function_of_seed_and_epoch(self):
-        assert list(EpochSampler(50, seed=3)) == list(EpochSampler(50, seed=3)) != list(EpochSampler(50, seed=4))
-
-    def test_without_shuffling(self):
-        assert list(EpochSampler(3, shuffle=False)) == [(0, 0), (0, 1), (0, 2)]
-
-
 def test_data_sets_are_joined_in_order(steps, write_rows, make_row):
     other = write_rows([make_row(id="a"), make_row(id="z")], "other.jsonl")
     dataset = load_dataset(f"{other},{steps}")
     assert [record.id for record in dataset.records] == ["a", "z", "a", "t", "b"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mix_knows_where_its_records_come_from(write_rows, make_row, stream):
+    names = [str(write_rows([make_row(id=f"{n}-{i}") for i in range(n)], f"{n}.jsonl")) for n in (3, 2)]
+    dataset = load_dataset(f"{names[0]}:1,{names[1]}%50:3", stream=stream)
+    assert [(part.name, part.size, part.weight) for part in dataset.parts] == [(names[0], 3, 1), (names[1], 1, 3)]
+    keys = list(EpochSampler(dataset.parts))
+    samples = [dataset[key] for key in keys]
+    assert [sample.record.dataset for sample in samples].count(names[1]) == 3
+    assert sorted(sample.epoch for sample in samples if sample.record.dataset == names[1]) == [0, 1, 2]
 
 
 def test_the_example_of_the_repository_can_be_used():

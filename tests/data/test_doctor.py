@@ -121,6 +121,18 @@ def test_stats(folder, capsys):
     assert "different solutions       1" in run(capsys, "stats", folder / "clean.json")[1]
 
 
+def test_stats_show_what_weights_come_to(write_rows, make_row, capsys):
+    small = write_rows([make_row(id=str(i)) for i in range(2)], "small.json")
+    large = write_rows([make_row(id=str(i)) for i in range(8)], "large.json")
+    _, out = run(capsys, "stats", f"{small}:0.3,{large}:0.7", "--json")
+    # 0.3 and 0.7 of ten records
+    assert json.loads(out)["datasets"] == {
+        str(small): {"records": 2, "drawn_per_epoch": 3, "times_per_record": 1.5},
+        str(large): {"records": 8, "drawn_per_epoch": 7, "times_per_record": 0.875},
+    }
+    assert f"7  of 8 records, each 0.875 times: {large}" in run(capsys, "stats", f"{small}:0.3,{large}:0.7")[1]
+
+
 @pytest.mark.parametrize("name", ["b.json", "b.jsonl", "b.json.gz", "b.jsonl.gz", "b.parquet"])
 def test_convert_keeps_the_records(folder, capsys, name):
     run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")

@@ -111,3 +111,17 @@ def test_a_process_whose_samples_are_all_bad_does_not_stop_the_others(tiny_check
     rows = [row for row in read_metrics(output) if "loss" in row]
     assert len(rows) == 2 and sum(row["data/bad_samples"] for row in rows) == 1
     assert len(list(read_rollouts(output))) == 3 * 3
+
+
+def test_processes_draw_a_mix_between_them(tiny_checkpoint, mixed_data, tmp_path):
+    rows = json.loads(mixed_data.read_text())
+    for name, chosen in (("one.json", rows[:1]), ("three.json", rows[1:])):
+        (tmp_path / name).write_text(json.dumps(chosen))
+    data, output = f"{tmp_path}/one.json:1,{tmp_path}/three.json:1", tmp_path / "out"
+    launch(2, tiny_checkpoint(), data, output, allow_outside_media=True, max_steps=4)
+    drawn = [(rollout.record_id, rollout.epoch) for rollout in read_rollouts(output) if rollout.sample == 0]
+    first, *others = [row["id"] for row in rows]
+    # two epochs of four: two draws from each set in an epoch, the single record four times
+    assert sorted(epoch for record, epoch in drawn if record == first) == [0, 1, 2, 3]
+    assert {drawn.count((record, 0)) for record in others} == {1}
+    assert sum(row[f"dataset/{tmp_path}/one.json/drawn"] for row in read_metrics(output) if "loss" in row) == 4

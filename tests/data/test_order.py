@@ -1,0 +1,95 @@
+from collections import Counter
+
+import pytest
+
+from qwenvl.data.order import EpochSampler, Part, draws_per_epoch
+
+
+def keys_of(sampler: EpochSampler, epoch: int = 0) -> list[tuple[int, int]]:
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+class TestWithoutWeights:
+    def test_every_record_once_per_epoch_in_another_order(self):
+        sampler = EpochSampler([Part("a", 30), Part("b", 20)], seed=3)
+        orders = []
+        for epoch in (0, 1):
+            keys = keys_of(sampler, epoch)
+            assert {key[0] for key in keys} == {epoch}
+            orders.append([key[1] for key in keys])
+        assert sorted(orders[0]) == sorted(orders[1]) == list(range(50))
+        assert orders[0] != orders[1]
+
+    def test_the_order_is_a_function_of_seed_and_epoch(self):
+        make = lambda seed: list(EpochSampler([Part("a", 50)], seed=seed))
+        assert make(3) == make(3) != make(4)
+
+    def test_without_shuffling(self):
+        assert list(EpochSampler([Part("a", 1), Part("b", 2)], shuffle=False)) == [(0, 0), (0, 1), (0, 2)]
+
+
+class TestDrawsPerEpoch:
+    def test_by_hand(self):
+        # 10 records: 0.25, 0.25 and 0.5 of 10 are 2.5, 2.5 and 5; the one left over goes to the first of equals
+        parts = [Part("a", 7, 0.25), Part("b", 2, 0.25), Part("c", 1, 0.5)]
+        assert draws_per_epoch(parts) == [3, 2, 5]
+
+    def test_weights_are_relative(self):
+        parts = lambda *weights: [Part("a", 60, weights[0]), Part("b", 40, weights[1])]
+        assert draws_per_epoch(parts(0.3, 0.7)) == draws_per_epoch(parts(3, 7)) == [30, 70]
+
+    def test_without_weights_each_record_has_its_turn(self):
+        assert draws_per_epoch([Part("a", 60), Part("b", 40)]) == [60, 40]
+
+    def test_a_weight_that_comes_to_nothing(self):
+        with pytest.raises(ValueError, match=r"the weight of 'b', 0.001 of 1.001, is less than one record in an epoch"):
+            draws_per_epoch([Part("a", 60, 1), Part("b", 40, 0.001)])
+
+
+class TestWeights:
+    PARTS = (Part("small", 5, 0.3), Part("large", 35, 0.7))  # 12 and 28 draws of 40
+
+    @pytest.fixture
+    def sampler(self):
+        return EpochSampler(self.PARTS, seed=1)
+
+    def test_an_epoch_holds_them_by_their_weights(self, sampler):
+        for epoch in range(3):
+            keys = keys_of(sampler, epoch)
+            assert len(keys) == len(sampler) == 40
+            assert sum(index < 5 for _, index in keys) == 12
+
+    def test_so_does_every_stretch_of_it(self, sampler):
+        keys = keys_of(sampler)
+        for start in range(0, 40):
+            for end in range(start + 1, 41):
+                small = sum(index < 5 for _, index in keys[start:end])
+                # a place in each stretch of 1/12 and one in each of 1/28: off by at most one at either end of either
+                assert abs(small - 0.3 * (end - start)) < 2
+
+    def test_no_record_comes_again_before_all_of_its_part_have_come(self, sampler):
+        drawn = [key for epoch in range(5) for key in keys_of(sampler, epoch)]  # 60 of the small, 140 of the large part
+        small = [key for key in drawn if key[1] < 5]
+        large = [key for key in drawn if key[1] >= 5]
+        for part, size in ((small, 5), (large, 35)):
+            for turn in range(len(part) // size):
+                chunk = part[turn * size : (turn + 1) * size]
+                assert {each[0] for each in chunk} == {turn}, "the pass says how often the record came before"
+                assert len({index for _, index in chunk}) == size
+        assert len({tuple(key[1] for key in small[i : i + 5]) for i in range(0, 60, 5)}) > 6, "orders are drawn anew"
+
+    def test_function_of_seed_and_epoch_alone(self, sampler):
+        third = keys_of(EpochSampler(self.PARTS, seed=1), 3)
+        for epoch in range(4):
+            keys = keys_of(sampler, epoch)
+        assert keys == third != keys_of(EpochSampler(self.PARTS, seed=2), 3)
+
+    def test_parts_that_are_drawn_more_than_once_each(self):
+        sampler = EpochSampler([Part("one", 1, 1), Part("nine", 9, 1)])
+        assert Counter(keys_of(sampler, 0))[(0, 0)] == 1
+        assert sorted(key for key in keys_of(sampler, 1) if key[1] == 0) == [(turn, 0) for turn in range(5, 10)]
+
+    def test_no_order_of_their_own(self):
+        with pytest.raises(ValueError, match="have no order of their own"):
+            EpochSampler(self.PARTS, shuffle=False)

@@ -1,0 +1,114 @@
+"""Several data sets in one run: drawn by their weights, logged apart, and the same after a restart."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import TrainerCallback
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.order import EpochSampler
+from qwenvl.runlog import read_metrics, read_rollouts
+
+
+@pytest.fixture
+def two_sets(sop_data, tmp_path) -> tuple[str, str]:
+    """Annotation files of two records with clips and of six of text; in each epoch of eight, 5 and 3 by 0.6 and 0.4."""
+    rows = json.loads(sop_data.read_text())
+    clips = [row | {"video": str(sop_data.parent / row["video"])} for row in rows[:2]]
+    texts = [row | {"id": f"text-{n}"} for n, row in enumerate([rows[6]] * 6)]
+    for name, chosen in (("clips.json", clips), ("texts.json", texts)):
+        (tmp_path / name).write_text(json.dumps(chosen))
+    return str(tmp_path / "clips.json"), str(tmp_path / "texts.json")
+
+
+def drawn_in(run: Path) -> list[tuple[int, str, int]]:
+    """(step, record, pass) of each prompt."""
+    return [(row.step, row.record_id, row.epoch) for row in read_rollouts(run) if row.sample == 0]
+
+
+def test_shares_and_rewards_are_logged_for_each(make_trainer, two_sets):
+    clips, texts = two_sets
+    trainer = make_trainer(
+        dataset_use=f"{clips}:0.6,{texts}:0.4",
+        allow_outside_media=True,
+        max_steps=4,
+        per_device_train_batch_size=2,
+    )
+    trainer.train()
+    run = Path(trainer.args.output_dir)
+    sampler = EpochSampler(trainer.train_dataset.parts, seed=3)
+    ids = [record.id for record in trainer.train_dataset.records]
+    assert [each[1:] for each in drawn_in(run)] == [(ids[index], turn) for turn, index in sampler]
+    assert Counter(record.split("-")[0] for _, record, _ in drawn_in(run)) == {"clip": 5, "text": 3}
+
+    rollouts = list(read_rollouts(run))
+    for row in read_metrics(run)[:4]:
+        for name, kind in ((clips, "clip"), (texts, "text")):
+            own = [each for each in rollouts if each.step == row["step"] and each.record_id.startswith(kind)]
+            assert row[f"dataset/{name}/drawn"] == len(own) / 3  # three completions of each
+            if own:
+                mean = sum(each.total for each in own) / len(own)
+                assert row[f"dataset/{name}/reward"] == pytest.approx(mean, abs=1e-6)
+            else:
+                assert f"dataset/{name}/reward" not in row
+
+
+def test_a_run_cut_within_an_epoch_draws_what_the_whole_one_drew(make_trainer, two_sets, tmp_path):
+    clips, texts = two_sets
+    settings = {
+        "dataset_use": f"{clips}:3,{texts}:1",
+        "allow_outside_media": True,
+        "max_steps": 11,  # an epoch is eight
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "save_only_model": False,
+    }
+    make_trainer(output_dir=str(tmp_path / "whole"), **settings).train()
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 6
+
+    make_trainer(output_dir=str(tmp_path / "cut"), callbacks=[Stop()], **settings).train()
+    resumed = make_trainer(output_dir=str(tmp_path / "cut"), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-5"))
+    whole = drawn_in(tmp_path / "whole")
+    assert [step for step, _, _ in whole] == list(range(1, 12))
+    assert drawn_in(tmp_path / "cut") == whole
+
+
+def test_what_is_bad_counts_as_drawn_and_nothing_takes_its_place(make_trainer, two_sets):
+    clips, texts = two_sets
+    rows = json.loads(Path(clips).read_text())
+    rows[0]["video"] = "missing.mp4"
+    Path(clips).write_text(json.dumps(rows))
+    trainer = make_trainer(
+        dataset_use=f"{clips}:0.6,{texts}:0.4", allow_outside_media=True, max_steps=8, on_bad_sample="skip"
+    )
+    trainer.train()
+    run = Path(trainer.args.output_dir)
+    logged = [row for row in read_metrics(run) if "loss" in row]
+    assert sum(row[f"dataset/{clips}/drawn"] for row in logged) == 5
+    assert sum(row["data/bad_samples"] for row in logged) in (2, 3)  # a row of two records, five long
+    assert {record for _, record, _ in drawn_in(run) if record.startswith("clip")} == {"clip-1"}
+
+
+def test_one_data_set_is_not_logged_apart(make_trainer):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    assert not [name for row in read_metrics(trainer.args.output_dir) for name in row if name.startswith("dataset/")]
+
+
+def test_evaluation_has_no_weights(make_trainer, two_sets):
+    with pytest.raises(ValueError, match="--eval_dataset_use: weights have no effect: evaluation takes every record"):
+        make_trainer(eval_dataset_use=f"{two_sets[0]}:1,{two_sets[1]}:2", allow_outside_media=True)
+
+
+def test_a_data_set_given_as_an_object_keeps_its_mix(make_trainer, two_sets):
+    clips, texts = two_sets
+    dataset = load_dataset(f"{clips}:0.6,{texts}:0.4", allow_outside_media=True, base_interval=0.5)
+    trainer = make_trainer(max_steps=1)
+    sampler = trainer._get_train_sampler(dataset)
+    assert sum(index < 2 for _, index in sampler) == 5
