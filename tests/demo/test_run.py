@@ -27,8 +27,9 @@ def changed(folder):
     return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_first_call_trains_and_says_where_everything_is(folder, capsys):
+def test_first_call_trains_and_says_where_everything_is(folder, capsys, caplog):
     out = call(folder, capsys, "--steps", "2")
+    assert caplog.text.count("the vision tower runs in every pass") == 1
     assert [row["step"] for row in read_metrics(folder / "run") if "reward/total" in row] == [1, 2]
     for name in ("before GRPO", "after 2 steps of GRPO", "after, shown a blank video", "after, shown another clip"):
         line = next(line for line in out.splitlines() if line.startswith(name))
