@@ -222,6 +222,11 @@ class GRPOTrainer(Trainer):
         """Not counted: the library's estimate knows neither vision nor groups."""
         return 0
 
+    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
+        """For ``include_num_input_tokens_seen``: the prompts' tokens, each prompt once."""
+        prompts = inputs["prompts"]
+        super()._track_num_input_tokens({"input_ids": prompts.input_ids, "attention_mask": prompts.attention_mask})
+
     def _experience(self, batch: PromptBatch) -> Experience:
         """Sampled, scored and compared within each group, together with the rest of the accumulation window."""
         if not self._window:

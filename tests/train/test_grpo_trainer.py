@@ -314,6 +314,15 @@ def test_a_frozen_part_does_not_move(make_trainer):
     assert moved and all("merger" in name for name in moved)
 
 
+def test_tokens_of_prompts_are_counted_where_the_trainer_is_asked_to(make_trainer, caplog):
+    trainer = make_trainer(include_num_input_tokens_seen="non_padding", per_device_train_batch_size=3)
+    trainer.train()
+    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    seen = [3 * rows[0]["prompt/tokens"], 3 * (rows[0]["prompt/tokens"] + rows[1]["prompt/tokens"])]
+    assert [row["num_input_tokens_seen"] for row in rows] == pytest.approx(seen) and seen[0] > 60
+    assert "number of tokens seen" not in caplog.text
+
+
 def test_rewards_by_flags(make_trainer, tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
