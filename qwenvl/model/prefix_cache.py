@@ -19,6 +19,12 @@ GPU_PART_TOKENS = 1024
 class PrefixCache:
     """The cache of P prompts and up to N completions.
 
+    Attributes:
+        length: tokens of each completion so far.
+        prompts: where the prompts lie in the row of the first forward.
+        of_prompts: keys and values of that row by layer, each S x key-value heads x D.
+        group_size, capacity: as given.
+
     Example:
         >>> cache = PrefixCache((1200, 800), group_size=4, capacity=256, device="cpu")
         >>> model(input_ids=row_of_prompts, position_ids=..., shared_prefix=cache, use_cache=False)
@@ -43,17 +49,18 @@ class PrefixCache:
                 whole prompts elsewhere.
         """
         self.length = 0
-        self._capacity = capacity
+        self.capacity = capacity
+        self.group_size = group_size
         self._device = torch.device(device)
         self._counts = [group_size] * len(prompt_lengths)
-        self._prompts = Spans.of(prompt_lengths, device)
-        part = part_tokens or (GPU_PART_TOKENS if self._device.type == "cuda" else self._prompts.longest)
+        self.prompts = Spans.of(prompt_lengths, device)
+        part = part_tokens or (GPU_PART_TOKENS if self._device.type == "cuda" else self.prompts.longest)
         self._owners = [p for p, length in enumerate(prompt_lengths) for _ in range(0, length, part)]
         self._parts = Spans.of(
             [min(part, length - start) for length in prompt_lengths for start in range(0, length, part)], device
         )
         self._queries: tuple[Tensor, Spans] | None = None
-        self._of_prompts: dict[int, tuple[Tensor, Tensor]] = {}
+        self.of_prompts: dict[int, tuple[Tensor, Tensor]] = {}
         self._of_completions: dict[int, tuple[Tensor, Tensor]] = {}
 
     def advance(self) -> None:
@@ -78,9 +85,9 @@ class PrefixCache:
         Returns:
             S x heads x D.
         """
-        if layer not in self._of_prompts:
-            self._of_prompts[layer] = (k, v)
-            return kernel_for(q).forward(q, k, v, self._prompts, self._prompts, causal=True, scale=scale)[0]
+        if layer not in self.of_prompts:
+            self.of_prompts[layer] = (k, v)
+            return kernel_for(q).forward(q, k, v, self.prompts, self.prompts, causal=True, scale=scale)[0]
         rows, heads, width = q.shape
         # The query heads of one key-value head become queries of their own, so that keys are read once for all.
         folded = q.unflatten(1, (k.shape[1], -1)).transpose(1, 2)  # rows x repeats x key-value heads x D
@@ -97,7 +104,7 @@ class PrefixCache:
         whole = len(source) == len(q)  # each prompt is one part
         queries = q if whole else q[source]
         out, lse = kernel_for(q).forward(
-            queries, *self._of_prompts[layer], spans, self._parts, causal=False, scale=scale
+            queries, *self.of_prompts[layer], spans, self._parts, causal=False, scale=scale
         )
         return (out, lse) if whole else _merge_parts(out, lse, source, len(q))
 
@@ -111,7 +118,7 @@ class PrefixCache:
     def _over_own(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Every completion's queries (rows x repeats x heads x D) over its own tokens, ``k`` and ``v`` the newest."""
         if layer not in self._of_completions:
-            shape = (*k.shape[:2], self._capacity, k.shape[2])
+            shape = (*k.shape[:2], self.capacity, k.shape[2])
             self._of_completions[layer] = (k.new_empty(shape), v.new_empty(shape))
         keys, values = self._of_completions[layer]
         keys[:, :, self.length - 1], values[:, :, self.length - 1] = k, v

@@ -26,6 +26,7 @@ from qwenvl.model.prefix_attention import install_prefix_attention
 from qwenvl.model.prefix_cache import PrefixCache
 from qwenvl.model.shared_prefix import pack
 from qwenvl.rollout.base import within_budget
+from qwenvl.rollout.decoding import CompiledDecoder, EagerDecoder
 
 
 def logits_processors(
@@ -74,6 +75,7 @@ def sample_shared(
     pad_id: int,
     stopping: Callable[[Tensor], Tensor] | None = None,
     token_budget: int | None = None,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Draws ``group_size`` completions of each prompt.
 
@@ -89,6 +91,7 @@ def sample_shared(
             prompts); says in rows bools which of them end there, beside those with an end token. Stop strings, say.
         token_budget: most tokens (each prompt once, its completions in full length) that are sampled together; a single
             prompt may exceed it. None: all together.
+        compiled: compile the step that follows the first token (``decoding.CompiledDecoder``).
 
     Returns:
         Completion ids N x T, and log softmax(logits / temperature) of each token, before the processors; 0.0 at
@@ -98,7 +101,7 @@ def sample_shared(
     lengths = prompts.attention_mask.sum(1).tolist()
     drawn = [
         _Draw(model, prompts.select(rows), group_size, max_new_tokens, pad_id).run(
-            temperature, processors, end_ids, stopping
+            temperature, processors, end_ids, stopping, CompiledDecoder if compiled else EagerDecoder
         )
         for rows in within_budget([length + group_size * max_new_tokens for length in lengths], token_budget)
     ]
@@ -133,11 +136,13 @@ class _Draw:
         processors: LogitsProcessorList,
         end_ids: list[int],
         stopping: Callable[[Tensor], Tensor] | None,
+        make_decoder: type[EagerDecoder] | type[CompiledDecoder],
     ) -> tuple[Tensor, Tensor]:
         """See ``sample_shared``."""
         ends = torch.tensor(end_ids, device=self._ids.device)
         length = self._logprobs.shape[1]
         logits = self._prefill()
+        decoder = make_decoder(self._model, self._cache)
         for t in range(length):
             now = self._start + t
             scores = processors(self._ids[self._going, :now], logits)
@@ -152,8 +157,8 @@ class _Draw:
                 return self._ids[:, self._start : now + 1], self._logprobs[:, : t + 1]
             if done.any():
                 self._going, tokens = self._going[~done], tokens[~done]
-                self._cache.keep(~done)
-            logits = self._step(tokens, t)
+                decoder.keep(~done)
+            logits = decoder.step(tokens, self._positions[:, self._going, t])
         raise AssertionError("the loop returns at its last token")
 
     def _prefill(self) -> Tensor:
@@ -169,17 +174,3 @@ class _Draw:
             **self._prompts.vision(),
         ).logits
         return logits[0].float().repeat_interleave(self._group_size, dim=0)
-
-    def _step(self, tokens: Tensor, t: int) -> Tensor:
-        """Takes token ``t`` of every completion that goes on; logits of the next, rows x V."""
-        self._cache.advance()
-        return (
-            self._model(
-                input_ids=tokens[:, None],
-                position_ids=self._positions[:, self._going, t : t + 1],
-                use_cache=False,
-                shared_prefix=self._cache,
-            )
-            .logits[:, -1]
-            .float()
-        )

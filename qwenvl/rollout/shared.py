@@ -6,12 +6,27 @@ from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.base import SamplingParams
+from qwenvl.rollout.decoding import require_compiler
 from qwenvl.rollout.local import LocalSampler
 from qwenvl.rollout.prefill import logits_processors, sample_shared
 
 
 class SharedPrefixSampler(LocalSampler):
     """As ``LocalSampler``; ask ``supports_shared_prefix`` whether the model can."""
+
+    def __init__(self, tokenizer, model: nn.Module, *, compiled: bool = False):
+        """
+        Args:
+            tokenizer, model: see ``LocalSampler``.
+            compiled: compile the step from token to token.
+
+        Raises:
+            RuntimeError: if nothing can be compiled here.
+        """
+        super().__init__(tokenizer, model)
+        self._compiled = compiled
+        if compiled:
+            require_compiler(model.device)
 
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
@@ -34,4 +49,5 @@ class SharedPrefixSampler(LocalSampler):
             pad_id=self.tokenizer.pad_token_id,
             stopping=self.stops(params),
             token_budget=params.token_budget,
+            compiled=self._compiled,
         )

@@ -121,6 +121,11 @@ class SamplingArguments:
         "stay below this, at least 1; a prompt counts once, with --shared_prefix off once per completion. "
         "Less: less memory, more time.",
     )
+    compile_decoding: bool = flag(
+        False,
+        "Compile the sampling step from token to token (torch.compile). The first two batches wait for it, a minute or "
+        "more for a large model: it pays in runs of some hundred steps. Needs a C++ compiler, on a GPU Triton.",
+    )
 
     def problems(self) -> Iterator[str]:
         if self.grpo_sample_size < 2:
@@ -187,6 +192,8 @@ class ObjectiveArguments:
         yield from out_of_range(self, "logit_chunk_tokens", least=1)
         if self.shared_prefix == "off" and self.vision_cache is not None:
             yield "--vision_cache has no effect with --shared_prefix off: the tower then runs in every pass"
+        if self.shared_prefix == "off" and self.compile_decoding:
+            yield "--compile_decoding has no effect with --shared_prefix off: it compiles the shared sampling"
         if self.grpo_beta == 0 and was_set(self, "kl_estimator"):
             yield "--kl_estimator has no effect with --grpo_beta 0: there is no KL term"
 

@@ -87,7 +87,13 @@ class GRPOTrainer(Trainer):
         cache = None
         if args.vision_cache is not None:
             cache = VisionCache(args.vision_cache, int(args.vision_cache_gb * 1e9))
-        self.paths = choose_paths(policy, processor.tokenizer, share=args.shared_prefix == "auto", cache=cache)
+        self.paths = choose_paths(
+            policy,
+            processor.tokenizer,
+            share=args.shared_prefix == "auto",
+            cache=cache,
+            compile_decoding=args.compile_decoding,
+        )
         accept_features(policy)
         self.reference = Reference(policy) if args.grpo_beta > 0 else None
         super().__init__(

@@ -37,14 +37,23 @@ class Paths:
     encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
 
 
-def choose_paths(policy: nn.Module, tokenizer: Any, *, share: bool, cache: VisionCache | None = None) -> Paths:
+def choose_paths(
+    policy: nn.Module,
+    tokenizer: Any,
+    *,
+    share: bool,
+    cache: VisionCache | None = None,
+    compile_decoding: bool = False,
+) -> Paths:
     """The paths for ``policy``; with ``share``, what keeps it from a fast one is logged, never passed over.
 
     Args:
         cache: keeps the features of the vision tower on disk.
+        compile_decoding: compile the fast path of sampling.
 
     Raises:
-        ValueError: if there is a cache and the tower's features cannot be kept.
+        ValueError: if there is a cache and the tower's features cannot be kept, or nothing to compile.
+        RuntimeError: if nothing can be compiled on this machine.
     """
     bare = unwrap(policy)
     plain = Paths(logprobs.completion_logprobs, LocalSampler(tokenizer, bare), None)
@@ -53,12 +62,14 @@ def choose_paths(policy: nn.Module, tokenizer: Any, *, share: bool, cache: Visio
     prefix_reason, vision_reason = shared_prefix.supports_shared_prefix(policy), supports_encode_once(policy)
     if prefix_reason is not None:
         logger.warning(f"each completion computes its prompt again: {prefix_reason}")
+        if compile_decoding:
+            raise ValueError(f"--compile_decoding cannot be used: {prefix_reason}")
     if vision_reason is not None:
         logger.warning(f"the vision tower runs in every pass: {vision_reason}")
         if cache is not None:
             raise ValueError(f"--vision_cache cannot be used: {vision_reason}")
     return Paths(
         plain.completion_logprobs if prefix_reason else shared_prefix.completion_logprobs,
-        plain.sampler if prefix_reason else SharedPrefixSampler(tokenizer, bare),
+        plain.sampler if prefix_reason else SharedPrefixSampler(tokenizer, bare, compiled=compile_decoding),
         None if vision_reason else partial(encode_vision, cache=cache),
     )

@@ -96,7 +96,11 @@ class Step:
         """Tower once, prefill once, keys and values of the prompt once."""
         self.sample_encoded(encode_vision(self.model, self.prompts), self.case.length)
 
-    def sample_encoded(self, encoded: PromptInputs, length: int) -> None:
+    def compiled_sample(self) -> None:
+        """The same with ``--compile_decoding``; its first call waits for the compiler."""
+        self.sample_encoded(encode_vision(self.model, self.prompts), self.case.length, compiled=True)
+
+    def sample_encoded(self, encoded: PromptInputs, length: int, compiled: bool = False) -> None:
         """The shared sampling by itself, ``length`` tokens for each completion."""
         sample_shared(
             unwrap(self.model),
@@ -107,6 +111,7 @@ class Step:
             processors=logits_processors(suppress=[]),
             end_ids=[],
             pad_id=0,
+            compiled=compiled,
         )
 
     def plain_step(self) -> None:

@@ -28,7 +28,7 @@ def plain(model, prompts, **settings):
     return model.generate(**arguments, **rows.vision())[:, rows.input_ids.shape[1] :]
 
 
-def shared(model, prompts, temperature=0.0, end_ids=(), token_budget=None, stopping=None, **settings):
+def shared(model, prompts, temperature=0.0, end_ids=(), token_budget=None, stopping=None, compiled=False, **settings):
     return sample_shared(
         model,
         prompts,
@@ -40,6 +40,7 @@ def shared(model, prompts, temperature=0.0, end_ids=(), token_budget=None, stopp
         pad_id=0,
         token_budget=token_budget,
         stopping=stopping,
+        compiled=compiled,
     )
 
 

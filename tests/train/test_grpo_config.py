@@ -124,6 +124,7 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"lora_dropout": 0.1},
         {"on_long_prompt": "skip"},
         {"kl_estimator": "k1", "grpo_beta": 0.0},
+        {"compile_decoding": True, "shared_prefix": "off"},
         {"label_smoothing_factor": 0.1},
         {"prediction_loss_only": True},
         {"include_for_metrics": ["inputs"]},

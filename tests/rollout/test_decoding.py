@@ -1,0 +1,72 @@
+"""The compiled step draws the tokens of the stock one, and is compiled once for all sizes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import _inductor as inductor
+from torch._inductor.utils import fresh_cache
+
+from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.rollout import decoding
+from qwenvl.rollout.decoding import require_compiler
+from qwenvl.rollout.prefill import logits_processors, sample_shared
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+
+
+def draw(model, prompts, group_size, end_ids, compiled):
+    return sample_shared(
+        model,
+        prompts,
+        group_size,
+        max_new_tokens=8,
+        temperature=0.0,
+        processors=logits_processors(suppress=[], temperature=0.0),
+        end_ids=end_ids,
+        pad_id=0,
+        compiled=compiled,
+    )
+
+
+@needs_compiler
+def test_tokens_and_logprobs_of_the_stock_step(random_prompts):
+    family = "qwen2_5_vl"
+    model = make_model(family, make_processor(family), num_layers=1, initializer_range=0.25).requires_grad_(False)
+    # A second compilation, for other numbers of prompts and completions or other lengths, would be an error.
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for words, group_size in ((["tvi", "t", "vit", "v"], 3), (["tvt", "t"], 5)):
+            prompts = random_prompts(model, words)
+            free, _ = draw(model, prompts, group_size, [], compiled=False)
+            for end_ids in ([], free[::2, 2].unique().tolist()):
+                expected = draw(model, prompts, group_size, end_ids, compiled=False)
+                actual = draw(model, prompts, group_size, end_ids, compiled=True)
+                assert torch.equal(actual[0], expected[0])
+                torch.testing.assert_close(actual[1], expected[1], rtol=0, atol=1e-4)
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_ended_completions_give_up_their_slots(monkeypatch, random_prompts):
+    model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), initializer_range=0.25).requires_grad_(False)
+    monkeypatch.setattr(decoding, "_compiled_step", decoding._slots_step)  # the same step as it is
+    prompts = random_prompts(model, ["tv", "t", "vt"])
+    sizes = []
+    model.lm_head.register_forward_hook(lambda module, args, out: sizes.append(len(out)))
+    free, _ = draw(model, prompts, 4, [], compiled=False)
+    ends = [int(free[0, 2]), *free[4:8, 3].tolist()]
+    expected = draw(model, prompts, 4, ends, compiled=False)
+    sizes.clear()
+    actual = draw(model, prompts, 4, ends, compiled=True)
+    assert torch.equal(actual[0], expected[0])
+    assert sizes[1] == 12 and sizes[-1] <= 6
+
+
+def test_without_a_compiler_the_flag_is_named():
+    with (
+        inductor.config.patch({"cpp.cxx": ("/no/compiler",)}),
+        fresh_cache(),
+        pytest.raises(RuntimeError, match="No working C\\+\\+ compiler.*leave out --compile_decoding"),
+    ):
+        require_compiler(torch.device("cpu"))
