@@ -99,7 +99,6 @@ class FrameInfo:
         segments: for each frame the number of its segment, from 0; None where the clip is not segmented.
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
         rescaled: the segments of ``meta`` did not sum to the decoded length and were rescaled.
-        fell_back: the chosen video backend could not read the file and the next one did.
     """
 
     path: str
@@ -108,7 +107,6 @@ class FrameInfo:
     segments: tuple[int, ...] | None
     seconds_per_frame: float
     rescaled: bool = False
-    fell_back: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Decoders other than PyAV: functions (path, index, rising frame numbers) -> F x 3 x H x W uint8.
+"""Decoders other than PyAV: functions (path, index, rising frame numbers) -> F x H x W x 3 uint8.
 
 They may count or order frames in another way than the index, so each proves by the times that it gave the right ones.
 """
@@ -16,7 +16,7 @@ def decode_with_torchcodec(path: str, index: ClipIndex, wanted: list[int]) -> np
     """torchcodec in its exact mode: it scans the file instead of trusting the header's rate."""
     from torchcodec.decoders import VideoDecoder
 
-    decoder = VideoDecoder(path, seek_mode="exact", num_ffmpeg_threads=1)
+    decoder = VideoDecoder(path, seek_mode="exact", num_ffmpeg_threads=1, dimension_order="NHWC")
     _check_count(decoder.metadata.num_frames, index)
     batch = decoder.get_frames_at(wanted)
     _check_times(batch.pts_seconds.tolist(), index, wanted)
@@ -31,7 +31,7 @@ def decode_with_decord(path: str, index: ClipIndex, wanted: list[int]) -> np.nda
     _check_count(len(reader), index)
     frames = reader.get_batch(wanted).asnumpy()
     _check_times(reader.get_frame_timestamp(wanted)[:, 0].tolist(), index, wanted)
-    return frames.transpose(0, 3, 1, 2)
+    return frames
 
 
 FOREIGN_DECODERS: dict[str, Callable[[str, ClipIndex, list[int]], np.ndarray]] = {

@@ -1,4 +1,4 @@
-"""The times of all frames of a clip, read from its packets without decoding them."""
+"""The times of all frames of a clip, read from its header or its packets without decoding them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 
+import numpy as np
 from av.container import InputContainer
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.sample_table import table_times
 
 MAX_FRAME_PIXELS = 50_000_000  # 8K video has 33 million; headers that claim more are bombs or noise
 # A container may hold this much less than its header promises: a last packet or two are often lost when clips are cut.
@@ -39,7 +40,8 @@ class ClipIndex:
     @cached_property
     def times(self) -> tuple[float, ...]:
         """Seconds after the first frame."""
-        return tuple(float((pts - self.pts[0]) * self.time_base) for pts in self.pts)
+        units = np.array(self.pts) - self.pts[0]
+        return tuple((units * self.time_base.numerator / self.time_base.denominator).tolist())
 
     @property
     def duration(self) -> float:
@@ -73,11 +75,30 @@ def video_stream(container: InputContainer, path: str) -> VideoStream:
 
 
 def index_clip(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
-    """Demux the stream once and sort its presentation times; the container is left at its end.
+    """Find the presentation times of all frames and sort them; the container is left anywhere.
 
     Raises:
         BadMediaError: no frames, frames without rising times, or a file that ends before its header says.
     """
+    table = table_times(container, stream, path)
+    if table is not None:
+        (shown, keys), packets = table, stream.frames
+    else:
+        shown, keys, packets = _times_of_packets(container, stream)
+    if not shown:
+        raise BadMediaError(path, "holds no frames")
+    shown.sort()
+    if len(set(shown)) < len(shown):
+        raise BadMediaError(path, "two of its frames have the same time")
+    # AVI knows the order of decoding alone; where frames are reordered FFmpeg's guess at their times is wrong.
+    by_count = container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
+    index = ClipIndex(tuple(shown), tuple(sorted(keys)) or (shown[0],), stream.time_base, by_count)
+    _check_complete(container, stream, packets, index, path)
+    return index
+
+
+def _times_of_packets(container: InputContainer, stream: VideoStream) -> tuple[list[int], list[int], int]:
+    """Times of the frames shown and of all key frames, and how many packets there are."""
     shown: list[int] = []
     keys: list[int] = []
     packets = 0
@@ -96,16 +117,7 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str) -> Cli
     # Some streams store no presentation times, and VP8 packets may hold frames that are never shown.
     if not timed or stream.codec_context.name == "vp8":
         shown, keys = _times_by_decoding(container, stream)
-    if not shown:
-        raise BadMediaError(path, "holds no frames")
-    shown.sort()
-    if any(later <= earlier for earlier, later in pairwise(shown)):
-        raise BadMediaError(path, "two of its frames have the same time")
-    # AVI knows the order of decoding alone; where frames are reordered FFmpeg's guess at their times is wrong.
-    by_count = container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
-    index = ClipIndex(tuple(shown), tuple(sorted(keys)) or (shown[0],), stream.time_base, by_count)
-    _check_complete(container, stream, packets, index, path)
-    return index
+    return shown, keys, packets
 
 
 def _times_by_decoding(container: InputContainer, stream: VideoStream) -> tuple[list[int], list[int]]:

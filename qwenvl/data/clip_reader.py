@@ -6,13 +6,15 @@ would show, whatever the container says of counts or rates. Each decoded frame i
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import av
 import numpy as np
 from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
 
 from qwenvl.data.backends import FOREIGN_DECODERS
 from qwenvl.data.clip_index import index_clip, video_stream
@@ -22,7 +24,9 @@ from qwenvl.data.mediafile import video_format
 if TYPE_CHECKING:
     from torch import Tensor
 
-logger = logging.getLogger(__name__)
+Empty = Callable[[tuple[int, ...]], np.ndarray]
+"""A shape to an array of uint8."""
+SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
 
 
 class ClipReader:
@@ -31,21 +35,17 @@ class ClipReader:
     Args:
         path: the file.
         backend: ``pyav``, ``torchcodec`` or ``decord``.
-        fall_back: where another backend fails on this file, let PyAV read it.
 
     Attributes:
         frame_times: seconds of every frame after the first one, strictly rising.
-        fell_back: PyAV had to.
 
     Raises:
         BadMediaError: not a video, damaged, cut short, or without pictures.
     """
 
-    def __init__(self, path: str, backend: str = "pyav", fall_back: bool = False) -> None:
+    def __init__(self, path: str, backend: str = "pyav") -> None:
         self.path = path
-        self.fell_back = False
         self._backend = backend
-        self._fall_back = fall_back
         self._open()
         try:
             self._index = index_clip(self._container, self._stream, path)
@@ -99,56 +99,59 @@ class ClipReader:
         """
         import torch
 
-        return torch.from_numpy(self.read_array(indices))
+        return torch.from_numpy(self.read_array(indices)).permute(0, 3, 1, 2)
 
-    def read_array(self, indices: Sequence[int]) -> np.ndarray:
-        """As ``read``, without torch."""
+    def read_array(self, indices: Sequence[int], empty: Empty | None = None) -> np.ndarray:
+        """As ``read``, but len(indices) x H x W x 3, in an array made by ``empty`` if given, and without torch."""
+        empty = empty or partial(np.empty, dtype=np.uint8)
         if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
             raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
-        wanted = sorted(set(indices))
-        frames = self._decode(wanted)
-        if wanted != list(indices):
-            row = {index: i for i, index in enumerate(wanted)}
-            frames = frames[[row[index] for index in indices]]
-        return np.ascontiguousarray(frames)
+        rows = defaultdict(list)
+        for row, index in enumerate(indices):
+            rows[index].append(row)
+        frames = None
+        for index, picture in zip(sorted(rows), self._decode(sorted(rows)), strict=True):
+            if frames is None:
+                frames = empty((len(indices), *picture.shape))
+            if picture.shape != frames.shape[1:]:
+                raise BadMediaError(self.path, "the size of the picture changes within the clip")
+            for row in rows[index]:
+                frames[row] = picture
+        return frames
 
-    def _decode(self, wanted: list[int]) -> np.ndarray:
-        """Frames with rising numbers."""
-        if self._backend != "pyav":
-            try:
-                return FOREIGN_DECODERS[self._backend](self.path, self._index, wanted)
-            except MemoryError:
-                raise
-            except Exception as error:  # these raise whatever their C++ side does
-                if not self._fall_back:
-                    raise BadMediaError(self.path, f"{self._backend}: {_reason(error)}") from error
-                logger.warning("%s: %s: %s; PyAV reads this file", self.path, self._backend, _reason(error))
-                self.fell_back = True
-        try:
+    def _decode(self, wanted: list[int]) -> Iterable[np.ndarray]:
+        """Frames with rising numbers, H x W x 3 each."""
+        if self._backend == "pyav":
             return self._decode_with_pyav(wanted)
+        try:
+            return FOREIGN_DECODERS[self._backend](self.path, self._index, wanted)
+        except MemoryError:
+            raise
+        except Exception as error:  # these raise whatever their C++ side does
+            raise BadMediaError(self.path, f"{self._backend}: {_reason(error)}") from error
+
+    def _decode_with_pyav(self, wanted: list[int]) -> Iterator[np.ndarray]:
+        reformatter = VideoReformatter()  # one for all frames: it keeps its tables
+        found = self._frames_by_count(wanted) if self._index.by_count else self._frames_by_time(wanted)
+        try:
+            for index, frame in zip(wanted, found, strict=True):
+                if frame is None:
+                    raise BadMediaError(
+                        self.path, f"the frame at {self.frame_times[index]:.3f} s is missing when decoded"
+                    )
+                if frame.is_corrupt:
+                    raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is damaged")
+                picture = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                # Turned as the file's display matrix says; `rotation` counts degrees counter-clockwise.
+                yield np.rot90(picture, k=round(frame.rotation / 90))
         except MemoryError:  # FFmpeg's own among them
             raise
         except av.FFmpegError as error:
             raise BadMediaError(self.path, f"can't be decoded: {_reason(error)}") from None
 
-    def _decode_with_pyav(self, wanted: list[int]) -> np.ndarray:
-        frames = np.empty(0)
-        found = self._frames_by_count(wanted) if self._index.by_count else self._frames_by_time(wanted)
-        for i, (index, frame) in enumerate(zip(wanted, found, strict=True)):
-            if frame is None:
-                raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is missing when decoded")
-            if frame.is_corrupt:
-                raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is damaged")
-            picture = _upright_rgb(frame)
-            if i == 0:
-                frames = np.empty((len(wanted), *picture.shape), np.uint8)
-            if picture.shape != frames.shape[1:]:
-                raise BadMediaError(self.path, "the size of the picture changes within the clip")
-            frames[i] = picture
-        return frames
-
     def _frames_by_time(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
         """Seek to the key frame of each, unless decoding on gets there without, and decode to its exact time."""
+        targets = {self._index.pts[index] for index in wanted}
         decoded: Iterator[VideoFrame] = iter(())
         position: int | None = None  # time of the last frame taken from `decoded`
         for index in wanted:
@@ -156,13 +159,22 @@ class ClipReader:
             key = self._index.key_before(target)
             if position is None or key > position:
                 self._container.seek(key, stream=self._stream, backward=True)
-                decoded = self._container.decode(self._stream)
+                decoded = self._decode_for(targets)
             frame = _advance(decoded, target)
             if frame is None:  # the seek landed too late: some demuxers do, and raw AVI can't seek at all
                 decoded = self._decode_from_the_start()
                 frame = _advance(decoded, target)
             position = target
             yield frame
+
+    def _decode_for(self, targets: set[int]) -> Iterator[VideoFrame]:
+        """Frames from here on; ones that are neither wanted nor needed for others may be left out."""
+        context = self._stream.codec_context
+        skips = context.name in SKIPPING_CODECS
+        for packet in self._container.demux(self._stream):
+            if skips:
+                context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in targets else "NONREF"
+            yield from packet.decode()
 
     def _frames_by_count(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
         decoded = enumerate(self._decode_from_the_start())
@@ -181,11 +193,6 @@ def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
         if frame.pts is not None and frame.pts >= target:
             return frame if frame.pts == target else None
     return None
-
-
-def _upright_rgb(frame: VideoFrame) -> np.ndarray:
-    """3 x H x W, uint8, turned as the file's display matrix says (``rotation`` counts degrees counter-clockwise)."""
-    return np.rot90(frame.to_ndarray(format="rgb24"), k=round(frame.rotation / 90)).transpose(2, 0, 1)
 
 
 def _reason(error: BaseException) -> str:

@@ -164,7 +164,6 @@ class GRPODataset(Dataset):
                 segments=plan.segments,
                 seconds_per_frame=_seconds_per_frame(times, clip.duration),
                 rescaled=plan.rescaled,
-                fell_back=clip.fell_back,
             )
         return VideoClip(frames, info), timeline
 

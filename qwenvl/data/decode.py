@@ -1,8 +1,9 @@
 """The door to clips: which backend reads them, and in which process.
 
-Measured on clips whose frames carry their number: torchcodec in its exact mode and PyAV with an index of presentation
-times give the right frames of every container tried; decord gives wrong frames for clips that were cut without
-re-encoding, and hangs on one in four of those. So decord is never chosen for the user and never runs in his process.
+Measured on clips whose frames carry their number (docs/benchmarks.md): torchcodec in its exact mode and PyAV with an
+index of presentation times give the right frames of every container tried. PyAV is the faster one as used here, brings
+its own FFmpeg, and gives the same pixels on every machine: it is what ``auto`` means. decord gives wrong frames for
+clips that were cut without re-encoding, and hangs on one in four of those: it never runs in the user's process.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ def open_clip(
     """Open a clip and index its frames; a context manager with the face of ``ClipReader``.
 
     Args:
-        backend: ``auto`` (torchcodec where usable, PyAV where torchcodec fails on this file or is missing), or one of
-            ``BACKENDS`` by name, without another as a fallback.
+        backend: one of ``BACKENDS``; none stands in for another where it fails.
         timeout: seconds for the whole clip, after which its decoder is killed; it then runs in a process of its own.
             0 decodes in this process, without bounds.
         memory_gb: what the decoder's process may take for one clip, in GB.
@@ -50,18 +50,18 @@ def open_clip(
         >>> with open_clip("data/example/clips/lid.mp4") as clip:
         ...     frames = clip.read([0, clip.frame_count - 1])  # 2 x 3 x H x W, uint8
     """
-    chosen, fall_back = resolve_backend(backend), backend == "auto"
+    chosen = resolve_backend(backend)
     if os.path.isdir(path) or frame_list(path) is not None:
         return FrameFolder(path, frames_fps)
     if timeout > 0:
-        return GuardedClip(path, chosen, fall_back, timeout=timeout, memory_gb=memory_gb)
+        return GuardedClip(path, chosen, timeout=timeout, memory_gb=memory_gb)
     if chosen == "decord":
         raise ValueError("video_backend decord: it hangs on some files, so it needs --decode_timeout above 0")
-    return ClipReader(path, chosen, fall_back)
+    return ClipReader(path, chosen)
 
 
 def resolve_backend(backend: str) -> Backend:
-    """The decoder behind a ``--video_backend``: ``auto`` is torchcodec where it works on this machine, else PyAV.
+    """The decoder behind a ``--video_backend``.
 
     Raises:
         ValueError: an unknown name.
@@ -70,7 +70,7 @@ def resolve_backend(backend: str) -> Backend:
     if backend not in BACKENDS:
         raise ValueError(f"video_backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "auto":
-        return "torchcodec" if _torchcodec_works() else "pyav"
+        return "pyav"
     if backend == "torchcodec" and not _torchcodec_works():
         raise ImportError(
             "video_backend torchcodec: not usable here; it needs `pip install qwenvl[torchcodec]` in a version that "

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 import signal
+import tempfile
 import threading
 import time
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+
+import numpy as np
 
 from qwenvl.data.clip_reader import ClipReader
 from qwenvl.data.errors import BadMediaError
@@ -30,23 +36,50 @@ def main(arguments: list[str]) -> None:
         _serve(connection, backend, memory_gb)
 
 
+class SharedFrames:
+    """Memory for the frames of one reading, which the parent maps as well: they are not sent."""
+
+    descriptor: int | None = None
+
+    def empty(self, shape: tuple[int, ...]) -> np.ndarray:
+        """As ``np.empty`` of uint8.
+
+        Raises:
+            MemoryError: beyond this process's bound.
+        """
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("frames")
+        else:
+            self.descriptor, name = tempfile.mkstemp()
+            os.unlink(name)
+        size = math.prod(shape)
+        os.ftruncate(self.descriptor, size)
+        try:
+            return np.frombuffer(mmap.mmap(self.descriptor, size), np.uint8).reshape(shape)
+        except OSError as error:
+            raise MemoryError(str(error)) from None
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
 def _serve(connection: Connection, backend: str, memory_gb: str) -> None:
     clip: ClipReader | None = None
     path = ""
     while True:
-        kind, *request = connection.recv()
-        frames = None
+        kind, argument = connection.recv()
+        shared = SharedFrames()
         try:
             if kind == "open":
                 if clip is not None:
                     clip.close()
                     clip = None
-                path, fall_back = request
-                clip = ClipReader(path, backend, fall_back)
+                path = argument
+                clip = ClipReader(path, backend)
                 reply = ("ok", clip.frame_times, clip.duration)
             else:
-                frames = clip.read_array(*request)
-                reply = ("ok", frames.shape, clip.fell_back)
+                reply = ("ok", clip.read_array(argument, shared.empty).shape)
         except MemoryError:
             reply = ("error", BadMediaError(path, f"takes more than {memory_gb} GB to decode (--decode_memory_gb)"))
         except (BadMediaError, IndexError) as error:
@@ -54,8 +87,9 @@ def _serve(connection: Connection, backend: str, memory_gb: str) -> None:
         except Exception:
             reply = ("error", RuntimeError(f"{path}: the decoding process failed:\n{traceback.format_exc()}"))
         connection.send(reply)
-        if frames is not None:
-            connection.send_bytes(frames.data.cast("B"))
+        if kind == "read" and reply[0] == "ok":
+            send_handle(connection, shared.descriptor, os.getppid())
+        shared.close()
 
 
 def _follow(parent: int) -> None:

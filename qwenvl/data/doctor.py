@@ -116,8 +116,6 @@ def render(report: Report, name: str) -> str:
             lines.append(f"  {title.replace('_', ' ')}: {_spread(numbers[title])}")
     if numbers["rescaled_clips"]:
         lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
-    if numbers["other_decoder"]:
-        lines.append(f"  {numbers['other_decoder']:,} clips could be read by the second decoder only")
     lines += _histogram([finding.tokens for finding in report.findings if finding.tokens is not None])
     for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):
         for kind, count in Counter(problem["kind"] for problem in listed).most_common():

@@ -51,7 +51,6 @@ class Finding:
     seconds: tuple[float, ...] = ()
     tokens: int | None = None
     rescaled: int = 0
-    fell_back: int = 0
 
 
 @dataclass
@@ -88,7 +87,6 @@ class Report:
             "seconds_per_clip": quantiles([s for finding in fine for s in finding.seconds]),
             "prompt_tokens": quantiles(tokens),
             "rescaled_clips": sum(finding.rescaled for finding in fine),
-            "other_decoder": sum(finding.fell_back for finding in fine),
             "advice": [ADVICE[kind] for kind in Counter(p["kind"] for p in self.problems) if kind in ADVICE],
             "problems": self.problems,
             "warnings": self.warnings,
@@ -172,7 +170,6 @@ def _finding(
         seconds=tuple(info.times[-1] - info.times[0] for info in infos),
         tokens=tokens,
         rescaled=sum(info.rescaled for info in infos),
-        fell_back=sum(info.fell_back for info in infos),
     )
 
 

@@ -27,8 +27,6 @@ class FrameFolder:
         BadMediaError: no images; or, when read, a bad one or one of another size than the first.
     """
 
-    fell_back = False
-
     def __init__(self, path: str, fps: float | None = None) -> None:
         self.path = path
         listed = frame_list(path)

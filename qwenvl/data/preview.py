@@ -181,7 +181,7 @@ def _clip(frames: Tensor, info: Any) -> str:
         label = f"frame {info.indices[i]}, {info.times[i]:.2f} s" + ("" if segment is None else f", segment {segment}")
         figures.append(_figure(frame, label, segment))
     notes = [f"{info.seconds_per_frame:.2f} s between frames"]
-    notes += ["segments rescaled to the clip"] * info.rescaled + ["read by the second decoder"] * info.fell_back
+    notes += ["segments rescaled to the clip"] * info.rescaled
     name = html.escape(Path(info.path).name)
     return f'<p>{name}: {len(frames)} frames, {"; ".join(notes)}</p><div class="frames">{"".join(figures)}</div>'
 

@@ -8,6 +8,8 @@ workers may start it, though as daemons they may not start ``multiprocessing`` c
 from __future__ import annotations
 
 import atexit
+import math
+import mmap
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Pipe
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -70,21 +73,28 @@ class DecodeProcess:
         return self._process.wait()
 
 
+def map_frames(descriptor: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The memory behind a descriptor, which is closed, as a uint8 array; it lasts as long as the array."""
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, math.prod(shape)), np.uint8).reshape(shape)
+    finally:
+        os.close(descriptor)
+
+
 class GuardedClip:
     """A clip open in a child: a ``ClipReader`` with bounds on its time and memory.
 
     Args:
         timeout: seconds from opening to the last read, after which the child is killed.
         memory_gb: what the child may take for the clip, in GB.
-        backend, fall_back: as for ``ClipReader``.
+        backend: as for ``ClipReader``.
 
     Raises:
         BadMediaError: as ``ClipReader``; beyond the bounds; or the decoder crashed.
     """
 
-    def __init__(self, path: str, backend: str, fall_back: bool, *, timeout: float, memory_gb: float) -> None:
+    def __init__(self, path: str, backend: str, *, timeout: float, memory_gb: float) -> None:
         self.path = path
-        self.fell_back = False
         self._timeout = timeout
         self._pool = _idle[os.getpid(), backend, memory_gb]
         self._child = self._pool.pop() if self._pool else None
@@ -92,7 +102,7 @@ class GuardedClip:
             self._child = DecodeProcess(backend, memory_gb)
         self._deadline = time.monotonic() + timeout
         try:
-            self.frame_times, self.duration = self._call("open", path, fall_back)
+            self.frame_times, self.duration = self._call("open", path)
         except BaseException:
             self.close()
             raise
@@ -114,16 +124,15 @@ class GuardedClip:
         return len(self.frame_times)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        """As ``ClipReader.read``."""
+        """As ``ClipReader.read``; the frames lie where the child put them."""
         import torch
 
-        shape, self.fell_back = self._call("read", tuple(indices))
-        array = np.empty(shape, np.uint8)
+        (shape,) = self._call("read", tuple(indices))
         try:
-            self._child.connection.recv_bytes_into(array.data.cast("B"))
-        except (EOFError, ConnectionError):
+            descriptor = recv_handle(self._child.connection)
+        except (EOFError, OSError):
             self._crashed()
-        return torch.from_numpy(array)
+        return torch.from_numpy(map_frames(descriptor, shape)).permute(0, 3, 1, 2)
 
     def _call(self, *request: Any) -> list[Any]:
         """Send a request and wait for its reply until the clip's time is up."""

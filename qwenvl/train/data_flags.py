@@ -46,7 +46,7 @@ class DataArguments:
         "error", "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it."
     )
     video_backend: Literal["auto", "torchcodec", "pyav", "decord"] = flag(
-        "auto", "Video decoder. auto: torchcodec where it works, else PyAV."
+        "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
     )
     decode_timeout: float = flag(
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds."

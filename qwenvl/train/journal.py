@@ -110,7 +110,6 @@ class Journal:
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
             self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
-            self._meter.count("data/decoder_fallbacks", sum(clip.fell_back for clip in clips))
 
 
 def _rollouts(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.decode import open_clip
+from qwenvl.data.decode import open_clip, resolve_backend
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.watchdog import GuardedClip
 
@@ -21,14 +21,29 @@ def heavy(make_clip):
     return str(make_clip("heavy.mp4", 150, size=(1280, 720), gop=500, codec_options={"preset": "ultrafast"}))
 
 
-@pytest.mark.parametrize("backend", ["pyav", "auto"])
+@pytest.mark.parametrize("backend", ["pyav", "torchcodec"])
 def test_frames_are_those_of_the_plain_reader(make_clip, backend):
     path = str(make_clip())
+    try:
+        resolve_backend(backend)
+    except ImportError as error:
+        pytest.skip(str(error))
     with open_clip(path, backend) as plain, open_clip(path, backend, timeout=60) as guarded:
         assert isinstance(guarded, GuardedClip)
         assert guarded.frame_times == plain.frame_times
         assert (guarded.frame_count, guarded.duration) == (plain.frame_count, plain.duration)
         assert torch.equal(guarded.read([20, 3, 3]), plain.read([20, 3, 3]))
+
+
+def test_frames_outlive_their_clip_and_the_next_reading(make_clip, number_of):
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        first = clip.read([3, 7])
+        second = clip.read([9])
+        child = clip._child
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        clip.read([20])
+    child.kill()
+    assert [number_of(frame) for frame in (*first, *second)] == [3, 7, 9]
 
 
 def test_errors_are_those_of_the_plain_reader(make_clip, tmp_path):
