@@ -16,6 +16,10 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
 
+BYTES_PER_LOGIT = 16
+"""What a logit takes at the peak of its backward pass, in float32 as in bfloat16: as the head gave it, in float32, over
+the temperature, and its gradient."""
+
 
 def completion_logprobs(
     model: torch.nn.Module,
@@ -35,7 +39,7 @@ def completion_logprobs(
         prompts: P prompts.
         completion_ids, completion_mask: N x T, padded on the right; row n belongs to prompt n // (N / P).
         temperature: that of the sampler, above 0.
-        logit_chunk_tokens: tokens whose logits (x V, in float32) exist at one time.
+        logit_chunk_tokens: tokens whose logits exist at one time; ``tokens_within`` gives it for a memory budget.
 
     Returns:
         N x T, float32 or the model's type if that is wider; 0.0 where the mask is False; with gradient in grad mode.
@@ -56,6 +60,16 @@ def completion_logprobs(
             **rows.vision(),
         )
     return output.logits
+
+
+def tokens_within(memory_gb: float, vocabulary: int) -> int:
+    """Tokens whose logits, with all that their backward pass makes of them, fit into ``memory_gb``; at least 1.
+
+    Example:
+        >>> tokens_within(1.0, 151_936)
+        411
+    """
+    return max(1, int(memory_gb * 1e9 / (BYTES_PER_LOGIT * vocabulary)))
 
 
 @contextmanager

@@ -180,16 +180,16 @@ class ObjectiveArguments:
         "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "
         "with the same numbers; where a model cannot, the reason is logged. off: once per completion and pass.",
     )
-    logit_chunk_tokens: int = flag(
-        512,
-        "Completion tokens that meet the language-model head at a time, at least 1. Fewer: less memory "
-        "(tokens x vocabulary x 4 bytes), same result.",
+    logit_memory_gb: float = flag(
+        1.0,
+        "Memory for logits in GB, above 0: completion tokens meet the language-model head in chunks of memory / "
+        "(16 bytes x vocabulary). Less: less memory, same result.",
     )
 
     def problems(self) -> Iterator[str]:
         yield from out_of_range(self, "grpo_alpha", above=0)
         yield from out_of_range(self, "grpo_beta", least=0)
-        yield from out_of_range(self, "logit_chunk_tokens", least=1)
+        yield from out_of_range(self, "logit_memory_gb", above=0)
         if self.shared_prefix == "off" and self.vision_cache is not None:
             yield "--vision_cache has no effect with --shared_prefix off: the tower then runs in every pass"
         if self.shared_prefix == "off" and self.compile_decoding:

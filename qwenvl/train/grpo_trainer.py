@@ -17,6 +17,7 @@ from qwenvl.data.order import EpochSampler, Part
 from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.engines import whole_weights
 from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
@@ -128,6 +129,7 @@ class GRPOTrainer(Trainer):
             datasets=[part.name for part in parts] if len(parts) > 1 else (),
         )
         install_callbacks(self, self.journal)
+        self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
         self._window: Window | None = None
         self._completions_in_step: float | None = None
 
@@ -252,7 +254,7 @@ class GRPOTrainer(Trainer):
             rollout.completion_ids,
             rollout.completion_mask,
             temperature=self.args.generation_temperature,
-            logit_chunk_tokens=self.args.logit_chunk_tokens,
+            logit_chunk_tokens=self._logit_chunk_tokens,
         )
 
     def _idle_loss(self, model: nn.Module) -> Tensor:

@@ -1,6 +1,10 @@
 """The plain log-probs against a forward without any of our machinery."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,6 +81,54 @@ def test_no_more_logits_exist_at_a_time_than_the_chunk(exact_model, random_promp
         completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=4).sum().backward()
     assert max(sizes) == 4
     assert sum(sizes) == 2 * int(mask.sum())  # forward, and once more in the backward pass
+
+
+PEAK = """
+from pathlib import Path
+
+import torch
+
+from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.logprobs import completion_logprobs, tokens_within
+
+torch.set_num_threads(1)
+VOCABULARY = 60_000
+model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), hidden_size=32, num_layers=1)
+model.resize_token_embeddings(VOCABULARY, mean_resizing=False)
+settings = {"temperature": 0.7, "logit_chunk_tokens": tokens_within(0.1, VOCABULARY)}
+
+
+def run(rows):
+    ids = torch.zeros(rows, 16, dtype=torch.long)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    completion_logprobs(model, PromptInputs.of_text(ids[:1]), ids, mask, **settings).sum().backward()
+
+
+def kilobytes(name):
+    return next(int(row.split()[1]) for row in Path("/proc/self/status").open() if row.startswith(name))
+
+
+run(1)
+for rows in (16, 64):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = kilobytes("VmRSS")
+    run(rows)
+    print((kilobytes("VmHWM") - before) / 1e6)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_memory_for_logits_stays_within_its_budget_whatever_the_number_of_completions():
+    # Without the variable freed blocks of this size may stay with the process, and its peak says little.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+    printed = subprocess.run(
+        [sys.executable, "-c", PEAK], check=True, stdout=subprocess.PIPE, text=True, env=environment
+    ).stdout
+    few, many = map(float, printed.split()[-2:])
+    everything = 64 * 16 * 60_000 * 16 / 1e9
+    assert many < 0.1 * 1.3 < everything / 5  # the rest of the model takes something, too
+    assert many < few * 1.2
 
 
 def test_the_head_is_itself_again_afterwards(exact_model, random_completions):

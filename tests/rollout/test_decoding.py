@@ -67,6 +67,6 @@ def test_without_a_compiler_the_flag_is_named():
     with (
         inductor.config.patch({"cpp.cxx": ("/no/compiler",)}),
         fresh_cache(),
-        pytest.raises(RuntimeError, match="No working C\\+\\+ compiler.*leave out --compile_decoding"),
+        pytest.raises(RuntimeError, match=r"No working C\+\+ compiler.*leave out --compile_decoding"),
     ):
         require_compiler(torch.device("cpu"))
