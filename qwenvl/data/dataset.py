@@ -22,8 +22,8 @@ from qwenvl.data.images import load_image
 from qwenvl.data.media_source import fetch
 from qwenvl.data.order import Part
 from qwenvl.data.prompts import chat_messages
-from qwenvl.data.record_file import JoinedRecords, RecordFile, is_large
-from qwenvl.data.records import ReadOptions, RecordCheck, read_records
+from qwenvl.data.record_file import STREAM_ABOVE, JoinedRecords, open_records
+from qwenvl.data.records import ReadOptions, RecordCheck
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
@@ -45,7 +45,7 @@ class GRPODataset(Dataset):
     An item is asked for by (pass, index), as ``EpochSampler`` yields them, or by index alone (pass 0).
 
     Args:
-        records: as ``read_records`` gives them, or a ``RecordFile``.
+        records: as ``open_records`` gives them.
         parts: the data sets that the records come from, in order; None for one without a name.
         base_interval: seconds between the frames of clips without ``meta``.
         video_fps: frames per second, in place of ``base_interval``.
@@ -214,7 +214,7 @@ def load_dataset(
     prompt_template: str | None = None,
     system: str | None = None,
     check_record: RecordCheck | None = None,
-    stream: bool | None = None,
+    stream_above: int = STREAM_ABOVE,
     **options: Any,
 ) -> GRPODataset:
     """Resolve, read and validate one or more data sets, and join them in the order given.
@@ -222,8 +222,7 @@ def load_dataset(
     Args:
         dataset_use: as for ``resolve_datasets``.
         allow_outside_media, allow_remote_media, columns, prompt_template, system: as ``ReadOptions`` has them.
-        check_record: as for ``read_records``.
-        stream: read rows of JSON lines files when they are asked for, not at the start; None: those above 512 MiB.
+        check_record, stream_above: as for ``open_records``.
         options: of ``GRPODataset``; its ``seed`` also chooses the rows of ``name%NN``.
 
     Raises:
@@ -235,10 +234,9 @@ def load_dataset(
     read: list[Sequence[Record]] = []
     sources = resolve_datasets(dataset_use, catalog_path)
     for source in sources:
-        lazily = is_large(source.annotation_path) if stream is None else stream
-        reader = RecordFile if lazily else read_records
-        read.append(reader(source, seed=seed, options=read_options, check_record=check_record))
-        if not lazily and options.get("on_bad_sample", "error") == "error":
+        how = {"seed": seed, "options": read_options, "check_record": check_record, "stream_above": stream_above}
+        read.append(open_records(source, **how))
+        if isinstance(read[-1], list) and options.get("on_bad_sample", "error") == "error":
             _check_media_exist(read[-1])
     parts = [Part(source.name, len(records), source.weight) for source, records in zip(sources, read, strict=True)]
     return GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), parts=parts, **options)

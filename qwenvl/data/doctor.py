@@ -17,7 +17,8 @@ from qwenvl.data.convert import write_records
 from qwenvl.data.errors import RecordError
 from qwenvl.data.examine import Report, examine, quantiles
 from qwenvl.data.order import Part, draws_per_epoch
-from qwenvl.data.records import ReadOptions, RecordCheck, parse_columns, read_records
+from qwenvl.data.record_file import read_records
+from qwenvl.data.records import ReadOptions, RecordCheck, parse_columns
 from qwenvl.rewards.build import build_rubric
 from qwenvl.types import Record
 

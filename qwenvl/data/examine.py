@@ -13,7 +13,8 @@ from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
-from qwenvl.data.records import ReadOptions, RecordCheck, iter_records
+from qwenvl.data.record_file import RecordFile
+from qwenvl.data.records import ReadOptions, RecordCheck
 from qwenvl.types import Record
 
 ADVICE = {
@@ -140,7 +141,7 @@ def _read(
 ) -> Iterator[Record]:
     for source in sources:
         try:
-            for record in iter_records(source, seed=0, options=options, check_record=check_record):
+            for record in RecordFile(source, seed=0, options=options, check_record=check_record).iterate():
                 if isinstance(record, RecordError):
                     report.add_problem(record.kind, str(record))
                 else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.data.errors import BadMediaError, RecordError, kind_of
+from qwenvl.data.unpacked import cache_root
 
 FRAME_LIST_SUFFIX = ".frames.json"
 MAX_DOWNLOAD_BYTES = 4 * 2**30
@@ -26,11 +27,8 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
 def media_cache() -> Path:
-    """The folder of stored media: ``$QWENVL_CACHE`` or ``~/.cache/qwenvl``, and in it ``media``."""
-    root = (
-        os.environ.get("QWENVL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "qwenvl"
-    )
-    return Path(root) / "media"
+    """The folder of stored media."""
+    return cache_root() / "media"
 
 
 def media_path(

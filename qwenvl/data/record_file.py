@@ -1,38 +1,41 @@
-"""Records of a file larger than memory: only the places of its lines are kept, and a row is read when asked for."""
+"""Files of records: read and checked as a whole, or row by row where they are larger than memory."""
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records import ReadOptions, RecordCheck, parse_row
-from qwenvl.data.rows import Row
+from qwenvl.data.rows import Row, open_rows
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
 
-STREAM_BYTES = 512 * 2**20  # above this a file of JSON lines is not loaded as a whole
+STREAM_ABOVE = 512 * 2**20  # bytes of a file, unpacked
 
 
 class RecordFile(Sequence[Record]):
-    """The records of a JSON lines file, by index, in any order and from any process.
+    """The records of one data set by index, in any order and from any process; each is read when it is asked for.
 
-    The file is scanned once for line ends, at the speed of the disk. A row is validated each time it is read; what
-    only a reading of all rows can tell (the same id twice) is left to ``qwenvl data check``.
+    What only a reading of all rows can tell (the same id twice) is told by ``iterate`` alone.
 
     Args:
-        source: names the file; its share of the rows is chosen by ``seed`` as ``read_records`` chooses it.
+        source: names the file; ``source.percent`` of its rows are chosen by ``seed``.
+        check_record: a last word on each record; rewards have one.
+
+    Attributes:
+        size: bytes of the whole file, unpacked.
+        damage: why the file can't be read to its end, where that is so.
 
     Raises:
-        RecordError: the file has no rows; when indexed, the row is bad.
+        RecordError: the file can't be read or has no rows; when indexed, the row is bad.
     """
 
     def __init__(
@@ -43,39 +46,63 @@ class RecordFile(Sequence[Record]):
         options: ReadOptions | None = None,
         check_record: RecordCheck | None = None,
     ) -> None:
-        self.path = Path(source.annotation_path)
+        self._rows = open_rows(source.annotation_path)
         self._media_root = Path(os.path.realpath(source.media_root))
-        self._options = options
+        self._options = options or ReadOptions()
         self._check_record = check_record
-        if not _is_lines(self.path):
-            raise RecordError(
-                f"{self.path}: only JSON lines, not zipped, can be read row by row; convert it: qwenvl data convert"
-            )
-        lines = _line_spans(self.path)
-        if not len(lines):
-            raise RecordError(f"{self.path}: no records in the file")
+        self.size, self.damage = self._rows.size, self._rows.damage
+        length = len(self._rows)
+        if not length:
+            raise self.damage or RecordError(f"{source.annotation_path}: no records in the file")
+        self._numbers: Sequence[int] = range(length)
         if source.percent < 100:
-            count = max(1, round(len(lines) * source.percent / 100))
-            lines = lines[sorted(stable_random(seed, "percent", source.name).sample(range(len(lines)), count))]
-        self._lines = lines
+            count = max(1, round(length * source.percent / 100))
+            chosen = stable_random(seed, "percent", source.name).sample(range(length), min(count, length))
+            self._numbers = np.sort(np.array(chosen, np.int64))
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Record:
-        number, start, end = (int(value) for value in self._lines[index])
-        where = f"{self.path}:{number}"
-        with open(self.path, "rb") as file:
-            file.seek(start)
-            line = file.read(end - start)
-        try:
-            value = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise RecordError(f"{where}: not valid JSON: {error}", "JSON") from None
-        row = Row(where, f"{self.path.name.rpartition('.')[0]}-{number - 1}", value)
+        return self._record(self._rows[int(self._numbers[index])])
+
+    def iterate(self) -> Iterator[Record | RecordError]:
+        """The records in the order of the file; a bad row gives its error, and the next one follows."""
+        place_of: dict[str, str] = {}
+        for row in self._rows.select(map(int, self._numbers)):
+            try:
+                record = self._record(row)
+                if record.id in place_of:
+                    raise RecordError(
+                        f"{record.where}.id: {record.id!r} is already the id of {place_of[record.id]}; give each "
+                        "record its own, or leave `id` out of all to have them numbered",
+                        "duplicate id",
+                    )
+                place_of[record.id] = record.where
+            except RecordError as error:
+                yield error
+            else:
+                yield record
+        if self.damage is not None:
+            yield self.damage
+
+    def read_all(self) -> list[Record]:
+        """All records, in memory.
+
+        Raises:
+            RecordError: on the first bad row, beginning with its file and place.
+        """
+        records = []
+        for record in self.iterate():
+            if isinstance(record, RecordError):
+                raise record
+            records.append(record)
+        return records
+
+    def _record(self, row: Row) -> Record:
         record = parse_row(row, self._media_root, self._options)
         if self._check_record is not None and (problem := self._check_record(record)):
-            raise RecordError(f"{where}: {problem}", "solution")
+            raise RecordError(f"{record.where}: {problem}", "solution")
         return record
 
 
@@ -98,32 +125,32 @@ class JoinedRecords(Sequence[Record]):
         return self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
 
-def is_large(path: Path) -> bool:
-    """Whether a file is JSON lines, not zipped, and above ``STREAM_BYTES``."""
-    return path.is_file() and path.stat().st_size > STREAM_BYTES and _is_lines(path)
+def open_records(
+    source: DatasetSource,
+    *,
+    seed: int,
+    options: ReadOptions | None = None,
+    check_record: RecordCheck | None = None,
+    stream_above: int = STREAM_ABOVE,
+) -> Sequence[Record]:
+    """The records of one data set in the order of the file: a list, or of a large file one that reads when it is asked.
+
+    Args:
+        source, seed, options, check_record: as for ``RecordFile``.
+        stream_above: bytes, unpacked; of a larger file only the first record is checked at once.
+
+    Raises:
+        RecordError: on the first bad row, beginning with its file and place.
+    """
+    file = RecordFile(source, seed=seed, options=options, check_record=check_record)
+    if file.size <= stream_above:
+        return file.read_all()
+    if file.damage is not None:
+        raise file.damage
+    file[0]  # what is wrong with every row shows here
+    return file
 
 
-def _is_lines(path: Path) -> bool:
-    """A file that begins with an object, or with nothing."""
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"")
-
-
-def _line_spans(path: Path) -> np.ndarray:
-    """Rows of (line number from 1, start, end) in bytes of the lines that are not blank."""
-    spans: list[tuple[int, int, int]] = []
-    if path.stat().st_size == 0:
-        return np.empty((0, 3), np.int64)
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        start, number = 0, 0
-        while start < len(data):
-            end = data.find(b"\n", start)
-            end = len(data) if end < 0 else end
-            number += 1
-            # A line of a few bytes may be blank; a longer one holds something, were it only an error to report.
-            if end - start > 64 or data[start:end].strip():
-                spans.append((number, start, end))
-            start = end + 1
-    return np.array(spans, np.int64).reshape(-1, 3)
+def read_records(source: DatasetSource, **how: Any) -> list[Record]:
+    """All records of one data set, in memory, whatever its size; arguments and errors as for ``open_records``."""
+    return RecordFile(source, **how).read_all()

@@ -10,18 +10,15 @@ A row of the conversations form; ``schemas`` knows others:
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media_source import media_path
-from qwenvl.data.rows import Row, iter_rows
+from qwenvl.data.rows import Row
 from qwenvl.data.schemas import MAIN_KEYS, Draft, draft_of, with_types
-from qwenvl.data.seeds import stable_random
 from qwenvl.types import ClipMeta, Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
@@ -66,59 +63,6 @@ def parse_columns(text: str) -> dict[str, str]:
     if not all(name and known for name, _, known in pairs):
         raise ValueError(f"--columns: expected name=known,name=known, got {text!r}")
     return {name: known for name, _, known in pairs}
-
-
-def read_records(
-    source: DatasetSource,
-    *,
-    seed: int,
-    options: ReadOptions | None = None,
-    check_record: RecordCheck | None = None,
-) -> list[Record]:
-    """Read and validate the records of one data set, in the order of the file.
-
-    Args:
-        seed: of the choice of rows when ``source.percent`` is below 100.
-        check_record: a last word on each record; rewards have one.
-
-    Raises:
-        RecordError: on the first bad row, beginning with its file and place.
-    """
-    records = []
-    for record in iter_records(source, seed=seed, options=options, check_record=check_record):
-        if isinstance(record, RecordError):
-            raise record
-        records.append(record)
-    return records
-
-
-def iter_records(
-    source: DatasetSource,
-    *,
-    seed: int,
-    options: ReadOptions | None = None,
-    check_record: RecordCheck | None = None,
-) -> Iterator[Record | RecordError]:
-    """As ``read_records``, but a bad row gives its error and the next one follows."""
-    options = options or ReadOptions()
-    media_root = Path(os.path.realpath(source.media_root))
-    place_of: dict[str, str] = {}
-    for row in _chosen_rows(source, seed):
-        try:
-            record = parse_row(row, media_root, options)
-            if record.id in place_of:
-                raise RecordError(
-                    f"{record.where}.id: {record.id!r} is already the id of {place_of[record.id]}; give each record "
-                    "its own, or leave `id` out of all to have them numbered",
-                    "duplicate id",
-                )
-            place_of[record.id] = record.where
-            if check_record is not None and (problem := check_record(record)):
-                raise RecordError(f"{record.where}: {problem}", "solution")
-        except RecordError as error:
-            yield error
-        else:
-            yield record
 
 
 def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:
@@ -185,20 +129,6 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
         raise RecordError(f"{where}: frame_cnts speak of the whole clip; expected no video_start and video_end beside")
     rates = {key: _positive(meta, key, where) for key in _RATES}
     return ClipMeta(counts, dynamic_sample=dynamic, **bounds, **rates, **seconds)
-
-
-def _chosen_rows(source: DatasetSource, seed: int) -> Iterator[Row]:
-    rows = iter_rows(source.annotation_path)
-    if source.percent < 100:
-        every = list(rows)
-        count = max(1, round(len(every) * source.percent / 100))
-        chosen = stable_random(seed, "percent", source.name).sample(range(len(every)), min(count, len(every)))
-        rows = (every[i] for i in sorted(chosen))
-    row = None
-    for row in rows:
-        yield row
-    if row is None:
-        raise RecordError(f"{source.annotation_path}: no records in the file")
 
 
 def _renamed(row: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:

@@ -179,10 +179,10 @@ def test_data_sets_are_joined_in_order(steps, write_rows, make_row):
     assert [record.id for record in dataset.records] == ["a", "z", "a", "t", "b"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_mix_knows_where_its_records_come_from(write_rows, make_row, stream):
+@pytest.mark.parametrize("stream_above", [0, 2**20])
+def test_a_mix_knows_where_its_records_come_from(write_rows, make_row, stream_above):
     names = [str(write_rows([make_row(id=f"{n}-{i}") for i in range(n)], f"{n}.jsonl")) for n in (3, 2)]
-    dataset = load_dataset(f"{names[0]}:1,{names[1]}%50:3", stream=stream)
+    dataset = load_dataset(f"{names[0]}:1,{names[1]}%50:3", stream_above=stream_above)
     assert [(part.name, part.size, part.weight) for part in dataset.parts] == [(names[0], 3, 1), (names[1], 1, 3)]
     keys = list(EpochSampler(dataset.parts))
     samples = [dataset[key] for key in keys]

@@ -5,7 +5,8 @@ import pytest
 
 from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records import ReadOptions, read_records
+from qwenvl.data.record_file import read_records
+from qwenvl.data.records import ReadOptions
 from qwenvl.types import ClipMeta, Message
 
 
@@ -204,7 +205,7 @@ class TestFiles:
     def test_truncated_json_names_line_and_column(self, tmp_path):
         path = tmp_path / "data.json"
         path.write_text('[\n {"id": 1,\n')
-        with pytest.raises(RecordError, match=r"data.json: not valid JSON: .* at line 3 column 1"):
+        with pytest.raises(RecordError, match=r"data.json\[0\]: not valid JSON: .* at line 3 column 1"):
             read(path)
 
     def test_a_bad_line_names_its_number(self, tmp_path, make_row):

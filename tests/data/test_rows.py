@@ -6,13 +6,13 @@ import json
 import pytest
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.rows import iter_rows
+from qwenvl.data.rows import open_rows
 
 ROWS = [{"id": "a", "prompt": "Naïve, “quoted”\nlines?", "solution": "1"}, {"id": "b", "prompt": "x", "solution": "2"}]
 
 
 def values(path):
-    return [row.value for row in iter_rows(path)]
+    return [row.value for row in open_rows(path)]
 
 
 def lines(rows):
@@ -28,7 +28,7 @@ def test_json_is_told_by_content_zipped_or_not(tmp_path, name):
 
 def test_places_and_default_ids(tmp_path):
     (tmp_path / "s.jsonl.gz").write_bytes(gzip.compress(b"\n" + lines(ROWS)))
-    rows = list(iter_rows(tmp_path / "s.jsonl.gz"))
+    rows = list(open_rows(tmp_path / "s.jsonl.gz"))
     assert [row.where for row in rows] == [f"{tmp_path}/s.jsonl.gz:2", f"{tmp_path}/s.jsonl.gz:3"]
     assert [row.default_id for row in rows] == ["s-1", "s-2"]
 
@@ -41,14 +41,14 @@ def test_csv_with_quoted_line_breaks_counts_lines_as_editors_do(tmp_path, name, 
         writer = csv.writer(file, delimiter=delimiter)
         writer.writerow(["id", "prompt", "solution", "image"])
         writer.writerows([*row.values(), ""] for row in ROWS)
-    rows = list(iter_rows(tmp_path / name))
+    rows = list(open_rows(tmp_path / name))
     assert [row.value for row in rows] == ROWS, "an empty cell is a missing value"
     assert [row.where.rpartition(":")[2] for row in rows] == ["2", "4"]
 
 
 def test_a_csv_line_of_another_length_is_an_error_of_that_line(tmp_path):
     (tmp_path / "s.csv").write_text("prompt,solution\na,b,c\nd,e\n")
-    first, second = iter_rows(tmp_path / "s.csv")
+    first, second = open_rows(tmp_path / "s.csv")
     assert isinstance(first.value, RecordError)
     assert str(first.value).endswith("s.csv:2: expected 2 cells as in the first line, got 3")
     assert second.value == {"prompt": "d", "solution": "e"}
@@ -60,7 +60,7 @@ def test_parquet_and_saved_data_sets(tmp_path):
     table.to_parquet(tmp_path / "s.parquet")
     table.save_to_disk(tmp_path / "saved")
     for source in ("s.parquet", "saved"):
-        first, second = iter_rows(tmp_path / source)
+        first, second = open_rows(tmp_path / source)
         assert first.value == {**ROWS[0], "image": {"bytes": b"\x89PNG", "path": None}}
         assert second.value == ROWS[1], "a column without a value is one that the row does not have"
         assert (first.where, second.default_id) == (f"{tmp_path / source}[0]", f"{source.partition('.')[0]}-1")
@@ -84,7 +84,7 @@ def test_splits_are_named(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "saved")
     with pytest.raises(RecordError, match="holds the splits train; name the folder of one of them"):
-        iter_rows(tmp_path / "saved")
+        open_rows(tmp_path / "saved")
     assert values(tmp_path / "saved" / "train") == ROWS
 
 
@@ -93,13 +93,22 @@ def test_splits_are_named(tmp_path):
     [
         ("s.parquet", b"PAR1 and then nonsense", "s.parquet: not a readable parquet file"),
         ("s.json.gz", gzip.compress(b"[1, 2, 3]" * 1000)[:40], "s.json.gz: damaged gzip file"),
-        ("s.json", b"[1, 2", "s.json: not valid JSON: .* at line 1 column 6"),
+        ("s.csv", "é,b\nc,d\n".encode("latin-1"), "s.csv: expected UTF-8 text, found b'\\\\xe9'"),
+        ("s", None, "s: expected a data set written by `save_to_disk`"),
     ],
 )
 def test_damaged_files(tmp_path, name, data, message):
-    (tmp_path / name).write_bytes(data)
+    (tmp_path / name).mkdir() if data is None else (tmp_path / name).write_bytes(data)
     with pytest.raises(RecordError, match=message):
-        list(iter_rows(tmp_path / name))
+        list(open_rows(tmp_path / name))
+
+
+def test_a_damaged_array_gives_the_rows_before_the_damage(tmp_path):
+    (tmp_path / "s.json").write_text('[{"a": 1},\n {"a": 2},\n {"a"; 3}]')
+    rows = open_rows(tmp_path / "s.json")
+    assert [row.value for row in rows] == [{"a": 1}, {"a": 2}]
+    place = "s.json[2]: not valid JSON: Expecting ':' delimiter at line 3 column 6;"
+    assert place in str(rows.damage)
 
 
 def test_a_very_long_line_is_a_line_like_others(tmp_path):
