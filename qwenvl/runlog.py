@@ -14,7 +14,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class Rollout:
         images: paths, in order.
         epoch: in which the prompt was drawn; with weighted data sets, times that its own was gone through before.
         split: ``train``, or the name of the evaluation.
+        fitted: what was lowered to make the prompt fit, each before and after: the ``frames`` of each clip, and the
+            ``sizes`` (height, width) of the frames of each clip and then of each image. None where nothing was.
     """
 
     step: int
@@ -80,6 +82,7 @@ class Rollout:
     epoch: int = 0
     split: str = "train"
     where: str = ""
+    fitted: Mapping[str, Any] | None = None
 
 
 class RunLog:
@@ -204,7 +207,7 @@ def _rollout(row: dict[str, Any], where: str) -> Rollout:
             SeenClip(c["path"], tuple(c["indices"]), tuple(c["times"]), c["segments"] and tuple(c["segments"]))
             for c in row["clips"]
         )
-        known = {each.name: row[each.name] for each in fields(Rollout)}
+        known = {each.name: row[each.name] for each in fields(Rollout) if each.name in row or each.default is MISSING}
     except (KeyError, TypeError) as error:
         raise RunLogError(f"{where}: not a rollout: {type(error).__name__} {error}") from None
     return Rollout(**known | {"clips": clips, "images": tuple(row["images"]), "prompt": tuple(row["prompt"])})

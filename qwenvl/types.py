@@ -123,11 +123,12 @@ class Fitted:
 
     Attributes:
         frames: for each clip, the frames that it would have had and those that it has.
-        pixels: the share of their pixels that frames and images keep at most; 1 where none were taken.
+        sizes: for each clip and then each image, the height and width that its pixels would have been resized to and
+            those that they are resized to.
     """
 
     frames: tuple[tuple[int, int], ...]
-    pixels: float = 1.0
+    sizes: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Sample:
         images: each 3 x H x W, uint8.
         epoch: times that its data set was gone through before, the epoch where all have equal turns; part of every
             random seed that concerns the sample.
-        fitted: what was lowered to make the prompt fit; the pixels are still to be resized. None where nothing was.
+        fitted: what was lowered to make the prompt fit; None where nothing was.
     """
 
     record: Record

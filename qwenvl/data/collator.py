@@ -12,6 +12,7 @@ from torchvision.transforms.v2 import functional as tvf
 from transformers import ProcessorMixin
 from transformers.image_utils import pil_torch_interpolation_mapping
 
+from qwenvl.data.fit import Fitter
 from qwenvl.data.lengths import Ruler, Size, render_prompt, timed_metadata
 from qwenvl.types import BadSample, PromptBatch, Sample
 
@@ -42,6 +43,7 @@ class GRPOCollator:
         min_pixels, max_pixels: bounds on the pixels of an image.
         max_prompt_length: in tokens, vision tokens included; None for no bound. Prompts are never cut.
         on_long_prompt: a prompt above ``max_prompt_length`` stops the run (``error``) or becomes a ``BadSample``.
+        fit_frames: make a ``fitter`` for the data set, which shows less of prompts that are too long.
 
     Raises:
         ValueError: when called, for a prompt above ``max_prompt_length``, naming the record.
@@ -62,6 +64,7 @@ class GRPOCollator:
         max_pixels: int = 576 * 28 * 28,
         max_prompt_length: int | None = None,
         on_long_prompt: OnLongPrompt = "error",
+        fit_frames: bool = False,
     ) -> None:
         for name, low, high in (
             ("video_{}_frame_pixels", video_min_frame_pixels, video_max_frame_pixels),
@@ -75,6 +78,9 @@ class GRPOCollator:
         self.ruler = Ruler(processor, (video_min_frame_pixels, video_max_frame_pixels), (min_pixels, max_pixels))
         self.max_prompt_length = max_prompt_length
         self.on_long_prompt = on_long_prompt
+        if fit_frames and max_prompt_length is None:
+            raise ValueError("fit_frames has no effect without max_prompt_length: set it, in tokens")
+        self.fitter = Fitter(self.ruler, max_prompt_length) if fit_frames else None
 
     def __call__(self, samples: list[Sample | BadSample]) -> dict[str, PromptBatch]:
         prompts: list[_Prompt] = []
@@ -94,13 +100,14 @@ class GRPOCollator:
 
     def _process(self, sample: Sample) -> _Prompt:
         image_processor, video_processor = self.processor.image_processor, self.processor.video_processor
-        share = sample.fitted.pixels if sample.fitted else 1.0
+        sizes = [after for _, after in sample.fitted.sizes] if sample.fitted else self.ruler.sizes(sample)
+        n_clips = len(sample.videos)
         clips = [
-            _resize(clip.frames, self.ruler.frame_size(clip.frames.shape[-2:], meta, share), video_processor)
-            for clip, meta in zip(sample.videos, sample.record.clip_meta, strict=True)
+            _resize(clip.frames, size, video_processor)
+            for clip, size in zip(sample.videos, sizes[:n_clips], strict=True)
         ]
         images = [
-            _resize(image, self.ruler.image_size(image.shape[-2:], share), image_processor) for image in sample.images
+            _resize(image, size, image_processor) for image, size in zip(sample.images, sizes[n_clips:], strict=True)
         ]
         as_is = {"do_resize": False, "do_rescale": False, "do_normalize": False, "input_data_format": "channels_first"}
         sampled = {
@@ -128,7 +135,7 @@ class GRPOCollator:
         vision_ids = torch.tensor([self.processor.image_token_id, self.processor.video_token_id])
         n_vision = int(torch.isin(prompt.input_ids, vision_ids).sum())
         record = prompt.sample.record
-        least = " even with the fewest frames and pixels (--fit_frames)" if prompt.sample.fitted else ""
+        least = " even with the fewest frames and pixels," if prompt.sample.fitted else ""
         return (
             f"{record.where} (id {record.id}): the prompt has {length} tokens, {n_vision} of them vision,{least} but "
             f"max_prompt_length is {self.max_prompt_length}; raise it, show less (--video_max_frames, "

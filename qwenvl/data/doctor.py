@@ -143,6 +143,7 @@ _PROMPT_FLAGS: dict[str, dict[str, Any]] = {
     "min_pixels": {"type": int, "default": 16 * 28 * 28, "help": "least pixels of an image (12544)"},
     "max_pixels": {"type": int, "default": 576 * 28 * 28, "help": "most pixels of an image (451584)"},
     "max_prompt_length": {"type": int, "default": None, "help": "tokens above which a prompt is bad"},
+    "fit_frames": {"action": "store_true", "help": "lower frames, then pixels, of prompts above --max_prompt_length"},
 }
 
 
@@ -191,6 +192,8 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
     if args.model is None:
         if args.max_prompt_length is not None:
             raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
+        if args.fit_frames:
+            raise ValueError("--fit_frames has no effect without --model and --max_prompt_length")
         return None
     from transformers import AutoProcessor
 

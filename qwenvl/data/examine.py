@@ -13,9 +13,10 @@ from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
+from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.record_file import RecordFile
 from qwenvl.data.records import ReadOptions, RecordCheck
-from qwenvl.types import Record
+from qwenvl.types import Fitted, Record
 
 ADVICE = {
     "JSON": "A file is one array of objects, or one object a line; mend the places named.",
@@ -30,7 +31,8 @@ ADVICE = {
     "meta and clip disagree": "frame_cnts must sum to the clip's frames: were the clips cut or re-encoded after it?",
     "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
     "duplicate id": "Give each record its own id, or none.",
-    "too long": "Raise --max_prompt_length, or show less: --video_max_frames, --video_max_frame_pixels, --max_pixels.",
+    "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "
+    "everywhere.",
 }
 
 
@@ -43,6 +45,7 @@ class Finding:
         kind: the problem in a few words.
         frames, seconds: of each of its clips: frames shown, and the time from the first to the last of them.
         tokens: length of the prompt, vision tokens included; None without a processor.
+        fitted: what was lowered to make it fit.
     """
 
     record: Record
@@ -51,6 +54,7 @@ class Finding:
     frames: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     tokens: int | None = None
+    fitted: Fitted | None = None
     rescaled: int = 0
 
 
@@ -87,6 +91,7 @@ class Report:
             "frames_per_clip": quantiles([n for finding in fine for n in finding.frames]),
             "seconds_per_clip": quantiles([s for finding in fine for s in finding.seconds]),
             "prompt_tokens": quantiles(tokens),
+            "fitted_prompts": sum(finding.fitted is not None for finding in fine),
             "rescaled_clips": sum(finding.rescaled for finding in fine),
             "advice": [ADVICE[kind] for kind in Counter(p["kind"] for p in self.problems) if kind in ADVICE],
             "problems": self.problems,
@@ -113,8 +118,9 @@ def examine(
     """
     report = Report()
     records = list(_read(sources, options or ReadOptions(), check_record, report))
-    dataset = GRPODataset(records, **(dataset_options or {}) | {"training": False, "on_bad_sample": "error"})
     tokenizing = threading.Lock()  # tokenizers may not be shared
+    fixed = {"training": False, "on_bad_sample": "error", "fitter": _one_at_a_time(collator, tokenizing)}
+    dataset = GRPODataset(records, **(dataset_options or {}) | fixed)
     with ThreadPoolExecutor(jobs) as pool:
         found: Iterator[Finding] = pool.map(lambda record: _finding(record, dataset, collator, tokenizing), records)
         for finding in progress(found, len(records)) if progress else found:
@@ -124,7 +130,24 @@ def examine(
             else:
                 report.add_problem(finding.kind, finding.problem)
     _warn_of_repeats(report)
+    report.warnings += [
+        {"kind": "lowered to fit", "message": f"{f.record.where} (id {f.record.id}): {what_was_lowered(f.fitted)}"}
+        for f in report.findings
+        if f.fitted is not None and f.problem is None
+    ]
     return report
+
+
+def _one_at_a_time(collator: GRPOCollator | None, lock: threading.Lock) -> Callable | None:
+    """The collator's fitter, held to one thread."""
+    if collator is None or collator.fitter is None:
+        return None
+
+    def fitter(*args: Any) -> tuple[Fitted, int] | None:
+        with lock:
+            return collator.fitter(*args)
+
+    return fitter
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
@@ -170,6 +193,7 @@ def _finding(
         frames=tuple(len(info.indices) for info in infos),
         seconds=tuple(info.times[-1] - info.times[0] for info in infos),
         tokens=tokens,
+        fitted=sample.fitted,
         rescaled=sum(info.rescaled for info in infos),
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from qwenvl.data.lengths import Ruler
+from qwenvl.data.lengths import Ruler, Size
 from qwenvl.types import Fitted, Sample
 
-PIXEL_STEPS = 64
+PIXEL_STEPS = 64  # a finer share would change few sizes: they are multiples of 28 or 32 pixels
 Times = Sequence[Sequence[float]]
 """For each clip the times of its frames, in seconds."""
 
@@ -37,30 +38,38 @@ class Fitter:
         Args:
             times_with: the times of the frames of each clip with at most so many of them.
         """
-        times = [clip.info.times for clip in sample.videos]
-        if not (sample.videos or sample.images) or self._length(sample, times) <= self.max_prompt_length:
+        times, sizes = [clip.info.times for clip in sample.videos], self.ruler.sizes(sample)
+        if not sizes or self._length(sample, times, sizes) <= self.max_prompt_length:
             return None
         planned = [len(each) for each in times]
-        most, share = max(planned, default=0), 1.0
-        fitting = self._fitting(range(1, most + 1), lambda cap: self._length(sample, times_with(cap)))
-        most = max(1, fitting)
-        if sample.videos:
+        caps = range(1, max(planned, default=0) + 1)
+        fitting = self._fitting(caps, lambda cap: self._length(sample, times_with(cap), sizes))
+        most, lowered = max(1, fitting), sizes
+        if planned:
             times = times_with(most)
         if not fitting:
-            steps = range(1, PIXEL_STEPS + 1)
-            fitting = self._fitting(steps, lambda step: self._length(sample, times, step / PIXEL_STEPS))
-            share = max(1, fitting) / PIXEL_STEPS
-        return Fitted(tuple((before, len(after)) for before, after in zip(planned, times, strict=True)), share), most
+            shrunk = [self.ruler.sizes(sample, step / PIXEL_STEPS) for step in range(1, PIXEL_STEPS + 1)]
+            fitting = self._fitting(shrunk, lambda smaller: self._length(sample, times, smaller))
+            lowered = shrunk[max(0, fitting - 1)]
+        frames = zip(planned, map(len, times), strict=True)
+        return Fitted(tuple(frames), tuple(zip(sizes, lowered, strict=True))), most
 
-    def _fitting(self, candidates: range, length: Callable[[int], int]) -> int:
-        """How many of the rising candidates fit."""
+    def _fitting(self, candidates: Sequence[Any], length: Callable[[Any], int]) -> int:
+        """How many of the candidates fit, the smallest being the first."""
         return bisect_right(candidates, self.max_prompt_length, key=length)
 
-    def _length(self, sample: Sample, times: Times, share: float = 1.0) -> int:
-        metas = sample.record.clip_meta
-        sizes = [
-            self.ruler.frame_size(clip.frames.shape[-2:], meta, share)
-            for clip, meta in zip(sample.videos, metas, strict=True)
-        ]
-        images = [self.ruler.image_size(image.shape[-2:], share) for image in sample.images]
-        return self.ruler.length(sample.chat, list(zip(times, sizes, strict=True)), images)
+    def _length(self, sample: Sample, times: Times, sizes: Sequence[Size]) -> int:
+        clips = list(zip(times, sizes, strict=False))  # the images' sizes come after the clips'
+        return self.ruler.length(sample.chat, clips, sizes[len(clips) :])
+
+
+def what_was_lowered(fitted: Fitted) -> str:
+    """In words.
+
+    Example:
+        >>> what_was_lowered(Fitted(frames=((16, 10),), sizes=(((112, 168), (84, 168)),)))
+        '10 of 16 frames, 168 x 84 pixels in place of 168 x 112'
+    """
+    frames = [f"{after} of {before} frames" for before, after in fitted.frames if after != before]
+    sizes = ["{3} x {2} pixels in place of {1} x {0}".format(*b, *a) for b, a in fitted.sizes if a != b]
+    return ", ".join(frames + sizes)

@@ -11,7 +11,7 @@ from transformers import ProcessorMixin
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.video_utils import VideoMetadata
 
-from qwenvl.types import ClipMeta
+from qwenvl.types import ClipMeta, Sample
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -41,6 +41,13 @@ class Ruler:
             share: of the pixels that it would have, how many it may have at most; the lower bound holds.
         """
         return _resized(size, self.processor.image_processor, self.image_bounds, share)
+
+    def sizes(self, sample: Sample, share: float = 1.0) -> list[Size]:
+        """What the frames of each clip and then each image are resized to; ``share`` as for ``image_size``."""
+        clips = zip(sample.videos, sample.record.clip_meta, strict=True)
+        return [self.frame_size(clip.frames.shape[-2:], meta, share) for clip, meta in clips] + [
+            self.image_size(image.shape[-2:], share) for image in sample.images
+        ]
 
     def length(
         self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]

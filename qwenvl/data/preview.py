@@ -19,6 +19,7 @@ from torch import Tensor
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.doctor import add_dataset_flags, add_frame_flags, frame_options, make_collator, read_from
+from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
 from qwenvl.rewards.actions import action_numbers, action_phrases
 from qwenvl.rewards.build import build_rubric
@@ -71,8 +72,9 @@ def preview(args: argparse.Namespace) -> str:
     records = read_from(args)
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
-    dataset = GRPODataset(records, seed=args.seed, on_bad_sample="skip", **frame_options(args))
     collator = make_collator(args)
+    fitter = collator.fitter if collator else None
+    dataset = GRPODataset(records, seed=args.seed, on_bad_sample="skip", fitter=fitter, **frame_options(args))
     indices = uniform_indices(len(records), args.n)
     rubric = build_rubric()
     shown = [show(dataset[args.epoch, index], collator, rubric) for index in indices]
@@ -95,6 +97,8 @@ def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubr
     budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
     if collator.max_prompt_length is not None:
         budget += f"; {collator.max_prompt_length - len(ids):,} below --max_prompt_length"
+    if sample.fitted:
+        budget += f"; to fit, shown with {what_was_lowered(sample.fitted)}"
     return Shown(sample, folded_prompt(ids, batch, processor), budget, scores)
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
+from qwenvl.data.fit import Fitter
 from qwenvl.data.records import parse_columns
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
@@ -115,14 +116,18 @@ def _reward_settings(args: GRPOConfig) -> RewardSettings:
     return RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)})
 
 
-def build_dataset(dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubric, *, training: bool) -> Dataset | None:
+def build_dataset(
+    dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubric, fitter: Fitter | None = None, *, training: bool
+) -> Dataset | None:
     """The data set that ``dataset`` names, every solution checked by the rewards that will score it.
 
     Args:
         dataset: what ``dataset_use`` takes; a data set is checked and returned as it is, None gives None.
+        fitter: of the collator, with ``fit_frames``.
 
     Raises:
         RecordError: naming the first record that no reward can score.
+        ValueError: a flag that has no effect on this data set.
     """
     if isinstance(dataset, str):
         dataset = load_dataset(
@@ -144,8 +149,11 @@ def build_dataset(dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubri
             on_bad_sample=args.on_bad_sample,
             seed=args.seed,
             training=training,
+            fitter=fitter,
         )
     else:
+        if dataset is not None and fitter is not None and getattr(dataset, "fitter", None) is None:
+            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes a fitter")
         for record in getattr(dataset, "records", ()):
             if problem := rubric.check_record(record):
                 raise RecordError(f"{record.where}: {problem}")
@@ -171,4 +179,5 @@ def build_collator(args: GRPOConfig, processor) -> GRPOCollator:
         max_pixels=args.max_pixels,
         max_prompt_length=args.max_prompt_length,
         on_long_prompt=args.on_long_prompt,
+        fit_frames=args.fit_frames,
     )

@@ -45,6 +45,12 @@ class DataArguments:
     on_long_prompt: Literal["error", "skip"] = flag(
         "error", "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it."
     )
+    fit_frames: bool = flag(
+        False,
+        "Show less of a prompt above --max_prompt_length until it fits: fewer frames, down to --video_min_frames, then "
+        "fewer pixels, down to --video_min_frame_pixels and --min_pixels. The rollouts say what was lowered. A prompt "
+        "that is still too long goes the way of --on_long_prompt.",
+    )
     video_backend: Literal["auto", "torchcodec", "pyav", "decord"] = flag(
         "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
     )
@@ -69,6 +75,8 @@ class DataArguments:
         yield from out_of_range(self, "max_prompt_length", least=1)
         if self.on_long_prompt == "skip" and self.max_prompt_length is None:
             yield "--on_long_prompt skip has no effect without --max_prompt_length: set it, in tokens"
+        if self.fit_frames and self.max_prompt_length is None:
+            yield "--fit_frames has no effect without --max_prompt_length: set it, in tokens"
         yield from out_of_range(self, "decode_timeout", least=0)
         yield from out_of_range(self, "decode_memory_gb", above=0)
         yield from out_of_range(self, "base_interval", above=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,14 @@ class GRPOTrainer(Trainer):
         )
         accept_features(policy)
         self.reference = Reference(policy) if args.grpo_beta > 0 else None
+        collator = build_collator(args, processor)
+        build = partial(build_dataset, args=args, rubric=rubric, fitter=collator.fitter)
         super().__init__(
             model=policy,
             args=args,
-            data_collator=build_collator(args, processor),
-            train_dataset=build_dataset(train_dataset or args.dataset_use, args, rubric, training=True),
-            eval_dataset=build_dataset(eval_dataset or args.eval_dataset_use, args, rubric, training=False),
+            data_collator=collator,
+            train_dataset=build(train_dataset or args.dataset_use, training=True),
+            eval_dataset=build(eval_dataset or args.eval_dataset_use, training=False),
             processing_class=processor,
             callbacks=callbacks,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
 from qwenvl.model.vision_cache import VisionCache
@@ -106,6 +107,8 @@ class Journal:
             self._meter.mean("vision_cache/compute_s", computed)
 
     def _prompts(self, batch: PromptBatch) -> None:
+        if self._args.fit_frames:
+            self._meter.count("data/fitted_prompts", sum(fitted is not None for fitted in batch.fitted))
         for mask, clips in zip(batch.attention_mask, batch.frames, strict=True):
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
@@ -142,4 +145,5 @@ def _rollouts(
             epoch=batch.epochs[n // size],
             split=split,
             where=record.where,
+            fitted=None if (fitted := batch.fitted[n // size]) is None else asdict(fitted),
         )

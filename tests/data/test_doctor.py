@@ -42,6 +42,12 @@ def run(capsys, *argv):
     return code, capsys.readouterr().out
 
 
+def refused(capsys, *argv):
+    capsys.readouterr()
+    assert main([str(arg) for arg in argv]) == 2
+    return capsys.readouterr().err
+
+
 def test_check_finds_everything_and_harms_nothing_else(folder, capsys):
     code, out = run(capsys, "check", folder / "data.jsonl", "--json")
     report = json.loads(out)
@@ -93,6 +99,24 @@ def test_tokens_and_those_that_are_too_long(folder, tiny_checkpoint, capsys):
     report = json.loads(run(capsys, *command, "--max_prompt_length", int(tokens["min"]))[1])
     assert report["bad_by_kind"]["too long"] == 1
     assert report["good"] == 1
+
+
+def test_what_would_be_lowered_to_fit(make_clip, write_rows, make_row, tiny_checkpoint, capsys):
+    make_clip("a.mp4", 50, size=(112, 112))
+    path = write_rows([make_row(id="clip", prompt="<video>", video="a.mp4"), make_row(id="text", prompt="a " * 80)])
+    flags = ("--model", tiny_checkpoint(), "--base_interval", 0.1, "--video_max_frames", 16)
+    free = json.loads(run(capsys, "check", path, "--json", *flags)[1])
+    longest = int(free["prompt_tokens"]["max"])  # of the clip: 8 pairs of 16 tokens
+    code, out = run(
+        capsys, "check", path, "--json", *flags, "--fit_frames", "--max_prompt_length", longest - 3 * 16 + 1
+    )
+    report = json.loads(out)
+    assert (code, report["fitted_prompts"], report["prompt_tokens"]["max"]) == (0, 1, longest - 3 * 16)
+    assert report["warnings"] == [
+        {"kind": "lowered to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"},
+    ]
+    assert "--fit_frames has no effect without" in refused(capsys, "check", path, "--fit_frames")
+    assert "without max_prompt_length" in refused(capsys, "check", path, "--fit_frames", *flags)
 
 
 def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):

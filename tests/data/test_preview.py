@@ -51,6 +51,17 @@ def test_prompts_have_their_vision_tokens_folded(tmp_path, make_clip, write_rows
     assert "<0.2 seconds><|vision_start|><video" in page
 
 
+def test_what_was_lowered_to_fit_is_said(tmp_path, make_clip, write_rows, make_row, tiny_checkpoint):
+    make_clip("a.mp4", 50, size=(112, 112))
+    path = write_rows([make_row(prompt="<video>", video="a.mp4")])
+    flags = ("--model", tiny_checkpoint("qwen2_5_vl"), "--base_interval", 0.1, "--video_max_frames", 16)
+    tokens = int(re.search(r"(\d+) tokens: 128 vision", page_of(tmp_path, path, *flags))[1])
+    page = page_of(tmp_path, path, *flags, "--max_prompt_length", tokens - 48, "--fit_frames")
+    assert f"{tokens - 48} tokens: 80 vision" in page
+    assert "0 below --max_prompt_length; to fit, shown with 10 of 16 frames" in page
+    assert len(pictures(page)) == 10
+
+
 def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
     path = write_rows([make_row(prompt="<video>", video="none.mp4"), make_row(solution=",")])
     page = html.unescape(page_of(tmp_path, path))
