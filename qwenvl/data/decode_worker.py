@@ -19,6 +19,8 @@ import numpy as np
 from qwenvl.data.clip_reader import ClipReader
 from qwenvl.data.errors import BadMediaError
 
+REUSED_BYTES = 64 * 2**20
+
 
 def main(arguments: list[str]) -> None:
     """Serve on an inherited descriptor: arguments are its number, the parent's id, a backend, and a bound in GB."""
@@ -37,9 +39,15 @@ def main(arguments: list[str]) -> None:
 
 
 class SharedFrames:
-    """Memory for the frames of one reading, which the parent maps as well: they are not sent."""
+    """Memory that the parent maps as well: frames are put there, not sent.
 
-    descriptor: int | None = None
+    Up to ``REUSED_BYTES`` are kept from clip to clip, since the system takes as long to find new memory as the decoder
+    to fill it; the parent copies frames from these, and keeps larger ones where they are.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self._memory: mmap.mmap | None = None
 
     def empty(self, shape: tuple[int, ...]) -> np.ndarray:
         """As ``np.empty`` of uint8.
@@ -47,29 +55,40 @@ class SharedFrames:
         Raises:
             MemoryError: beyond this process's bound.
         """
+        size = math.prod(shape)
+        if self._memory is None or not size <= len(self._memory) <= REUSED_BYTES:
+            self._allocate(size)
+        return np.frombuffer(self._memory, np.uint8, size).reshape(shape)
+
+    def _allocate(self, size: int) -> None:
+        self._memory = None
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
         if hasattr(os, "memfd_create"):
             self.descriptor = os.memfd_create("frames")
         else:
             self.descriptor, name = tempfile.mkstemp()
             os.unlink(name)
-        size = math.prod(shape)
         os.ftruncate(self.descriptor, size)
         try:
-            return np.frombuffer(mmap.mmap(self.descriptor, size), np.uint8).reshape(shape)
+            self._memory = mmap.mmap(self.descriptor, size)
         except OSError as error:
             raise MemoryError(str(error)) from None
 
-    def close(self) -> None:
-        if self.descriptor is not None:
+    def release_large(self) -> None:
+        """Leave to the parent alone what is not kept."""
+        if self._memory is not None and len(self._memory) > REUSED_BYTES:
+            self._memory = None
             os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def _serve(connection: Connection, backend: str, memory_gb: str) -> None:
     clip: ClipReader | None = None
     path = ""
+    shared = SharedFrames()
     while True:
         kind, argument = connection.recv()
-        shared = SharedFrames()
         try:
             if kind == "open":
                 if clip is not None:
@@ -89,7 +108,7 @@ def _serve(connection: Connection, backend: str, memory_gb: str) -> None:
         connection.send(reply)
         if kind == "read" and reply[0] == "ok":
             send_handle(connection, shared.descriptor, os.getppid())
-        shared.close()
+        shared.release_large()
 
 
 def _follow(parent: int) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from qwenvl.data.decode_worker import REUSED_BYTES
 from qwenvl.data.errors import BadMediaError
 
 if TYPE_CHECKING:
@@ -74,11 +75,13 @@ class DecodeProcess:
 
 
 def map_frames(descriptor: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The memory behind a descriptor, which is closed, as a uint8 array; it lasts as long as the array."""
+    """The frames that a child put behind a descriptor, which is closed; a copy where the child will use it again."""
+    size = math.prod(shape)
     try:
-        return np.frombuffer(mmap.mmap(descriptor, math.prod(shape)), np.uint8).reshape(shape)
+        frames = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).reshape(shape)
     finally:
         os.close(descriptor)
+    return frames.copy() if size <= REUSED_BYTES else frames
 
 
 class GuardedClip:
@@ -124,7 +127,7 @@ class GuardedClip:
         return len(self.frame_times)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        """As ``ClipReader.read``; the frames lie where the child put them."""
+        """As ``ClipReader.read``."""
         import torch
 
         (shape,) = self._call("read", tuple(indices))

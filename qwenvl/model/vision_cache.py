@@ -1,22 +1,20 @@
 """Features of the vision tower kept on disk from epoch to epoch, for clips whose frames are the same each time.
 
-One safetensors file per image or video, named by a hash of its pixels, its grid and the tower. Files are written under
-another name and moved, so several processes may share a folder; the ones unused for longest are deleted when the folder
-outgrows its bound.
+One entry of a ``DiskStore`` per image or video, under a hash of its pixels, its grid and the tower.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
+
+from qwenvl.disk_store import DiskStore
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """Runs the tower: patches and grids (media x 3) -> features, in the rows of the patches."""
@@ -39,9 +37,7 @@ class VisionCache:
         """
         self.hits = self.misses = 0
         self.hit_seconds = self.compute_seconds = 0.0
-        self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._max_bytes = max_bytes
+        self._store = DiskStore(folder, max_bytes, ".features")
         self._tower: str | None = None
 
     def features(self, compute: Compute, patches: Tensor, grids: Tensor) -> Tensor:
@@ -54,23 +50,21 @@ class VisionCache:
         """
         start = time.perf_counter()
         media = patches.split(grids.prod(-1).tolist())
-        paths = [self._path(compute, pixels, grid) for pixels, grid in zip(media, grids, strict=True)]
-        found = {i: kept for i, path in enumerate(paths) if (kept := _read(path)) is not None}
-        found = {i: kept.to(patches.device) for i, kept in found.items()}
+        keys = [self._key(compute, pixels, grid) for pixels, grid in zip(media, grids, strict=True)]
+        kept = {i: value for i, key in enumerate(keys) if (value := self._store.get(key)) is not None}
+        found = {i: load(value)["features"].to(patches.device) for i, value in kept.items()}
         self.hits += len(found)
         self.hit_seconds += time.perf_counter() - start
         missing = [i for i in range(len(media)) if i not in found]
         if missing:
-            found |= self._compute(compute, {i: media[i] for i in missing}, grids[missing], paths)
+            found |= self._compute(compute, {i: media[i] for i in missing}, grids[missing], keys)
         return torch.cat([found[i] for i in range(len(media))])
 
     def mean_seconds(self) -> tuple[float, float]:
         """Seconds per hit, and per medium that was computed; 0.0 where there were none."""
         return self.hit_seconds / max(1, self.hits), self.compute_seconds / max(1, self.misses)
 
-    def _compute(
-        self, compute: Compute, media: dict[int, Tensor], grids: Tensor, paths: list[Path]
-    ) -> dict[int, Tensor]:
+    def _compute(self, compute: Compute, media: dict[int, Tensor], grids: Tensor, keys: list[str]) -> dict[int, Tensor]:
         start = time.perf_counter()
         features = compute(torch.cat(list(media.values())), grids).split([len(pixels) for pixels in media.values()])
         if features[0].is_cuda:
@@ -79,47 +73,13 @@ class VisionCache:
         self.compute_seconds += time.perf_counter() - start
         made = dict(zip(media, features, strict=True))
         for i, kept in made.items():
-            self._write(paths[i], kept)
+            self._store.put(keys[i], save({"features": kept.cpu().contiguous()}))
         return made
 
-    def _path(self, compute: Compute, pixels: Tensor, grid: Tensor) -> Path:
+    def _key(self, compute: Compute, pixels: Tensor, grid: Tensor) -> str:
         if self._tower is None:
             self._tower = _fingerprint(compute, pixels)
-        return self._folder / f"{_digest(pixels, grid, self._tower)}.safetensors"
-
-    def _write(self, path: Path, features: Tensor) -> None:
-        size = features.numel() * features.element_size()
-        if size > self._max_bytes:
-            return
-        self._make_room(size)
-        unfinished = path.with_suffix(f".{os.getpid()}.part")
-        save_file({"features": features.cpu().contiguous()}, unfinished)
-        unfinished.replace(path)
-
-    def _make_room(self, size: int) -> None:
-        """Deletes the files that were not used for longest until ``size`` more bytes fit."""
-        kept = []
-        for entry in os.scandir(self._folder):
-            if entry.name.endswith(".safetensors"):
-                try:
-                    kept.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
-                except FileNotFoundError:  # another process made room
-                    continue
-        total = sum(each for _, each, _ in kept)
-        for _, each, path in sorted(kept):
-            if total + size <= self._max_bytes:
-                break
-            Path(path).unlink(missing_ok=True)
-            total -= each
-
-
-def _read(path: Path) -> Tensor | None:
-    """The features in ``path``, marked as used; None if they are not there (any more) or damaged."""
-    try:
-        os.utime(path)
-        return load_file(path)["features"]
-    except (FileNotFoundError, SafetensorError):  # another process made room, or a disk lost part of it
-        return None
+        return _digest(pixels, grid, self._tower)
 
 
 def _digest(pixels: Tensor, grid: Tensor, tower: str) -> str:

@@ -46,6 +46,15 @@ def test_frames_outlive_their_clip_and_the_next_reading(make_clip, number_of):
     assert [number_of(frame) for frame in (*first, *second)] == [3, 7, 9]
 
 
+def test_many_frames_are_not_overwritten_either(heavy):
+    """Thirty of them, 83 MB, stay where the child put them."""
+    with open_clip(heavy, "pyav", timeout=60) as clip:
+        first = clip.read(range(30))
+        expected = first[29].clone()
+        assert not torch.equal(clip.read(range(60, 90))[29], expected)
+        assert torch.equal(first[29], expected)
+
+
 def test_errors_are_those_of_the_plain_reader(make_clip, tmp_path):
     (tmp_path / "words.mp4").write_text("words, only words")
     with pytest.raises(BadMediaError, match=r"words.mp4: not a video: it is text"):

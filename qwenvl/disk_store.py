@@ -1,0 +1,114 @@
+"""Values kept in a folder under names of their content, for several processes at once and within a bound.
+
+A value is written under another name and moved, so it is there whole or not at all; a check sum tells one that a disk
+lost part of. The values unused for longest are deleted when the folder outgrows its bound.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+CHECKSUM_BYTES = 4
+ABANDONED_SECONDS = 3600.0  # an unfinished file this old was left by a process that died
+
+
+class DiskStore:
+    """Bytes by key.
+
+    Args:
+        folder: made if it is not there; stores of other suffixes may share it.
+        max_bytes: bound on this store's files together.
+        suffix: of this store's files.
+
+    Example:
+        >>> store = DiskStore("/tmp/store", 10**9, ".frames")
+        >>> store.put("ab12", b"value")
+        >>> store.get("ab12")
+        b'value'
+    """
+
+    def __init__(self, folder: str | Path, max_bytes: int, suffix: str) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._max_bytes = max_bytes
+        self._suffix = suffix
+        self._allowance = 0  # bytes that may be written before the folder is looked through again
+        self._told = False
+
+    def get(self, key: str) -> bytes | None:
+        """The value, marked as used; None if it is not there (any more) or damaged."""
+        path = self._path(key)
+        try:
+            with open(path, "rb") as file:
+                checksum, value = file.read(CHECKSUM_BYTES), file.read()
+            os.utime(path)
+        except FileNotFoundError:  # or another process made room
+            return None
+        if checksum != _checksum(value):
+            logger.warning("%s is damaged: what it held is made anew", path)
+            return None
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep a value, unless it exceeds the bound by itself. A full disk is logged once, and nothing more is kept."""
+        size = len(value) + CHECKSUM_BYTES
+        if size > self._max_bytes:
+            return
+        path = self._path(key)
+        unfinished = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._make_room(size)
+            with open(unfinished, "wb") as file:
+                file.write(_checksum(value))
+                file.write(value)
+            unfinished.replace(path)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            if not self._told:
+                logger.warning("%s: can't be kept: %s (told once)", path, error.strerror)
+                self._told = True
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}{self._suffix}"
+
+    def _make_room(self, size: int) -> None:
+        """Delete what was unused for longest until a tenth of the bound is free, if it is nearly reached.
+
+        Looking through a large folder takes longer than a write, so it is done again only when a 64th of the room that
+        was seen has been written: as many processes as that may write at once without passing the bound.
+        """
+        if size <= self._allowance:
+            self._allowance -= size
+            return
+        files = sorted(self._files())
+        room = self._max_bytes - size - sum(kept for _, kept, _ in files)
+        if room < self._max_bytes // 100:
+            for _, kept, path in files:
+                if room >= self._max_bytes // 10:
+                    break
+                Path(path).unlink(missing_ok=True)
+                room += kept
+        self._allowance = max(0, room // 64)
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """When each was last used, its bytes and its path."""
+        for entry in os.scandir(self._folder):
+            try:
+                status = entry.stat()
+            except FileNotFoundError:  # another process made room
+                continue
+            if entry.name.endswith(self._suffix):
+                yield status.st_mtime, status.st_size, entry.path
+            elif entry.name.endswith(".part") and status.st_mtime < time.time() - ABANDONED_SECONDS:
+                Path(entry.path).unlink(missing_ok=True)
+
+
+def _checksum(value: bytes) -> bytes:
+    return zlib.crc32(value).to_bytes(CHECKSUM_BYTES, "little")

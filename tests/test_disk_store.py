@@ -1,0 +1,103 @@
+"""Values come back whole or not at all, whoever else writes, and the folder stays within its bound."""
+
+import multiprocessing
+import os
+import random
+import time
+
+import pytest
+
+from qwenvl.disk_store import CHECKSUM_BYTES, DiskStore
+
+MIB = 2**20
+
+
+def total_bytes(folder) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_value_comes_back(tmp_path):
+    store = DiskStore(tmp_path / "new" / "folder", MIB, ".value")
+    assert store.get("a") is None
+    store.put("a", b"first")
+    store.put("b", b"")
+    assert (store.get("a"), store.get("b")) == (b"first", b"")
+    store.put("a", b"second")
+    assert DiskStore(tmp_path / "new" / "folder", MIB, ".value").get("a") == b"second"
+    assert DiskStore(tmp_path / "new" / "folder", MIB, ".other").get("a") is None
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:2], lambda b: b"", lambda b: b[:-1] + b"\0"])
+def test_a_damaged_value_is_none_and_told_and_can_be_replaced(tmp_path, caplog, damage):
+    store = DiskStore(tmp_path, MIB, ".value")
+    store.put("a", b"a value")
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    assert store.get("a") is None
+    assert f"{path} is damaged: what it held is made anew" in caplog.text
+    store.put("a", b"a value")
+    assert store.get("a") == b"a value"
+
+
+def test_the_longest_unused_go_first(tmp_path):
+    store = DiskStore(tmp_path, 10 * 1000, ".value")
+    for number in range(9):
+        store.put(str(number), bytes(1000 - CHECKSUM_BYTES))
+        os.utime(tmp_path / f"{number}.value", (number, number))
+    (tmp_path / "x.other").write_bytes(bytes(5000))  # of another store
+    assert store.get("0") is not None, "used again"
+    fresh = DiskStore(tmp_path, 10 * 1000, ".value")  # 9,000 bytes are there; 1,500 more pass the bound
+    fresh.put("new", bytes(1500 - CHECKSUM_BYTES))
+    # Deleted until a tenth is free: 1, 2 (9,000 + 1,500 - 2,000 = 8,500)
+    assert [n for n in range(9) if store.get(str(n)) is None] == [1, 2]
+    assert fresh.get("new") is not None
+    assert (tmp_path / "x.other").exists()
+
+
+def test_what_exceeds_the_bound_by_itself_is_not_kept(tmp_path):
+    store = DiskStore(tmp_path, 100, ".value")
+    store.put("a", bytes(100))
+    assert not list(tmp_path.iterdir())
+
+
+def test_unfinished_files_of_dead_processes_go(tmp_path):
+    old, new = tmp_path / "a.1.part", tmp_path / "b.2.part"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    DiskStore(tmp_path, MIB, ".value").put("c", b"value")
+    assert [old.exists(), new.exists()] == [False, True]
+
+
+def test_a_disk_that_takes_no_more_is_told_once(tmp_path, caplog):
+    store = DiskStore(tmp_path / "folder", MIB, ".value")
+    (tmp_path / "folder").rmdir()
+    for key in "ab":
+        store.put(key, b"value")
+        assert store.get(key) is None
+    assert caplog.text.count("can't be kept: No such file") == 1
+
+
+def write_and_read(folder, seed: int) -> None:
+    """Values tell their key; a reader that sees half of one, or another's, fails."""
+    store, draw = DiskStore(folder, 40_000, ".value"), random.Random(seed)
+    for _ in range(300):
+        key = str(draw.randrange(60))
+        expected = key.encode() * 500
+        found = store.get(key)
+        assert found in (None, expected)
+        if found is None:
+            store.put(key, expected)
+
+
+def test_several_processes_at_once(tmp_path, caplog):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=write_and_read, args=(tmp_path, seed)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    one_write_of_each = 4 * 1004  # that the others may not have seen
+    assert 20_000 < total_bytes(tmp_path) <= 40_000 + one_write_of_each
+    assert not list(tmp_path.glob("*.part"))
