@@ -11,6 +11,7 @@
 # About the launch itself:
 #   NPROC      processes, one for each GPU               (default: the GPUs of this machine, or 1)
 #   DEEPSPEED  zero2, zero3 or a DeepSpeed JSON file     (default: none; needs pip install 'qwenvl[deepspeed]')
+#   FSDP       True, or a JSON file for --fsdp_config    (default: none)
 #   PYTHON     the interpreter                           (default: that of the active environment, else of .venv)
 #   DRY_RUN    1 prints the command and does not run it
 set -euo pipefail
@@ -79,6 +80,11 @@ case "${DEEPSPEED:-none}" in
     none) ;;
     zero2 | zero3) arguments+=(--deepspeed "$root/scripts/deepspeed/$DEEPSPEED.json") ;;
     *) arguments+=(--deepspeed "$DEEPSPEED") ;;
+esac
+case "${FSDP:-none}" in
+    none) ;;
+    True) arguments+=(--fsdp) ;;
+    *) arguments+=(--fsdp --fsdp_config "$FSDP") ;;
 esac
 
 gpus() {

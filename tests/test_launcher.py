@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = ROOT / "scripts" / "train_grpo.sh"
 COMMAND = str(ROOT / "qwenvl" / "train" / "train_grpo.py")
 OPTIONS = re.findall(r"^ *option (--\w+) +(\w+) +(\S+)", LAUNCHER.read_text(encoding="utf-8"), flags=re.MULTILINE)
-VARIABLES = {variable for _, variable, _ in OPTIONS} | {"NPROC", "DEEPSPEED", "PYTHON", "CUDA_VISIBLE_DEVICES"}
+VARIABLES = {variable for _, variable, _ in OPTIONS} | {"NPROC", "DEEPSPEED", "FSDP", "PYTHON", "CUDA_VISIBLE_DEVICES"}
 
 
 @pytest.fixture
@@ -95,6 +95,15 @@ def test_deepspeed_by_name_is_a_file_of_that_stage(launch, stage):
     assert json.loads(file.read_text())["zero_optimization"]["stage"] == stage
     assert launch(DEEPSPEED="mine.json")[-2:] == ["--deepspeed", "mine.json"]
     assert "--deepspeed" not in launch()
+
+
+def test_fsdp_is_a_switch_or_a_file(launch, tmp_path):
+    assert settings(launch(FSDP="True", DATASET="sop")).fsdp is True
+    file = tmp_path / "fsdp.json"
+    file.write_text('{"reshard_after_forward": false}')
+    config = settings(launch(FSDP=str(file), DATASET="sop"))
+    assert config.fsdp is True and config.fsdp_plugin_args["reshard_after_forward"] is False
+    assert not settings(launch(DATASET="sop")).fsdp
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "scripts" / "accelerate").glob("*.yaml")), ids=lambda path: path.name)

@@ -19,10 +19,18 @@ class Reference:
     policy every tensor that is not trained (by default the vision tower).
     """
 
-    def __init__(self, policy: nn.Module):
-        """Copies what is trained in ``policy``: call this before the first update, on the unwrapped model."""
+    def __init__(self, policy: nn.Module, *, dtype: torch.dtype | None = None):
+        """Copies what is trained in ``policy``: call this before the first update, on the unwrapped model.
+
+        Args:
+            dtype: the type of the copy, where the policy rounds its own weights to it in each forward; the copy then
+                shares nothing. None: as the weights are kept.
+        """
         self._adapter = policy if hasattr(policy, "disable_adapter") else None
-        self._copy = None if self._adapter else _copy_trained(policy)
+        self._copy = None if self._adapter else _copy_trained(policy, shares=dtype is None)
+        if self._copy is not None and dtype is not None:
+            for parameter in self._copy.parameters():  # buffers, of rotary angles, stay as they are
+                parameter.data = parameter.data.to(dtype)
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
@@ -41,12 +49,13 @@ class Reference:
         return self
 
 
-def _copy_trained(policy: nn.Module) -> nn.Module:
-    """A deep copy of ``policy`` in which tensors without gradient are the policy's own.
+def _copy_trained(policy: nn.Module, shares: bool) -> nn.Module:
+    """A deep copy of ``policy`` in which, if it ``shares``, tensors without gradient are the policy's own.
 
     Weights that are split among processes are copied whole and shared with none: this copy runs outside of the engine.
     """
-    frozen = () if is_partitioned(policy) else (p for p in policy.parameters() if not p.requires_grad)
+    shares = shares and not is_partitioned(policy)
+    frozen = (p for p in policy.parameters() if shares and not p.requires_grad)
     with whole_weights(policy):
         reference = copy.deepcopy(policy, memo={id(parameter): parameter for parameter in frozen})
     return reference.requires_grad_(False).eval()

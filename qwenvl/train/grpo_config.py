@@ -81,6 +81,8 @@ class GRPOConfig(
         if getattr(self, "activation_checkpointing", True) is None:
             # The name in newer versions of transformers; the older one, which all versions know, would only warn.
             self.activation_checkpointing = self.gradient_checkpointing
+        if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
+            self.fsdp = str(self.fsdp).lower() == "true"
         super().__post_init__()
         # Pinned memory speeds up copies to a CUDA device; without one the loader would only warn.
         self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"

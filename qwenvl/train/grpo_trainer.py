@@ -18,8 +18,8 @@ from qwenvl.data.order import EpochSampler, Part
 from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.engines import whole_weights
 from qwenvl.model.inputs import InputBuilder, PromptInputs
-from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
+from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, blank_vision
@@ -34,6 +34,7 @@ from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.parity import check_parity, wants_parity
 from qwenvl.train.paths import choose_paths
+from qwenvl.train.sharding import settle_sharding
 from qwenvl.train.window import Window
 from qwenvl.types import PromptBatch, RolloutBatch
 
@@ -97,7 +98,6 @@ class GRPOTrainer(Trainer):
             compile_decoding=args.compile_decoding,
         )
         accept_features(policy)
-        self.reference = Reference(policy) if args.grpo_beta > 0 else None
         collator = build_collator(args, processor)
         build = partial(build_dataset, args=args, rubric=rubric, fitter=collator.fitter)
         super().__init__(
@@ -110,8 +110,8 @@ class GRPOTrainer(Trainer):
             callbacks=callbacks,
         )
         self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
-        if self.reference is not None:
-            self.reference.to(args.device)
+        rounded_to = settle_sharding(args, self.accelerator, policy)
+        self.reference = Reference(policy, dtype=rounded_to).to(args.device) if args.grpo_beta > 0 else None
         self.meter = Meter(args.device)
         self.explorer = Explorer(
             args,
@@ -251,14 +251,15 @@ class GRPOTrainer(Trainer):
     def _logprobs(self, model: nn.Module, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor:
         if self.args.world_size > 1:
             prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
-        return self.paths.completion_logprobs(
-            model,
-            prompts,
-            rollout.completion_ids,
-            rollout.completion_mask,
-            temperature=self.args.generation_temperature,
-            logit_chunk_tokens=self._logit_chunk_tokens,
-        )
+        with self.accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
+            return self.paths.completion_logprobs(
+                model,
+                prompts,
+                rollout.completion_ids,
+                rollout.completion_mask,
+                temperature=self.args.generation_temperature,
+                logit_chunk_tokens=self._logit_chunk_tokens,
+            )
 
     def _idle_loss(self, model: nn.Module) -> Tensor:
         """A zero with gradient, of a forward: other processes wait for one even where all samples were bad."""
@@ -269,7 +270,7 @@ class GRPOTrainer(Trainer):
     def _reference_logprobs(self, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor | None:
         if self.reference is None:
             return None
-        with self.reference.model() as reference, self.accelerator.autocast():
+        with self.reference.model() as reference:
             return self._logprobs(reference, prompts, rollout)
 
     def _share_of_step(self, rows: int) -> float:

@@ -50,3 +50,13 @@ def test_with_an_adapter_the_reference_is_the_base(tiny_pair, random_prompts, ra
         assert not result.requires_grad
         torch.testing.assert_close(result, before)
     assert not torch.allclose(logprobs(policy, *batch), before)
+
+
+def test_a_copy_may_be_rounded_as_the_policy_is_in_its_forwards(tiny_pair):
+    policy, _ = tiny_pair()
+    apply_tuning(policy, TuneFlags())
+    with Reference(policy, dtype=torch.bfloat16).model() as rounded:
+        for (name, ours), theirs in zip(policy.named_parameters(), rounded.parameters(), strict=True):
+            assert ours.dtype == torch.float32 and torch.equal(theirs, ours.to(torch.bfloat16)), name
+        for (name, ours), theirs in zip(policy.named_buffers(), rounded.buffers(), strict=True):
+            assert theirs.dtype == ours.dtype and torch.equal(theirs, ours), name

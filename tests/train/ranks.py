@@ -10,10 +10,15 @@ import sys
 import zlib
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
 
 from qwenvl import GRPOTrainer
 from qwenvl.rollout.base import completion_mask
 from qwenvl.train.arguments import parse_args
+from qwenvl.train.checkpoints import find_checkpoint
+from qwenvl.train.grpo_config import GRPOConfig
 from qwenvl.types import RolloutBatch
 
 
@@ -48,20 +53,27 @@ def start_deepspeed_on_a_cpu() -> None:
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 
 
+def start_fsdp_on_a_cpu(args: GRPOConfig) -> None:
+    """Accelerate turns FSDP on where the processes have GPUs; all that it then does works on CPUs."""
+    assert args.device.type == "cpu"  # asked for before the rest: it makes the state anew
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
 def main() -> None:
     """Trains, and lets rank 0 save what came of it."""
     checkpoint, data, output, *flags = sys.argv[1:]
     torch.set_num_threads(1)
     if any(flag.startswith("--deepspeed") for flag in flags):
         start_deepspeed_on_a_cpu()
-    args = parse_args(
-        [f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags]
-    )
+    args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])
+    if args.fsdp and "refused" not in output:
+        start_fsdp_on_a_cpu(args)
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
     if "by_prompt" in output:
         sampler = SamplerByPrompt(trainer.processing_class.tokenizer.eos_token_id)
         object.__setattr__(trainer.explorer, "sampler", sampler)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=find_checkpoint(args.resume_from_checkpoint, args.output_dir))
+    assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)
     trainer.save_model()
     trainer.accelerator.end_training()
 

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.runlog import read_metrics, read_rollouts
@@ -21,10 +23,23 @@ COMMON = {
     "learning_rate": 0.1,
     "optim": "sgd",
     "lr_scheduler_type": "constant",
-    "max_grad_norm": 0,
+    "max_grad_norm": 1,  # the norms are above it
     "save_strategy": "no",
     "base_interval": 0.5,
     "disable_tqdm": True,
+    "allow_outside_media": True,
+}
+ZERO = {stage: Path(__file__).parents[2] / "scripts" / "deepspeed" / f"zero{stage}.json" for stage in (2, 3)}
+ENGINES = {
+    "ddp": {},
+    "zero2": {"deepspeed": ZERO[2]},
+    "zero3": {"deepspeed": ZERO[3]},
+    "fsdp": {"fsdp": True},
+}
+RECIPES = {
+    "frozen tower": {},
+    "checkpointing, tower learns": {"gradient_checkpointing": True, "tune_mm_vision": True},
+    "lora": {"lora_enable": True},
 }
 
 
@@ -42,16 +57,25 @@ def launch(processes: int, checkpoint, data, output, **flags) -> None:
 
 
 def weights(folder):
+    if (adapter := folder / "adapter_model.safetensors").exists():
+        return load_file(adapter)
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
 def assert_same_update(ours: Path, theirs: Path, start: Path, tolerance: float = 1e-5) -> None:
     before, one, two = weights(start), weights(ours), weights(theirs)
+    assert set(one) == set(two)
     moved = 0
     for name, value in one.items():
         torch.testing.assert_close(value, two[name], rtol=0, atol=tolerance, msg=name)
-        moved += not torch.allclose(value, before[name], rtol=0, atol=10 * tolerance)
+        at_first = before.get(name, 0 * value)  # adapters add nothing at first: their second factor is 0
+        moved += "lora_A" not in name and not torch.allclose(value, at_first, rtol=0, atol=10 * tolerance)
     assert moved > 10
+
+
+def logged(folder: Path, *names: str) -> list[list[float]]:
+    """The values of ``names`` in each row of the log that has them."""
+    return [[row[name] for name in names] for row in read_metrics(folder) if names[0] in row]
 
 
 @pytest.fixture(scope="session")
@@ -69,35 +93,93 @@ def mixed_data(sop_data, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def one_process(tiny_checkpoint, mixed_data, tmp_path_factory) -> Path:
-    """What one process makes of two steps of four prompts."""
-    output = tmp_path_factory.mktemp("single") / "by_prompt"
-    flags = {"per_device_train_batch_size": 4, "allow_outside_media": True}
-    launch(1, tiny_checkpoint(initializer_range=0.1), mixed_data, output, **flags)
-    return output
+def three_records(mixed_data) -> Path:
+    """One less than two processes would share evenly."""
+    path = mixed_data.with_name("three.json")
+    path.write_text(json.dumps(json.loads(mixed_data.read_text())[1:]))
+    return path
 
 
-def test_two_processes_make_the_update_of_one(tiny_checkpoint, mixed_data, one_process, tmp_path):
+@pytest.fixture(scope="session")
+def one_process(tiny_checkpoint, mixed_data, three_records, tmp_path_factory) -> Callable[[str], Path]:
+    """``one_process(recipe)`` -> what one process makes of two steps of four prompts, and of an evaluation."""
+    made: dict[str, Path] = {}
+
+    def get(recipe: str) -> Path:
+        if recipe not in made:
+            made[recipe] = tmp_path_factory.mktemp("single") / "by_prompt"
+            flags = {"per_device_train_batch_size": 4, "eval_dataset_use": three_records, "eval_on_start": True}
+            launch(1, tiny_checkpoint(initializer_range=0.1), mixed_data, made[recipe], **flags, **RECIPES[recipe])
+        return made[recipe]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "engine, recipe",
+    [
+        *((engine, "frozen tower") for engine in ENGINES),
+        ("ddp", "checkpointing, tower learns"),
+        ("fsdp", "checkpointing, tower learns"),
+        pytest.param("zero3", "checkpointing, tower learns", marks=pytest.mark.slow),
+        pytest.param("ddp", "lora", marks=pytest.mark.slow),
+        pytest.param("zero3", "lora", marks=pytest.mark.slow),
+        ("fsdp", "lora"),
+    ],
+)
+def test_two_processes_make_the_update_of_one(
+    tiny_checkpoint, mixed_data, three_records, one_process, tmp_path, engine, recipe
+):
+    if "zero" in engine:
+        pytest.importorskip("deepspeed")
     start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "by_prompt"
-    launch(2, start, mixed_data, output, gradient_accumulation_steps=2, allow_outside_media=True)
-    assert_same_update(output, one_process, start)
-    ours, theirs = (
-        [row for row in read_metrics(folder) if "reward/total" in row] for folder in (output, one_process)
-    )
-    epochs = {rollout.step: rollout.epoch for rollout in read_rollouts(output)}
+    flags = {"gradient_accumulation_steps": 2, "eval_dataset_use": three_records, "eval_on_start": True}
+    launch(2, start, mixed_data, output, **flags, **ENGINES[engine], **RECIPES[recipe])
+    alone = one_process(recipe)
+    assert_same_update(output, alone, start)
+    epochs = {rollout.step: rollout.epoch for rollout in read_rollouts(output) if rollout.split == "train"}
     assert epochs == {1: 0, 2: 1}  # the four records are one step
-    for name in ("reward/total", "kl", "loss", "completion/length_mean", "prompt/tokens"):
-        assert [row[name] for row in ours] == pytest.approx([row[name] for row in theirs], abs=1e-5), name
+    for names in (
+        ("reward/total", "kl", "loss", "grad_norm", "completion/length_mean", "prompt/tokens"),
+        ("eval_total_reward", "eval_total_reward_n"),
+    ):
+        ours, theirs = logged(output, *names), logged(alone, *names)
+        assert len(ours) == len(theirs) > 0
+        assert ours == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in theirs], names
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeed_makes_the_same_update(tiny_checkpoint, mixed_data, one_process, tmp_path, stage):
-    pytest.importorskip("deepspeed")
-    start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "by_prompt"
-    config = Path(__file__).parents[2] / "scripts" / "deepspeed" / f"zero{stage}.json"
-    flags = {"gradient_accumulation_steps": 2, "allow_outside_media": True, "deepspeed": config}
-    launch(2, start, mixed_data, output, **flags)
-    assert_same_update(output, one_process, start)
+def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mixed_data, three_records, tmp_path):
+    start = tiny_checkpoint(initializer_range=0.1)
+    flags = {
+        "fsdp": True,
+        "bf16": True,
+        "max_steps": 3,
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "linear",
+        "generation_max_length": 12,
+        "check_parity": "every",
+        "eval_dataset_use": three_records,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    }
+    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    launch(2, start, mixed_data, whole, **flags, save_strategy="steps", save_steps=2)
+    launch(2, start, mixed_data, rest, **flags, resume_from_checkpoint=whole / "checkpoint-2")
+    lengths = {rollout.tokens for rollout in read_rollouts(whole)}
+    assert len(lengths) > 1  # processes stop sampling at different times
+    (kl, parity), *_ = logged(whole, "kl", "parity/mean")
+    assert kl == 0 and parity < 1e-6  # sampler, policy and reference round alike, and log-probs not at all
+    names = ("loss", "kl", "grad_norm", "learning_rate")
+    assert logged(rest, *names) == logged(whole, *names)[2:]
+    assert logged(rest, "eval_total_reward") == logged(whole, "eval_total_reward")[2:]
+    ours, theirs = weights(rest), weights(whole)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_fsdp_that_would_not_shard_is_refused(tiny_checkpoint, mixed_data, tmp_path):
+    with pytest.raises(AssertionError, match="FSDP was asked for and is off"):
+        launch(2, tiny_checkpoint(), mixed_data, tmp_path / "refused", fsdp=True)
 
 
 def test_a_process_whose_samples_are_all_bad_does_not_stop_the_others(tiny_checkpoint, mixed_data, tmp_path):
@@ -107,7 +189,7 @@ def test_a_process_whose_samples_are_all_bad_does_not_stop_the_others(tiny_check
     data = tmp_path / "some.json"
     data.write_text(json.dumps(rows))
     output = tmp_path / "out"
-    launch(2, tiny_checkpoint(), data, output, on_bad_sample="skip", allow_outside_media=True)
+    launch(2, tiny_checkpoint(), data, output, on_bad_sample="skip")
     rows = [row for row in read_metrics(output) if "loss" in row]
     assert len(rows) == 2 and sum(row["data/bad_samples"] for row in rows) == 1
     assert len(list(read_rollouts(output))) == 3 * 3
