@@ -14,7 +14,7 @@ from typing import Any
 from qwenvl.data.catalog import resolve_datasets
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.convert import write_records
-from qwenvl.data.errors import RecordError
+from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.examine import Report, examine, quantiles
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.record_file import read_records
@@ -28,11 +28,8 @@ SHOWN_PER_KIND = 5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` begins with; 1 when the data are bad, 2 when the command is."""
     args = _parser().parse_args(argv)
-    try:
+    with told_to_the_user(f"qwenvl data {args.command}"):
         return args.run(args)
-    except (ValueError, OSError) as error:  # RecordError among them
-        print(f"qwenvl data {args.command}: {error}", file=sys.stderr)
-        return 1 if isinstance(error, RecordError) else 2
 
 
 def check(args: argparse.Namespace) -> int:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -44,3 +48,26 @@ def kind_of(value: Any) -> str:
     names = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
     shown = json.dumps(value, ensure_ascii=False, default=repr)
     return f"{names.get(type(value), type(value).__name__)} {shown if len(shown) <= 80 else shown[:77] + '...'}"
+
+
+DATA_ERRORS = (RecordError, BadMediaError, FramePlanError)
+"""What can be wrong with a user's data."""
+
+
+@contextmanager
+def told_to_the_user(command: str, errors: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iterator[None]:
+    """End the process with the message of an error and without its traceback: status 1 for bad data, else 2.
+
+    Args:
+        command: what the message begins with.
+        errors: those that a user can do something about; others pass, and all do where ``QWENVL_TRACEBACK`` is set.
+    """
+    try:
+        yield
+    except errors as error:
+        if os.environ.get("QWENVL_TRACEBACK"):
+            raise
+        # An error of a DataLoader's worker is its traceback in one text, which ends with the message.
+        message = str(error).rpartition(f"{type(error).__name__}: ")[2].rstrip()
+        print(f"{command}: {message}", file=sys.stderr)
+        raise SystemExit(1 if isinstance(error, DATA_ERRORS) else 2) from None

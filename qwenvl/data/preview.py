@@ -6,7 +6,6 @@ import argparse
 import base64
 import html
 import io
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +18,7 @@ from torch import Tensor
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.doctor import add_dataset_flags, add_frame_flags, frame_options, make_collator, read_from
+from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
 from qwenvl.rewards.actions import action_numbers, action_phrases
@@ -48,7 +48,7 @@ class Shown:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page and say where it is; 2 when the command is wrong."""
+    """Write the page and say where it is; ends with status 1 when the data are bad, 2 when the command is."""
     parser = argparse.ArgumentParser(prog="qwenvl preview", description=__doc__)
     add_dataset_flags(parser)
     add_frame_flags(parser)
@@ -57,12 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=42, help="run seed of the draw (42, as in training)")
     parser.add_argument("--out", default="preview.html", help="the page to write (preview.html)")
     args = parser.parse_args(argv)
-    try:
+    with told_to_the_user("qwenvl preview"):
         page = preview(args)
         Path(args.out).write_text(page, encoding="utf-8")
-    except (ValueError, OSError) as error:
-        print(f"qwenvl preview: {error}", file=sys.stderr)
-        return 2
     print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")
     return 0
 

@@ -37,6 +37,8 @@ def load_model(path: str | Path, *, attn_implementation: str = "auto", dtype: to
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
+    if str(path).startswith(("/", ".", "~")) and not Path(path).is_dir():
+        raise FileNotFoundError(f"{path}: no such folder; expected one that holds a checkpoint, or a name on the hub")
     config = AutoConfig.from_pretrained(path)
     family_of(config)
     return AutoModelForImageTextToText.from_pretrained(

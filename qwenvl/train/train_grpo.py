@@ -15,15 +15,23 @@ from qwenvl.train.arguments import parse_args
 def main(argv: list[str] | None = None) -> None:
     """Trains, evaluates if there is data for it, saves model and processor; see ``--help`` for the flags."""
     args = parse_args(sys.argv[1:] if argv is None else argv)
+    from qwenvl.data.catalog import resolve_datasets
+    from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
+
+    with told_to_the_user("qwenvl train"):  # before a model is loaded, which may take minutes
+        for names in filter(None, (args.dataset_use, args.eval_dataset_use)):
+            resolve_datasets(names, args.dataset_catalog)
     # After the flags are known to be good: these imports take seconds.
     from qwenvl.train.checkpoints import find_checkpoint
     from qwenvl.train.grpo_trainer import GRPOTrainer
 
-    trainer = GRPOTrainer(args=args)
-    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    if trainer.eval_dataset is not None:
-        trainer.evaluate()
+    with told_to_the_user("qwenvl train", (ValueError, OSError, ImportError)):  # names, files, flags, packages
+        trainer = GRPOTrainer(args=args)
+        checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
+    with told_to_the_user("qwenvl train", DATA_ERRORS):
+        trainer.train(resume_from_checkpoint=checkpoint)
+        if trainer.eval_dataset is not None:
+            trainer.evaluate()
     trainer.save_model()
     trainer.accelerator.end_training()  # Trainer.end, in the versions that have it
 

@@ -4,6 +4,7 @@ import io
 import re
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from qwenvl.data.preview import main
@@ -76,6 +77,7 @@ def test_records_are_spread_over_the_data_set(tmp_path, write_rows, make_row):
 
 
 def test_wrong_commands(capsys):
-    assert main(["no_such_set"]) == 2
-    assert main(["example", "--n", "0"]) == 2
-    assert "--n: expected at least 1" in capsys.readouterr().err
+    for argv, message in ((["no_such_set"], "no data set"), (["example", "--n", "0"], "--n: expected at least 1")):
+        with pytest.raises(SystemExit, match="2"):
+            main(argv)
+        assert message in capsys.readouterr().err

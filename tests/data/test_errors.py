@@ -1,0 +1,43 @@
+import pytest
+
+from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError, kind_of, told_to_the_user
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(RecordError("a[1]: bad"), 1), (BadMediaError("a.mp4", "bad"), 1), (FramePlanError("x"), 1), (OSError("y"), 2)],
+)
+def test_errors_of_users_are_told_without_a_traceback(error, code, capsys):
+    with pytest.raises(SystemExit) as ended, told_to_the_user("qwenvl do"):
+        raise error
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"qwenvl do: {error}\n"
+
+
+def test_an_error_of_a_worker_is_told_by_its_message(capsys):
+    text = "Caught BadMediaError in DataLoader worker process 0.\nOriginal Traceback ...\n  raise BadMediaError(path)\n"
+    with pytest.raises(SystemExit), told_to_the_user("qwenvl do"):
+        raise BadMediaError(text + "qwenvl.data.errors.BadMediaError: a.mp4: bad\n")
+    assert capsys.readouterr().err == "qwenvl do: a.mp4: bad\n"
+
+
+def test_the_traceback_can_be_had(monkeypatch):
+    monkeypatch.setenv("QWENVL_TRACEBACK", "1")
+    with pytest.raises(RecordError), told_to_the_user("qwenvl do"):
+        raise RecordError("x")
+
+
+def test_other_errors_pass():
+    with pytest.raises(KeyError), told_to_the_user("qwenvl do"):
+        raise KeyError("x")
+
+
+def test_values_are_shown_by_their_json_type():
+    assert [kind_of(value) for value in (None, True, 1.5, "a", [1])] == [
+        "nothing",
+        "boolean true",
+        "number 1.5",
+        'string "a"',
+        "list [1]",
+    ]
+    assert kind_of("x" * 200) == 'string "' + "x" * 76 + "..."

@@ -1,0 +1,51 @@
+"""What the command says to a user whose settings or data are wrong: the message, and no traceback."""
+
+import json
+import re
+
+import pytest
+
+from qwenvl.train.train_grpo import main
+
+
+def refused(capfd, *argv) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in argv])
+    error = capfd.readouterr().err
+    assert "Traceback" not in error
+    return ended.value.code, error.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def flags(tiny_checkpoint, tmp_path):
+    return f"--model_name_or_path={tiny_checkpoint()} --output_dir={tmp_path}/out --use_cpu=True --max_steps=1".split()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "message"),
+    [
+        (["--dataset_use=exampel"], 2, "qwenvl train: dataset_use: no data set 'exampel' in .*; did you mean example"),
+        (["--dataset_use=none.json"], 2, "no such file: none.json"),
+        (["--dataset_use=example", "--eval_dataset_use=exampel"], 2, "no data set 'exampel'"),
+        (["--dataset_use=example", "--model_name_or_path=./none"], 2, "./none: no such folder; expected one that"),
+        (["--dataset_use=example", "--reward_funcs=accuracyy"], 2, "no reward function is named 'accuracyy'"),
+        (["--dataset_use=example", "--resume_from_checkpoint=none"], 2, "not a checkpoint"),
+        (["--dataset_use=example", "--columns=a=b"], 1, r"records.json\[0\]: --columns names 'a'; the row has"),
+    ],
+)
+def test_wrong_settings_and_data(wrong, code, message, flags, capfd):
+    found, line = refused(capfd, *flags, *wrong)
+    assert found == code
+    assert re.search(message, line), line
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_clip_that_is_bad_in_the_middle_of_training(workers, flags, sop_data, tmp_path, capfd):
+    rows = json.loads(sop_data.read_text())[:1]
+    (tmp_path / "clip-0.mp4").write_bytes((sop_data.parent / "clip-0.mp4").read_bytes()[:900])
+    (tmp_path / "bad.json").write_text(json.dumps(rows))
+    workers = f"--dataloader_num_workers={workers}"
+    code, line = refused(capfd, *flags, f"--dataset_use={tmp_path}/bad.json", workers, "--disable_tqdm=True")
+    assert code == 1
+    assert line.startswith(f"qwenvl train: {tmp_path}/bad.json[0] (id clip-0): {tmp_path}/clip-0.mp4: ")
+    assert line.endswith("Mend the file or the record, or pass --on_bad_sample skip")
