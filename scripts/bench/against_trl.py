@@ -118,6 +118,7 @@ def ours(options: argparse.Namespace, folder: Path, checkpoint: Path, clips: lis
             video_min_frames=frames,
             video_max_frames=frames,
             video_max_frame_pixels=HEIGHT * WIDTH,
+            decode_timeout=0,  # decode in this process, whose CPU seconds are counted
             **common(options),
         )
         data = str(folder / "clips.json")

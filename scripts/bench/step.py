@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each path, in turn; medians are printed")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--growth", action="store_true", help="also compare G = 4 and G = 16 at 4,000 prompt tokens")
+    parser.add_argument("--compile_decoding", action="store_true", help="sample by the compiled step, too")
     parser.add_argument("--no_memory", action="store_true", help="leave out the processes that measure memory")
     parser.add_argument("--memory_of", nargs=2, metavar=("PATH", "PHASE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -68,10 +69,29 @@ def report_case(case: Case, options: argparse.Namespace, rate: float) -> None:
         whole = {path: whole[path] + spent[path].wall for path in whole}
         memory = {} if options.no_memory else {path: child_memory(case, options, path, phase) for path in whole}
         print(f"  {phase:7}" + comparison(spent, memory))
+    if options.compile_decoding:
+        report_compiled(step, options.repeats)
     ideal = ideal_flops(step) / rate
     print(
         f"  ideal step {ideal:.2f} s at that rate; shared {whole['shared']:.2f} s wall, "
         f"{whole['shared'] / ideal:.2f} x; plain {whole['plain'] / ideal:.1f} x"
+    )
+
+
+def report_compiled(step: Step, repeats: int) -> None:
+    """Prints what compiling the decoding step costs once, and what it gives."""
+    start = time.perf_counter()
+    step.compiled_sample()
+    first = time.perf_counter() - start
+    spent = in_turn({path: getattr(step, f"{path}_sample") for path in ("plain", "shared", "compiled")}, repeats)
+    ratios = {path: spent["plain"].cpu / spent[path].cpu for path in ("shared", "compiled")}
+    saved = spent["shared"].wall - spent["compiled"].wall
+    print(
+        f"  compiled decoding {spent['compiled'].cpu:.2f} ({spent['compiled'].wall:.2f}), {ratios['compiled']:.1f} x "
+        f"where shared is {ratios['shared']:.1f} x; the first call takes {first:.0f} s, made good by "
+        f"{first / saved:.0f} steps"
+        if saved > 0
+        else f"  compiled decoding {spent['compiled'].cpu:.2f} gains nothing here"
     )
 
 
