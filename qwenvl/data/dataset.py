@@ -134,7 +134,7 @@ class GRPODataset(Dataset):
         record, epoch = sample.record, sample.epoch
 
         def times_with(most: int) -> list[list[float]]:
-            plans = [self._plan(record, n, epoch, timeline, most) for n, timeline in enumerate(timelines)]
+            plans = [self.plan(record, n, epoch, timeline, most) for n, timeline in enumerate(timelines)]
             return [[timeline.times[i] for i in plan.indices] for plan, timeline in zip(plans, timelines, strict=True)]
 
         found = self.fitter(sample, times_with)
@@ -153,7 +153,7 @@ class GRPODataset(Dataset):
         path, fps = record.videos[number], (record.clip_meta[number] or ClipMeta()).frames_fps
         with open_clip(_local(path), self.video_backend, frames_fps=fps, **self.decode_bounds) as clip:
             timeline = Timeline(clip.frame_times, clip.duration)
-            plan = self._plan(record, number, epoch, timeline, most)
+            plan = self.plan(record, number, epoch, timeline, most)
             frames = clip.read(plan.indices)
             _check_shape(path, frames)
             times = tuple(clip.frame_times[index] for index in plan.indices)
@@ -167,8 +167,12 @@ class GRPODataset(Dataset):
             )
         return VideoClip(frames, info), timeline
 
-    def _plan(self, record: Record, number: int, epoch: int, timeline: Timeline, most: int | None) -> FramePlan:
-        """Which frames of a clip are shown, at most ``most`` of them."""
+    def plan(self, record: Record, number: int, epoch: int, timeline: Timeline, most: int | None = None) -> FramePlan:
+        """Which frames of the record's clip ``number`` are shown, at most ``most`` of them.
+
+        Raises:
+            FramePlanError: the clip and its ``meta`` contradict each other.
+        """
         meta = record.clip_meta[number] or ClipMeta()
         draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
         try:

@@ -23,6 +23,9 @@ class FrameFolder:
 
     A folder's frames are its image files by the numbers in their names (2 before 10); a list keeps its order.
 
+    Attributes:
+        files: one for each frame.
+
     Raises:
         BadMediaError: no images; or, when read, a bad one or one of another size than the first.
     """
@@ -30,12 +33,12 @@ class FrameFolder:
     def __init__(self, path: str, fps: float | None = None) -> None:
         self.path = path
         listed = frame_list(path)
-        self._files = listed if listed is not None else _images_of(Path(path))
-        if not self._files:
+        self.files = listed if listed is not None else _images_of(Path(path))
+        if not self.files:
             raise BadMediaError(path, f"a folder without images ({', '.join(FRAME_SUFFIXES)})")
         fps = fps or DEFAULT_FRAMES_FPS
-        self.frame_times = tuple(i / fps for i in range(len(self._files)))
-        self.duration = len(self._files) / fps
+        self.frame_times = tuple(i / fps for i in range(len(self.files)))
+        self.duration = len(self.files) / fps
 
     def __enter__(self) -> FrameFolder:
         return self
@@ -45,17 +48,17 @@ class FrameFolder:
 
     @property
     def frame_count(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def read(self, indices: Sequence[int]) -> Tensor:
         """As ``ClipReader.read``."""
         import torch
 
-        frames = [load_image(self._files[index]) for index in indices]
+        frames = [load_image(self.files[index]) for index in indices]
         for index, frame in zip(indices, frames, strict=True):
             if frame.shape != frames[0].shape:
                 first, other = ("{2} x {1}".format(*f.shape) for f in (frames[0], frame))
-                raise BadMediaError(self._files[index], f"{other} pixels in a clip whose first frame has {first}")
+                raise BadMediaError(self.files[index], f"{other} pixels in a clip whose first frame has {first}")
         return torch.stack(frames)
 
 

@@ -42,6 +42,20 @@ def load_image(path: str) -> Tensor:
     return torch.from_numpy(np.array(upright)).permute(2, 0, 1).contiguous()
 
 
+def image_size(path: str) -> tuple[int, int]:
+    """Height and width as stored, from the header alone.
+
+    Raises:
+        BadMediaError: there is none of a known format.
+    """
+    check_regular_file(path)
+    try:
+        with Image.open(path) as image:
+            return image.height, image.width
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadMediaError(path, f"not an image of a known format: {error}") from None
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # conversion to RGB would clip everything above 255 to white
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))

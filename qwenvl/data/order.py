@@ -6,7 +6,7 @@ one would have drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,6 +14,7 @@ from torch.utils.data import Sampler
 
 from qwenvl.data.seeds import stable_random
 
+POOL_STEPS = 32  # optimizer steps whose prompts are sorted together: more would pad little less and mix less
 _FINE = 2**32  # places within a stretch
 
 
@@ -30,6 +31,19 @@ class Part:
     name: str
     size: int
     weight: float | None = None
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Prompts of like length come together.
+
+    Attributes:
+        step: prompts of an optimizer step, over all its micro-batches and processes.
+        length: of the prompt of a (pass, index), in tokens.
+    """
+
+    step: int
+    length: Callable[[tuple[int, int]], int]
 
 
 def draws_per_epoch(parts: Sequence[Part]) -> list[int]:
@@ -69,9 +83,14 @@ class EpochSampler(Sampler[tuple[int, int]]):
     each part is gone through at its own pace: none of its records comes again before all have come, over the end of the
     epoch too, and the parts are spread evenly, so that any stretch of the epoch holds them by their weights.
 
+    With ``grouping`` this order is cut into pools of up to 32 optimizer steps, at least four pools to an epoch where it
+    is long enough. A pool's prompts are sorted by length and dealt out to its steps, which then come in random order: a
+    step, its micro-batches and the processes within it have prompts of like length. Weights hold for each pool.
+
     Args:
         parts: the data sets, in the order in which their records are numbered.
         shuffle: draw the order by (seed, epoch); else records come in their own order.
+        grouping: bring prompts of like length together.
 
     Raises:
         ValueError: as ``draws_per_epoch``; or weights without ``shuffle``.
@@ -83,10 +102,13 @@ class EpochSampler(Sampler[tuple[int, int]]):
         [(3, 0), (3, 1)]
     """
 
-    def __init__(self, parts: Sequence[Part], seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self, parts: Sequence[Part], seed: int = 0, shuffle: bool = True, grouping: Grouping | None = None
+    ) -> None:
         self.parts = tuple(parts)
         self.seed = seed
         self.shuffle = shuffle
+        self.grouping = grouping
         self.epoch = 0
         self._draws = draws_per_epoch(parts)
         self._weighted = any(part.weight is not None for part in parts)
@@ -100,12 +122,29 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return sum(self._draws)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        if self._weighted:
-            return iter(self._mixed())
+        keys = self._mixed() if self._weighted else self._even()
+        return iter(keys) if self.grouping is None else self._grouped(keys, self.grouping)
+
+    def _even(self) -> list[tuple[int, int]]:
+        """Every record once."""
         order = list(range(len(self)))
         if self.shuffle:
             stable_random(self.seed, "order", self.epoch).shuffle(order)
-        return ((self.epoch, index) for index in order)
+        return [(self.epoch, index) for index in order]
+
+    def _grouped(self, keys: list[tuple[int, int]], grouping: Grouping) -> Iterator[tuple[int, int]]:
+        """Lengths are asked for pool by pool, so that a run begins before all are known."""
+        step = grouping.step
+        pool = step * max(1, min(POOL_STEPS, len(keys) // (4 * step)))
+        draw = stable_random(self.seed, "steps", self.epoch)
+        for start in range(0, len(keys), pool):
+            drawn = keys[start : start + pool]
+            whole = len(drawn) - len(drawn) % step
+            by_length = sorted(drawn[:whole], key=grouping.length)
+            steps = [by_length[i : i + step] for i in range(0, whole, step)]
+            draw.shuffle(steps)
+            for each in [*steps, sorted(drawn[whole:], key=grouping.length)]:  # a step cut short ends the epoch
+                yield from each
 
     def _mixed(self) -> list[tuple[int, int]]:
         """Each part's draws, one at random in each of as many equal stretches of the epoch."""

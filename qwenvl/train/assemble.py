@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.dataset import load_dataset
+from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import RecordError
+from qwenvl.data.estimate import LengthEstimate
 from qwenvl.data.fit import Fitter
+from qwenvl.data.order import EpochSampler, Grouping, Part
 from qwenvl.data.records import parse_columns
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
@@ -160,6 +162,29 @@ def build_dataset(
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
     return dataset
+
+
+def build_sampler(dataset: Dataset, args: GRPOConfig, batch_size: int, collator: GRPOCollator) -> EpochSampler:
+    """The order in which training draws from a data set.
+
+    Args:
+        batch_size: prompts of a micro-batch in one process.
+
+    Raises:
+        ValueError: a strategy that this data set can't be ordered by.
+    """
+    grouping = None
+    if args.train_sampling_strategy == "group_by_length":
+        if not isinstance(dataset, GRPODataset):
+            raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
+        length = LengthEstimate(dataset, collator.ruler, collator.max_prompt_length if collator.fitter else None)
+        grouping = Grouping(batch_size * args.gradient_accumulation_steps * args.world_size, length)
+    return EpochSampler(
+        getattr(dataset, "parts", None) or [Part("", len(dataset))],
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        shuffle=args.train_sampling_strategy != "sequential",
+        grouping=grouping,
+    )
 
 
 def _text_of(text_or_file: str | None) -> str | None:

@@ -20,6 +20,12 @@ class DataArguments:
         "hf:name:split; %NN after one takes a seeded NN percent of it, :W draws from it by weight W (a:0.3,b%50:0.7).",
     )
     eval_dataset_use: str | None = flag(None, "Data for evaluation, written like --dataset_use, without weights.")
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = flag(
+        "random",
+        "Order of the prompts. random: shuffled anew each epoch. sequential: as the data sets have them. "
+        "group_by_length: prompts of like length in each optimizer step, over all processes, so that less is padded "
+        "and processes wait less for each other; lengths are estimated from text and media headers.",
+    )
     dataset_catalog: str | None = flag(
         None,
         "YAML file that gives data sets their names: annotation file and media root of each.",

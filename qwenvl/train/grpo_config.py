@@ -23,7 +23,6 @@ from qwenvl.train.flags import (
 
 _NO_LABELS = "GRPO has no labels"
 _EVALUATION = "evaluation samples completions as training does and scores them with the reward functions"
-_ORDER = "prompts come in an order drawn anew each epoch from the seed"
 WITHOUT_EFFECT = {
     "label_smoothing_factor": _NO_LABELS,
     "label_names": _NO_LABELS,
@@ -35,8 +34,7 @@ WITHOUT_EFFECT = {
     "eval_accumulation_steps": _EVALUATION,
     "bf16_full_eval": _EVALUATION,
     "fp16_full_eval": _EVALUATION,
-    "train_sampling_strategy": _ORDER,
-    "length_column_name": _ORDER,
+    "length_column_name": "lengths are estimated from the text and the headers of the media",
 }
 """Settings of the Trainer that nothing here would read, and why."""
 
@@ -84,6 +82,12 @@ class GRPOConfig(
         if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
             self.fsdp = str(self.fsdp).lower() == "true"
         super().__post_init__()
+        step = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+        if self.train_sampling_strategy == "group_by_length" and step == 1:
+            raise ValueError(
+                "--train_sampling_strategy group_by_length has no effect on steps of one prompt: leave it out, or "
+                "raise --per_device_train_batch_size or --gradient_accumulation_steps"
+            )
         # Pinned memory speeds up copies to a CUDA device; without one the loader would only warn.
         self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, SequentialSampler
 from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
-from qwenvl.data.order import EpochSampler, Part
+from qwenvl.data.order import EpochSampler
 from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.engines import whole_weights
 from qwenvl.model.inputs import InputBuilder, PromptInputs
@@ -24,7 +24,14 @@ from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, blank_vision
 from qwenvl.model.vision_cache import VisionCache
-from qwenvl.train.assemble import build_collator, build_contrast, build_dataset, build_policy, build_rewards
+from qwenvl.train.assemble import (
+    build_collator,
+    build_contrast,
+    build_dataset,
+    build_policy,
+    build_rewards,
+    build_sampler,
+)
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.checkpoints import load_weights
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
@@ -123,14 +130,7 @@ class GRPOTrainer(Trainer):
             self.meter,
             build_contrast(args, bare.config.vision_config.temporal_patch_size),
         )
-        parts = getattr(self.train_dataset, "parts", ())
-        self.journal = Journal(
-            args,
-            self.meter,
-            getattr(self.train_dataset, "decoder", None),
-            cache,
-            datasets=[part.name for part in parts] if len(parts) > 1 else (),
-        )
+        self.journal = Journal(args, self.meter, self.train_dataset, cache)
         install_callbacks(self, self.journal)
         self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
         self._window: Window | None = None
@@ -281,8 +281,11 @@ class GRPOTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return EpochSampler(getattr(dataset, "parts", None) or [Part("", len(dataset))], seed=seed)
+        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator)
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
+        # In order, whatever the order of training; several processes get their shares of it from accelerate.
+        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
     def _get_grad_norm(self, model: nn.Module, grad_norm=None):
         norm = super()._get_grad_norm(model, grad_norm)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
+
+from torch.utils.data import Dataset
 
 from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
 from qwenvl.model.vision_cache import VisionCache
@@ -18,25 +20,20 @@ class Journal:
     """Turns experiences, losses and evaluations into the meter's metrics and the run folder's rows."""
 
     def __init__(
-        self,
-        args: GRPOConfig,
-        meter: Meter,
-        decoder: str | None = None,
-        cache: VisionCache | None = None,
-        datasets: Sequence[str] = (),
+        self, args: GRPOConfig, meter: Meter, dataset: Dataset | None = None, cache: VisionCache | None = None
     ):
         """
         Args:
-            decoder: what decodes the videos, for the record.
+            dataset: what training draws from; where it has several parts, their shares and rewards are logged.
             cache: whose hits and costs are logged.
-            datasets: names of the data sets, if several, whose shares and rewards are logged.
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
         self._args = args
-        self._decoder = decoder
+        self._decoder = getattr(dataset, "decoder", None)
+        parts = getattr(dataset, "parts", ())
+        self._datasets = [part.name for part in parts] if len(parts) > 1 else []
         self._cache = cache
-        self._datasets = datasets
         self._meter = meter
 
     def trained(self, step: int, experience: Experience, output: LossOutput) -> None:
@@ -109,6 +106,9 @@ class Journal:
     def _prompts(self, batch: PromptBatch) -> None:
         if self._args.fit_frames:
             self._meter.count("data/fitted_prompts", sum(fitted is not None for fitted in batch.fitted))
+        if self._args.per_device_train_batch_size > 1:
+            mask = batch.attention_mask
+            self._meter.mean("prompt/padding_frac", 1 - float(mask.float().mean()), weight=mask.numel())
         for mask, clips in zip(batch.attention_mask, batch.frames, strict=True):
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))

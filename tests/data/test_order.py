@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from qwenvl.data.order import EpochSampler, Part, draws_per_epoch
+from qwenvl.data.order import EpochSampler, Grouping, Part, draws_per_epoch
 
 
 def keys_of(sampler: EpochSampler, epoch: int = 0) -> list[tuple[int, int]]:
@@ -93,3 +93,63 @@ class TestWeights:
     def test_no_order_of_their_own(self):
         with pytest.raises(ValueError, match="have no order of their own"):
             EpochSampler(self.PARTS, shuffle=False)
+
+
+def padded(lengths: list[int], batch: int) -> int:
+    """Positions that hold nothing when consecutive prompts are padded to the longest of their batch."""
+    batches = [lengths[i : i + batch] for i in range(0, len(lengths), batch)]
+    return sum(len(each) * max(each) - sum(each) for each in batches)
+
+
+class TestGrouping:
+    LENGTHS = tuple(50 + 7 * ((i * 37) % 101) for i in range(250))
+
+    def sampler(self, step=8, parts=(Part("a", 250),), seed=2):
+        return EpochSampler(parts, seed=seed, grouping=Grouping(step, lambda key: self.LENGTHS[key[1]]))
+
+    def test_by_hand(self):
+        # five steps of two are one pool; the eleventh is left for a step of its own, and no pool is shorter than a step
+        lengths = [5, 1, 4, 2, 9, 8, 7, 3, 6, 10, 11]
+        plain = keys_of(EpochSampler([Part("a", 11)], seed=4))
+        keys = keys_of(EpochSampler([Part("a", 11)], seed=4, grouping=Grouping(2, lambda key: lengths[key[1]])))
+        assert keys[-1] == plain[-1]
+        for start in range(0, 10, 2):  # 11 // (4 * 2) = 1 step to a pool: sorted, and not mixed
+            assert keys[start : start + 2] == sorted(plain[start : start + 2], key=lambda key: lengths[key[1]])
+
+    def test_the_same_records_are_drawn(self):
+        for epoch in (0, 1):
+            keys = keys_of(self.sampler(), epoch)
+            assert sorted(keys) == [(epoch, index) for index in range(250)]
+
+    def test_steps_and_the_batches_in_them_hold_like_lengths(self):
+        plain = [self.LENGTHS[index] for _, index in EpochSampler([Part("a", 250)], seed=2)]
+        grouped = [self.LENGTHS[index] for _, index in self.sampler()]
+        assert padded(grouped, 4) < padded(plain, 4) / 6
+        assert padded(grouped, 8) < padded(plain, 8) / 5
+
+    def test_steps_come_in_random_order(self):
+        means = [sum(self.LENGTHS[i] for _, i in keys) / 8 for keys in batches_of(keys_of(self.sampler()), 8)[:7]]
+        assert means not in (sorted(means), sorted(means, reverse=True))  # a pool is 250 // 32 = 7 steps
+
+    def test_function_of_seed_and_epoch_alone(self):
+        sampler = self.sampler()
+        for epoch in range(3):
+            keys = keys_of(sampler, epoch)
+        assert keys == keys_of(self.sampler(), 2) != keys_of(self.sampler(seed=3), 2)
+
+    def test_weights_hold_in_every_pool(self):
+        parts = (Part("short", 50, 0.5), Part("long", 200, 0.5))
+        keys = keys_of(self.sampler(parts=parts))
+        for pool in batches_of(keys, 56)[:4]:  # 250 // 32 = 7 steps of 8
+            assert abs(sum(index < 50 for _, index in pool) - 28) < 2
+
+    def test_a_run_begins_before_all_lengths_are_known(self):
+        asked = []
+        grouping = Grouping(2, lambda key: asked.append(key) or key[1])
+        keys = iter(EpochSampler([Part("a", 1000)], grouping=grouping))
+        next(keys)
+        assert len(asked) == 64  # 32 steps of two
+
+
+def batches_of(keys: list, size: int) -> list[list]:
+    return [keys[i : i + size] for i in range(0, len(keys), size)]

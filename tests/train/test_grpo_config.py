@@ -130,7 +130,8 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"prediction_loss_only": True},
         {"include_for_metrics": ["inputs"]},
         {"bf16_full_eval": True},
-        {"train_sampling_strategy": "group_by_length"},
+        {"train_sampling_strategy": "group_by_length"},  # on one process, steps of one prompt
+        {"length_column_name": "tokens"},
     ],
     ids=str,
 )
@@ -149,6 +150,9 @@ def test_settings_without_effect_are_refused(make, settings):
         {"fit_frames": True, "max_prompt_length": 1024},
         {"kl_estimator": "k1"},
         {"video_fps": 0.5},
+        {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2},
+        {"train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 2},
+        {"train_sampling_strategy": "sequential"},
         {"generation_top_p": 1.0, "generation_top_k": 0, "generation_min_p": 0.0, "generation_repetition_penalty": 1},
         {"generation_top_k": 2, "generation_min_p": 0.1, "stop_strings": ["</answer>"]},
         {"format_reward_weight": 0.0},
@@ -164,6 +168,10 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
     ("settings", "expected"),
     [
         ({"generation_temperature": 0.0}, "--generation_temperature must be above 0, got 0.0"),
+        (
+            {"train_sampling_strategy": "batch_rebalance"},
+            "--train_sampling_strategy must be one of random, sequential, group_by_length, got 'batch_rebalance'",
+        ),
         ({"generation_top_p": 1.1}, "--generation_top_p must be at most 1, got 1.1"),
         ({"generation_top_k": -1}, "--generation_top_k must be at least 0, got -1"),
         ({"generation_top_k": 1}, "--generation_top_k 1 makes all completions of a group the same"),

@@ -1,0 +1,92 @@
+"""The order of training by ``--train_sampling_strategy``."""
+
+import json
+
+import pytest
+from transformers import TrainerCallback
+
+from qwenvl.runlog import read_metrics, read_rollouts
+
+
+@pytest.fixture
+def uneven(sop_data, tmp_path) -> str:
+    """Sixteen prompts of text, of 1 to 16 repetitions of a word, and two with clips; in mixed order."""
+    rows = json.loads(sop_data.read_text())
+    turns = lambda n: [{"from": "human", "value": "step " * n}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
+    texts = [{"id": f"text-{n}", "conversations": turns(n)} for n in (n * 7 % 17 for n in range(1, 17))]
+    clips = [row | {"video": str(sop_data.parent / row["video"])} for row in rows[:2]]
+    path = tmp_path / "uneven.json"
+    path.write_text(json.dumps(texts[:8] + clips + texts[8:]))
+    return str(path)
+
+
+def drawn_in(trainer) -> dict[int, list[str]]:
+    steps: dict[int, list[str]] = {}
+    for row in read_rollouts(trainer.args.output_dir):
+        if row.sample == 0:
+            steps.setdefault(row.step, []).append(row.record_id)
+    return steps
+
+
+def settings(data: str, **more) -> dict:
+    return {"dataset_use": data, "allow_outside_media": True, "per_device_train_batch_size": 2, "max_steps": 9, **more}
+
+
+def test_steps_hold_prompts_of_like_length_and_less_is_padded(make_trainer, uneven, tmp_path):
+    padding = {}
+    for strategy in ("random", "group_by_length"):
+        options = settings(uneven, train_sampling_strategy=strategy, output_dir=str(tmp_path / strategy))
+        trainer = make_trainer(**options)
+        trainer.train()
+        lengths = {
+            record.id: trainer.data_collator([trainer.train_dataset[n]])["prompts"].input_ids.shape[1]
+            for n, record in enumerate(trainer.train_dataset.records)
+        }
+        steps = drawn_in(trainer)
+        assert sorted(name for names in steps.values() for name in names) == sorted(lengths)
+        for row in read_metrics(trainer.args.output_dir)[:9]:
+            pair = [lengths[name] for name in steps[row["step"]]]
+            assert row["prompt/padding_frac"] == pytest.approx(1 - sum(pair) / (2 * max(pair)), abs=1e-6)
+        padding[strategy] = sum(abs(lengths[a] - lengths[b]) for a, b in steps.values())
+        if strategy == "group_by_length":
+            for names in ([*steps[1], *steps[2]], [*steps[3], *steps[4]]):  # a pool is 18 // (4 * 2) = 2 steps
+                one, other = sorted([lengths[n] for n in names[:2]]), sorted([lengths[n] for n in names[2:]])
+                assert one[1] <= other[0] or other[1] <= one[0]
+    assert padding["group_by_length"] < padding["random"]
+
+
+def test_a_cut_run_goes_on_in_the_same_order(make_trainer, uneven, tmp_path):
+    options = settings(
+        uneven, train_sampling_strategy="group_by_length", max_steps=7, save_strategy="steps", save_steps=3
+    )
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), **options)
+    whole.train()
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 4
+
+    make_trainer(output_dir=str(tmp_path / "cut"), callbacks=[Stop()], **options).train()
+    resumed = make_trainer(output_dir=str(tmp_path / "cut"), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+    assert drawn_in(resumed) == drawn_in(whole)
+
+
+def test_evaluation_keeps_its_order(make_trainer, uneven, sop_data):
+    options = settings(uneven, train_sampling_strategy="group_by_length", eval_dataset_use=str(sop_data))
+    trainer = make_trainer(**options)
+    trainer.evaluate()
+    seen = [row.record_id for row in read_rollouts(trainer.args.output_dir, split="eval")]
+    assert seen == [record.id for record in trainer.eval_dataset.records]
+
+
+def test_sequential(make_trainer, sop_data):
+    trainer = make_trainer(train_sampling_strategy="sequential", max_steps=3)
+    trainer.train()
+    assert list(drawn_in(trainer).values()) == [["clip-0"], ["clip-1"], ["clip-2"]]
+
+
+def test_a_data_set_of_another_kind_has_no_lengths(make_trainer, uneven):
+    trainer = make_trainer(**settings(uneven, train_sampling_strategy="group_by_length"))
+    with pytest.raises(ValueError, match="group_by_length: it can't measure this data set"):
+        trainer._get_train_sampler([1, 2, 3])
