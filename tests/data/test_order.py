@@ -104,7 +104,9 @@ def padded(lengths: list[int], batch: int) -> int:
 class TestGrouping:
     LENGTHS = tuple(50 + 7 * ((i * 37) % 101) for i in range(250))
 
-    def sampler(self, step=8, parts=(Part("a", 250),), seed=2):
+    ONE = (Part("a", 250),)
+
+    def sampler(self, step=8, parts=ONE, seed=2):
         return EpochSampler(parts, seed=seed, grouping=Grouping(step, lambda key: self.LENGTHS[key[1]]))
 
     def test_by_hand(self):
