@@ -6,19 +6,25 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from qwenvl.data.catalog import resolve_datasets
-from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.convert import write_records
+from qwenvl.data.command_flags import (
+    add_dataset_flags,
+    add_frame_flags,
+    frame_options,
+    make_collator,
+    read_options,
+    sources_of,
+)
+from qwenvl.data.convert import Written, write_records
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.examine import Report, examine, quantiles
 from qwenvl.data.order import Part, draws_per_epoch
-from qwenvl.data.record_file import read_records
-from qwenvl.data.records import ReadOptions, RecordCheck, parse_columns
+from qwenvl.data.record_file import JoinedRecords, RecordFile
+from qwenvl.data.records import RecordCheck
 from qwenvl.rewards.build import build_rubric
 from qwenvl.types import Record
 
@@ -36,8 +42,8 @@ def check(args: argparse.Namespace) -> int:
     """Decode every record and report; 1 if any is bad."""
     with redirect_stdout(sys.stderr):  # some libraries announce themselves on the way; the report is to stand alone
         report = examine(
-            resolve_datasets(args.dataset, args.dataset_catalog),
-            options=_read_options(args),
+            sources_of(args),
+            options=read_options(args),
             check_record=_record_check(args.reward_funcs),
             dataset_options=frame_options(args),
             collator=make_collator(args),
@@ -45,8 +51,7 @@ def check(args: argparse.Namespace) -> int:
             progress=_progress,
         )
         if args.write_clean:
-            count = write_records(report.good, Path(args.write_clean))
-            print(f"wrote {count} good records to {args.write_clean}")
+            print(_written(write_records(report.good, Path(args.write_clean)), args.write_clean))
     if args.json:
         print(json.dumps(report.summary(), indent=1, ensure_ascii=False))
     else:
@@ -56,22 +61,10 @@ def check(args: argparse.Namespace) -> int:
 
 def stats(args: argparse.Namespace) -> int:
     """Count what the records hold, without decoding anything, and how often training draws from each data set."""
-    parts, records = read_parts(args)
-    solutions = Counter(record.solution.strip() for record in records)
-    numbers = {
-        "records": len(records),
-        "clips": sum(len(record.videos) for record in records),
-        "images": sum(len(record.images) for record in records),
-        "with meta": sum(any(record.clip_meta) for record in records),
-        "different media": len({path for record in records for path in (*record.videos, *record.images)}),
-        "different prompts": len({record.messages for record in records}),
-        "different solutions": len(solutions),
-    }
-    lengths = {
-        "turns per prompt": quantiles([len(record.messages) for record in records]),
-        "characters per prompt": quantiles([sum(len(m.text) for m in record.messages) for record in records]),
-        "characters per solution": quantiles([len(record.solution) for record in records]),
-    }
+    sources = sources_of(args)
+    files = [RecordFile(source, seed=0, options=read_options(args)) for source in sources]
+    parts = [Part(source.name, len(file), source.weight) for source, file in zip(sources, files, strict=True)]
+    numbers, lengths, solutions = _count(JoinedRecords(files))
     draws = draws_per_epoch(parts)
     if args.json:
         drawn = {
@@ -95,11 +88,49 @@ def stats(args: argparse.Namespace) -> int:
     return 0
 
 
+def _count(records: Iterable[Record]) -> tuple[dict[str, int], dict[str, dict[str, float]], Counter[str]]:
+    """Numbers of what there is, spreads of lengths, and how often each solution occurs; one record at a time."""
+    numbers = dict.fromkeys(("records", "clips", "images", "with meta"), 0)
+    media, prompts, solutions = set(), set(), Counter()
+    turns, prompt_lengths, solution_lengths = [], [], []
+    for record in records:
+        numbers["records"] += 1
+        numbers["clips"] += len(record.videos)
+        numbers["images"] += len(record.images)
+        numbers["with meta"] += any(record.clip_meta)
+        media.update(map(hash, (*record.videos, *record.images)))
+        prompts.add(hash(record.messages))
+        solutions[record.solution.strip()] += 1
+        turns.append(len(record.messages))
+        prompt_lengths.append(sum(len(message.text) for message in record.messages))
+        solution_lengths.append(len(record.solution))
+    numbers |= {"different media": len(media), "different prompts": len(prompts), "different solutions": len(solutions)}
+    lengths = {
+        "turns per prompt": quantiles(turns),
+        "characters per prompt": quantiles(prompt_lengths),
+        "characters per solution": quantiles(solution_lengths),
+    }
+    return numbers, lengths, solutions
+
+
 def convert(args: argparse.Namespace) -> int:
     """Write the records of a data set in another form and kind of file."""
-    count = write_records(read_from(args), Path(args.out))
-    print(f"wrote {count} records to {args.out}")
+    options = read_options(args)
+    records = JoinedRecords([RecordFile(source, seed=0, options=options) for source in sources_of(args)])
+    print(_written(write_records(records, Path(args.out)), args.out))
     return 0
+
+
+def _written(written: Written, path: str) -> str:
+    lines = [f"wrote {written.records:,} records to {path}"]
+    if written.copied:
+        lines.append(f"copied {written.copied:,} media that were part of the records to {path}.media")
+    if written.outside:
+        lines.append(
+            f"{written.outside:,} media lie outside of its folder and are named in full: read it with "
+            "--allow_outside_media, or give it a media_root in a catalog"
+        )
+    return "\n".join(lines)
 
 
 def render(report: Report, name: str) -> str:
@@ -126,24 +157,6 @@ def render(report: Report, name: str) -> str:
     return "\n".join(lines)
 
 
-_FRAME_FLAGS: dict[str, dict[str, Any]] = {
-    "base_interval": {"type": float, "default": 2.0, "help": "seconds between frames (2.0)"},
-    "video_fps": {"type": float, "default": None, "help": "frames per second, in place of --base_interval"},
-    "video_min_frames": {"type": int, "default": 4, "help": "least frames of a clip (4)"},
-    "video_max_frames": {"type": int, "default": 8, "help": "most frames of a clip (8)"},
-    "video_backend": {"default": "auto", "help": "auto, torchcodec, pyav or decord (auto)"},
-    "decode_timeout": {"type": float, "default": 60.0, "help": "seconds before a clip's decoder is killed (60)"},
-}
-_PROMPT_FLAGS: dict[str, dict[str, Any]] = {
-    "video_min_frame_pixels": {"type": int, "default": 4 * 28 * 28, "help": "least pixels of a frame (3136)"},
-    "video_max_frame_pixels": {"type": int, "default": 32 * 28 * 28, "help": "most pixels of a frame (25088)"},
-    "min_pixels": {"type": int, "default": 16 * 28 * 28, "help": "least pixels of an image (12544)"},
-    "max_pixels": {"type": int, "default": 576 * 28 * 28, "help": "most pixels of an image (451584)"},
-    "max_prompt_length": {"type": int, "default": None, "help": "tokens above which a prompt is bad"},
-    "fit_frames": {"action": "store_true", "help": "lower frames, then pixels, of prompts above --max_prompt_length"},
-}
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwenvl data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -161,65 +174,6 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
     checking.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
     return parser
-
-
-def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
-    """The data set and how its rows are read."""
-    parser.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, %%NN, :weight")
-    parser.add_argument("--dataset_catalog", help="another catalog than data/datasets.yaml")
-    parser.add_argument("--columns", default="", help="names in the file to names known here: question=prompt,...")
-    parser.add_argument("--allow_outside_media", action="store_true", help="let media leave the media root")
-    parser.add_argument("--allow_remote_media", action="store_true", help="let media be http(s) addresses")
-
-
-def add_frame_flags(parser: argparse.ArgumentParser) -> None:
-    """What is shown of media, with the names and defaults of training."""
-    parser.add_argument("--model", help="a checkpoint: make the prompts with its processor and count their tokens")
-    for name, options in (_FRAME_FLAGS | _PROMPT_FLAGS).items():
-        parser.add_argument(f"--{name}", **options)
-
-
-def frame_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Options of ``GRPODataset``."""
-    return {name: getattr(args, name) for name in _FRAME_FLAGS}
-
-
-def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
-    """A collator that gives prompts that are too long as bad samples; None without ``--model``."""
-    if args.model is None:
-        if args.max_prompt_length is not None:
-            raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
-        if args.fit_frames:
-            raise ValueError("--fit_frames has no effect without --model and --max_prompt_length")
-        return None
-    from transformers import AutoProcessor
-
-    processor = AutoProcessor.from_pretrained(args.model)
-    policy = {} if args.max_prompt_length is None else {"on_long_prompt": "skip"}
-    return GRPOCollator(processor, **policy, **{name: getattr(args, name) for name in _PROMPT_FLAGS})
-
-
-def read_from(args: argparse.Namespace) -> list[Record]:
-    """The records of the data set; the first bad row is an error."""
-    return read_parts(args)[1]
-
-
-def read_parts(args: argparse.Namespace) -> tuple[list[Part], list[Record]]:
-    """The data sets named, and the records of all of them; the first bad row is an error."""
-    parts, joined = [], []
-    for source in resolve_datasets(args.dataset, args.dataset_catalog):
-        records = read_records(source, seed=0, options=_read_options(args))
-        parts.append(Part(source.name, len(records), source.weight))
-        joined += records
-    return parts, joined
-
-
-def _read_options(args: argparse.Namespace) -> ReadOptions:
-    return ReadOptions(
-        allow_outside_media=args.allow_outside_media,
-        allow_remote_media=args.allow_remote_media,
-        columns=parse_columns(args.columns),
-    )
 
 
 def _record_check(names: list[str]) -> RecordCheck | None:

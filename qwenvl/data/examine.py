@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
 from qwenvl.data.fit import what_was_lowered
-from qwenvl.data.record_file import RecordFile
+from qwenvl.data.record_file import JoinedRecords, RecordFile
 from qwenvl.data.records import ReadOptions, RecordCheck
 from qwenvl.types import Fitted, Record
 
@@ -41,16 +41,20 @@ class Finding:
     """What became of one record.
 
     Attributes:
+        where: its place and id.
         problem: why it can't be trained on, beginning with its place; None for a good one.
         kind: the problem in a few words.
+        images: how many it has.
         frames, seconds: of each of its clips: frames shown, and the time from the first to the last of them.
         tokens: length of the prompt, vision tokens included; None without a processor.
         fitted: what was lowered to make it fit.
+        rescaled: clips that differ a little from what ``meta`` says.
     """
 
-    record: Record
+    where: str = ""
     problem: str | None = None
     kind: str = ""
+    images: int = 0
     frames: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     tokens: int | None = None
@@ -63,12 +67,13 @@ class Report:
     """What ``examine`` found.
 
     Attributes:
-        good: records that can be trained on, in the order read.
+        good: records that can be trained on, in the order read; each is read again when it is asked for.
         problems: {"kind", "message"} of each row that can't.
         warnings: as ``problems``, of rows that can.
+        findings: of the good ones.
     """
 
-    good: list[Record] = field(default_factory=list)
+    good: Sequence[Record] = ()
     problems: list[dict[str, str]] = field(default_factory=list)
     warnings: list[dict[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -78,16 +83,16 @@ class Report:
 
     def summary(self) -> dict[str, Any]:
         """Numbers for machines: counts, problems by kind, and quantiles of what the good records hold."""
-        fine = [finding for finding in self.findings if finding.problem is None]
+        fine = self.findings
         tokens = [finding.tokens for finding in fine if finding.tokens is not None]
         return {
             "records": len(self.good) + len(self.problems),
             "good": len(self.good),
             "bad": len(self.problems),
             "bad_by_kind": dict(Counter(problem["kind"] for problem in self.problems).most_common()),
-            "clips": sum(len(record.videos) for record in self.good),
-            "images": sum(len(record.images) for record in self.good),
-            "text_only": sum(not record.videos and not record.images for record in self.good),
+            "clips": sum(len(finding.frames) for finding in fine),
+            "images": sum(finding.images for finding in fine),
+            "text_only": sum(not finding.frames and not finding.images for finding in fine),
             "frames_per_clip": quantiles([n for finding in fine for n in finding.frames]),
             "seconds_per_clip": quantiles([s for finding in fine for s in finding.seconds]),
             "prompt_tokens": quantiles(tokens),
@@ -107,35 +112,54 @@ def examine(
     dataset_options: dict[str, Any] | None = None,
     collator: GRPOCollator | None = None,
     jobs: int = 2,
-    progress: Callable[[Iterator[Finding], int], Iterator[Finding]] | None = None,
+    progress: Callable[[Iterator, int], Iterator] | None = None,
 ) -> Report:
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
     Args:
         dataset_options: of ``GRPODataset``, for the frames.
         jobs: clips decoded at the same time, each in a process of its own.
-        progress: wraps the findings as they come, given their number.
+        progress: wraps what comes one by one for each row, given the number of rows.
     """
     report = Report()
-    records = list(_read(sources, options or ReadOptions(), check_record, report))
+    files = list(_opened(sources, options, check_record, report))
     tokenizing = threading.Lock()  # tokenizers may not be shared
     fixed = {"training": False, "on_bad_sample": "error", "fitter": _one_at_a_time(collator, tokenizing)}
-    dataset = GRPODataset(records, **(dataset_options or {}) | fixed)
+    dataset = GRPODataset((), **(dataset_options or {}) | fixed)
+    good: list[list[int]] = [[] for _ in files]
+    asked: dict[int, tuple[str, str]] = {}
+    rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
+
+    def look(place: tuple[int, int, Record | RecordError]) -> tuple[Finding, tuple[int, int, Record | RecordError]]:
+        return _finding(place[2], dataset, collator, tokenizing), place
+
     with ThreadPoolExecutor(jobs) as pool:
-        found: Iterator[Finding] = pool.map(lambda record: _finding(record, dataset, collator, tokenizing), records)
-        for finding in progress(found, len(records)) if progress else found:
-            report.findings.append(finding)
-            if finding.problem is None:
-                report.good.append(finding.record)
-            else:
+        found = _in_order(pool, look, rows, ahead=4 * jobs)
+        for finding, (number, index, record) in progress(found, sum(map(len, files))) if progress else found:
+            if finding.problem is not None:
                 report.add_problem(finding.kind, finding.problem)
-    _warn_of_repeats(report)
+                continue
+            good[number].append(index)
+            report.findings.append(finding)
+            report.warnings += _repeated(record, asked)
+    report.good = JoinedRecords([file.subset(indices) for file, indices in zip(files, good, strict=True)])
     report.warnings += [
-        {"kind": "lowered to fit", "message": f"{f.record.where} (id {f.record.id}): {what_was_lowered(f.fitted)}"}
-        for f in report.findings
-        if f.fitted is not None and f.problem is None
+        {"kind": "lowered to fit", "message": f"{finding.where}: {what_was_lowered(finding.fitted)}"}
+        for finding in report.findings
+        if finding.fitted is not None
     ]
     return report
+
+
+def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead: int) -> Iterator:
+    """``pool.map`` that asks for the next place only when one is done, so that few records are in memory."""
+    waiting: deque = deque()
+    for place in places:
+        waiting.append(pool.submit(look, place))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _one_at_a_time(collator: GRPOCollator | None, lock: threading.Lock) -> Callable | None:
@@ -159,37 +183,37 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}
 
 
-def _read(
-    sources: Sequence[DatasetSource], options: ReadOptions, check_record: RecordCheck | None, report: Report
-) -> Iterator[Record]:
+def _opened(
+    sources: Sequence[DatasetSource], options: ReadOptions | None, check_record: RecordCheck | None, report: Report
+) -> Iterator[RecordFile]:
     for source in sources:
         try:
-            for record in RecordFile(source, seed=0, options=options, check_record=check_record).iterate():
-                if isinstance(record, RecordError):
-                    report.add_problem(record.kind, str(record))
-                else:
-                    yield record
+            yield RecordFile(source, seed=0, options=options, check_record=check_record)
         except RecordError as error:  # the file as a whole
             report.add_problem(error.kind, str(error))
 
 
 def _finding(
-    record: Record, dataset: GRPODataset, collator: GRPOCollator | None, tokenizing: threading.Lock
+    record: Record | RecordError, dataset: GRPODataset, collator: GRPOCollator | None, tokenizing: threading.Lock
 ) -> Finding:
+    if isinstance(record, RecordError):
+        return Finding(problem=str(record), kind=record.kind)
+    where = f"{record.where} (id {record.id})"
     try:
         sample = dataset.load(record)
     except (BadMediaError, FramePlanError) as error:
-        return Finding(record, f"{record.where} (id {record.id}): {error}", error.kind)
+        return Finding(where, f"{where}: {error}", error.kind)
     infos = [clip.info for clip in sample.videos]
     tokens = None
     if collator is not None:
         with tokenizing:
             batch = collator([sample])["prompts"]
         if batch.bad:
-            return Finding(record, batch.bad[0].error, "too long")
+            return Finding(where, batch.bad[0].error, "too long")
         tokens = batch.input_ids.shape[1]
     return Finding(
-        record,
+        where,
+        images=len(record.images),
         frames=tuple(len(info.indices) for info in infos),
         seconds=tuple(info.times[-1] - info.times[0] for info in infos),
         tokens=tokens,
@@ -198,13 +222,15 @@ def _finding(
     )
 
 
-def _warn_of_repeats(report: Report) -> None:
-    """Records that ask the same of the same media."""
-    first: dict[tuple, Record] = {}
-    for record in report.good:
-        earlier = first.setdefault((record.messages, record.videos, record.images), record)
-        if earlier is not record:
-            same = "and has the same solution" if earlier.solution == record.solution else "but has another solution"
-            report.warnings.append(
-                {"kind": "repeated", "message": f"{record.where} asks the same as {earlier.where} {same}"}
-            )
+def _repeated(record: Record, asked: dict[int, tuple[str, str]]) -> list[dict[str, str]]:
+    """A warning if the record asks the same of the same media as one in ``asked``; adds it there if not.
+
+    Questions are known by their hash: of a billion, one would be taken for another by a chance of 3 %.
+    """
+    place, solution = asked.setdefault(
+        hash((record.messages, record.videos, record.images)), (record.where, record.solution)
+    )
+    if place == record.where:
+        return []
+    same = "and has the same solution" if solution == record.solution else "but has another solution"
+    return [{"kind": "repeated", "message": f"{record.where} asks the same as {place} {same}"}]

@@ -16,11 +16,19 @@ from PIL import Image
 from torch import Tensor
 
 from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.command_flags import (
+    add_dataset_flags,
+    add_frame_flags,
+    frame_options,
+    make_collator,
+    read_options,
+    sources_of,
+)
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.doctor import add_dataset_flags, add_frame_flags, frame_options, make_collator, read_from
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
+from qwenvl.data.record_file import JoinedRecords, RecordFile
 from qwenvl.rewards.actions import action_numbers, action_phrases
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.columns import reward_columns
@@ -66,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def preview(args: argparse.Namespace) -> str:
     """The page for the flags of ``main``."""
-    records = read_from(args)
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
+    records = JoinedRecords([RecordFile(each, seed=0, options=read_options(args)) for each in sources_of(args)])
     collator = make_collator(args)
     fitter = collator.fitter if collator else None
     dataset = GRPODataset(records, seed=args.seed, on_bad_sample="skip", fitter=fitter, **frame_options(args))

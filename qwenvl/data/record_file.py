@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from copy import copy
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ STREAM_ABOVE = 512 * 2**20  # bytes of a file, unpacked
 class RecordFile(Sequence[Record]):
     """The records of one data set by index, in any order and from any process; each is read when it is asked for.
 
-    What only a reading of all rows can tell (the same id twice) is told by ``iterate`` alone.
+    What only a reading of all rows can tell (the same id twice) shows when all are read in order, not by index.
 
     Args:
         source: names the file; ``source.percent`` of its rows are chosen by ``seed``.
@@ -66,6 +67,18 @@ class RecordFile(Sequence[Record]):
     def __getitem__(self, index: int) -> Record:
         return self._record(self._rows[int(self._numbers[index])])
 
+    def __iter__(self) -> Iterator[Record]:
+        for record in self.iterate():
+            if isinstance(record, RecordError):
+                raise record
+            yield record
+
+    def subset(self, indices: Sequence[int]) -> RecordFile:
+        """The records with these rising indices, and no damage."""
+        chosen = copy(self)
+        chosen._numbers, chosen.damage = np.asarray(self._numbers)[np.asarray(indices, np.int64)], None
+        return chosen
+
     def iterate(self) -> Iterator[Record | RecordError]:
         """The records in the order of the file; a bad row gives its error, and the next one follows."""
         place_of: dict[str, str] = {}
@@ -86,19 +99,6 @@ class RecordFile(Sequence[Record]):
         if self.damage is not None:
             yield self.damage
 
-    def read_all(self) -> list[Record]:
-        """All records, in memory.
-
-        Raises:
-            RecordError: on the first bad row, beginning with its file and place.
-        """
-        records = []
-        for record in self.iterate():
-            if isinstance(record, RecordError):
-                raise record
-            records.append(record)
-        return records
-
     def _record(self, row: Row) -> Record:
         record = parse_row(row, self._media_root, self._options)
         if self._check_record is not None and (problem := self._check_record(record)):
@@ -114,7 +114,10 @@ class JoinedRecords(Sequence[Record]):
         self._ends = list(accumulate(len(part) for part in parts))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[Record]:
+        return chain.from_iterable(self._parts)
 
     def __getitem__(self, index: int) -> Record:
         if index < 0:
@@ -144,7 +147,7 @@ def open_records(
     """
     file = RecordFile(source, seed=seed, options=options, check_record=check_record)
     if file.size <= stream_above:
-        return file.read_all()
+        return list(file)
     if file.damage is not None:
         raise file.damage
     file[0]  # what is wrong with every row shows here
@@ -153,4 +156,4 @@ def open_records(
 
 def read_records(source: DatasetSource, **how: Any) -> list[Record]:
     """All records of one data set, in memory, whatever its size; arguments and errors as for ``open_records``."""
-    return RecordFile(source, **how).read_all()
+    return list(RecordFile(source, **how))

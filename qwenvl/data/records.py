@@ -65,6 +65,13 @@ def parse_columns(text: str) -> dict[str, str]:
     return {name: known for name, _, known in pairs}
 
 
+def text_or_file(text: str | None) -> str | None:
+    """The content of the file if there is one of that name, else the text itself."""
+    if text is None or "\n" in text or not Path(text).is_file():
+        return text
+    return Path(text).read_text("utf-8").strip()
+
+
 def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:
     """Validate one row; ``media_root`` has its links resolved.
 
@@ -115,7 +122,8 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
     if not isinstance(meta, dict):
         known = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
         raise RecordError(f"{where}: expected an object with some of {', '.join(known)}, got {kind_of(meta)}")
-    dynamic = meta.get("dynamic_sample", False)
+    dynamic = meta.get("dynamic_sample")
+    dynamic = False if dynamic is None else dynamic
     if not isinstance(dynamic, bool):
         raise RecordError(f"{where}.dynamic_sample: expected true or false, got {kind_of(dynamic)}")
     bounds = {key: _whole(meta, key, where) for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}

@@ -97,7 +97,7 @@ class ParquetRows(ArrowRows):
         return self.__dict__ | {"_table": None}  # each process maps the file itself
 
     def _batches(self) -> Iterator[Any]:
-        pyarrow = _require("pyarrow", "parquet files")
+        pyarrow = require("pyarrow", "parquet files")
         try:
             for batch in self._file().iter_batches(self._batch_rows(), use_threads=False):
                 dictionaries = [i for i, field in enumerate(batch.schema) if pyarrow.types.is_dictionary(field.type)]
@@ -110,12 +110,12 @@ class ParquetRows(ArrowRows):
 
     def _slice(self, index: int) -> Any:
         if self._table is None:
-            pyarrow = _require("pyarrow", "parquet files")
+            pyarrow = require("pyarrow", "parquet files")
             self._table = pyarrow.ipc.open_file(pyarrow.memory_map(str(unpacked(self.path, self._unpack)))).read_all()
         return self._table.slice(index, 1)
 
     def _unpack(self, target: Path) -> None:
-        pyarrow = _require("pyarrow", "parquet files")
+        pyarrow = require("pyarrow", "parquet files")
         batches = self._batches()
         first = next(batches)
         with pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_file(file, first.schema) as writer:
@@ -124,7 +124,7 @@ class ParquetRows(ArrowRows):
                 writer.write_batch(batch)
 
     def _file(self) -> Any:
-        parquet = _require("pyarrow.parquet", "parquet files")
+        parquet = require("pyarrow.parquet", "parquet files")
         try:
             return parquet.ParquetFile(self.path, pre_buffer=False)
         except (OSError, ValueError) as error:  # pyarrow's errors are these
@@ -140,7 +140,7 @@ def folder_rows(path: Path) -> TableRows:
     Raises:
         RecordError: another folder, or one of several splits.
     """
-    datasets = _require("datasets", "data sets saved to a folder")
+    datasets = require("datasets", "data sets saved to a folder")
     try:
         table = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
@@ -156,7 +156,7 @@ def hub_rows(name: str) -> TableRows:
     Raises:
         RecordError: the library can't load it.
     """
-    datasets = _require("datasets", "data sets of the hub")
+    datasets = require("datasets", "data sets of the hub")
     repository, _, split = name.removeprefix(HUB_PREFIX).partition(":")
     try:
         table = datasets.load_dataset(repository, split=split or "train")
@@ -165,7 +165,12 @@ def hub_rows(name: str) -> TableRows:
     return TableRows(table, name, repository.rpartition("/")[2])
 
 
-def _require(module: str, what: str) -> Any:
+def require(module: str, what: str) -> Any:
+    """A module of the extra ``formats``.
+
+    Raises:
+        RecordError: it is not installed.
+    """
     from importlib import import_module
 
     try:

@@ -16,7 +16,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.estimate import LengthEstimate
 from qwenvl.data.fit import Fitter
 from qwenvl.data.order import EpochSampler, Grouping, Part
-from qwenvl.data.records import parse_columns
+from qwenvl.data.records import parse_columns, text_or_file
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
@@ -139,7 +139,7 @@ def build_dataset(
             allow_remote_media=args.allow_remote_media,
             columns=parse_columns(args.columns or ""),
             prompt_template=None if args.prompt_template is None else Path(args.prompt_template).read_text("utf-8"),
-            system=_text_of(args.system),
+            system=text_or_file(args.system),
             check_record=rubric.check_record,
             base_interval=args.base_interval,
             video_fps=args.video_fps,
@@ -185,13 +185,6 @@ def build_sampler(dataset: Dataset, args: GRPOConfig, batch_size: int, collator:
         shuffle=args.train_sampling_strategy != "sequential",
         grouping=grouping,
     )
-
-
-def _text_of(text_or_file: str | None) -> str | None:
-    """The content of the file if there is one of that name, else the text itself."""
-    if text_or_file is None or "\n" in text_or_file or not Path(text_or_file).is_file():
-        return text_or_file
-    return Path(text_or_file).read_text("utf-8").strip()
 
 
 def build_collator(args: GRPOConfig, processor) -> GRPOCollator:

@@ -159,26 +159,14 @@ def test_stats_show_what_weights_come_to(write_rows, make_row, capsys):
     assert f"7  of 8 records, each 0.875 times: {large}" in run(capsys, "stats", f"{small}:0.3,{large}:0.7")[1]
 
 
-@pytest.mark.parametrize("name", ["b.json", "b.jsonl", "b.json.gz", "b.jsonl.gz", "b.parquet"])
-def test_convert_keeps_the_records(folder, capsys, name):
+def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
     run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
-    assert main(["convert", str(folder / "clean.json"), str(folder / name)]) == 0
-    before = load_dataset(str(folder / "clean.json")).records
-    after = load_dataset(str(folder / name)).records
-    for name in ("id", "messages", "solution", "videos", "images", "clip_meta"):
-        assert [getattr(record, name) for record in after] == [getattr(record, name) for record in before]
-    assert after[1].fields["line"] == 3
-
-
-def test_convert_to_csv_holds_plain_questions_only(tmp_path, write_rows, make_row, capsys):
-    path = write_rows([make_row(prompt='A, "b"?\nc'), make_row(prompt="d")])
-    assert main(["convert", str(path), str(tmp_path / "b.csv")]) == 0
-    assert [r.messages for r in load_dataset(str(tmp_path / "b.csv")).records] == [
-        r.messages for r in load_dataset(str(path)).records
-    ]
-    path = write_rows([make_row(system="Be brief.")], "system.json")
-    assert "a CSV row holds one question" in refused(capsys, "convert", path, tmp_path / "c.csv")
-    assert not list(tmp_path.glob("c.csv*")), "nothing half-written is left"
+    code, out = run(capsys, "convert", folder / "clean.json", folder / "b.parquet")
+    assert (code, out) == (0, f"wrote 2 records to {folder}/b.parquet\n")
+    records = [load_dataset(str(folder / name)).records for name in ("clean.json", "b.parquet")]
+    assert [record.videos for record in records[0]] == [record.videos for record in records[1]]
+    out = run(capsys, "convert", folder / "clean.json", tmp_path / "elsewhere" / "b.json")[1]
+    assert "2 media lie outside of its folder and are named in full: read it with --allow_outside_media" in out
 
 
 @pytest.mark.parametrize(
