@@ -123,8 +123,8 @@ class SamplingArguments:
     )
     compile_decoding: bool = flag(
         False,
-        "Compile the sampling step from token to token (torch.compile). The first two batches wait for it, a minute or "
-        "more for a large model: it pays in runs of some hundred steps. Needs a C++ compiler, on a GPU Triton.",
+        "Compile the sampling step from token to token (torch.compile). The first two batches wait for it, half a "
+        "minute or more: it pays in long runs of long completions. Needs a C++ compiler, on a GPU Triton.",
     )
 
     def problems(self) -> Iterator[str]:
