@@ -99,6 +99,7 @@ class FrameInfo:
         segments: for each frame the number of its segment, from 0; None where the clip is not segmented.
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
         rescaled: the segments of ``meta`` did not sum to the decoded length and were rescaled.
+        cached: found in the frame cache, not decoded.
     """
 
     path: str
@@ -107,14 +108,21 @@ class FrameInfo:
     segments: tuple[int, ...] | None
     seconds_per_frame: float
     rescaled: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True)
 class VideoClip:
-    """Decoded frames of one clip: ``frames`` is F x 3 x H x W, uint8."""
+    """Frames of one clip.
+
+    Attributes:
+        frames: F x 3 x H x W, uint8.
+        decoded_size: H and W in the file, where the frames are resized already (``--frame_cache``); None where not.
+    """
 
     frames: Tensor
     info: FrameInfo
+    decoded_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

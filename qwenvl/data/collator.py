@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torchvision.transforms.v2 import functional as tvf
 from transformers import ProcessorMixin
-from transformers.image_utils import pil_torch_interpolation_mapping
 
 from qwenvl.data.fit import Fitter
-from qwenvl.data.lengths import Ruler, Size, render_prompt, timed_metadata
+from qwenvl.data.lengths import Ruler, render_prompt, timed_metadata
+from qwenvl.data.resize import resize
 from qwenvl.types import BadSample, PromptBatch, Sample
 
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
@@ -103,11 +102,11 @@ class GRPOCollator:
         sizes = [after for _, after in sample.fitted.sizes] if sample.fitted else self.ruler.sizes(sample)
         n_clips = len(sample.videos)
         clips = [
-            _resize(clip.frames, size, video_processor)
+            resize(clip.frames, size, video_processor)
             for clip, size in zip(sample.videos, sizes[:n_clips], strict=True)
         ]
         images = [
-            _resize(image, size, image_processor) for image, size in zip(sample.images, sizes[n_clips:], strict=True)
+            resize(image, size, image_processor) for image, size in zip(sample.images, sizes[n_clips:], strict=True)
         ]
         as_is = {"do_resize": False, "do_rescale": False, "do_normalize": False, "input_data_format": "channels_first"}
         sampled = {
@@ -175,9 +174,3 @@ class GRPOCollator:
         ids = pad_sequence(rows, batch_first=True, padding_value=pad_id, padding_side="left")
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
         return ids, mask
-
-
-def _resize(pixels: Tensor, size: Size, processor: Any) -> Tensor:
-    """Frames or an image in another size, as uint8."""
-    interpolation = pil_torch_interpolation_mapping[processor.resample]
-    return tvf.resize(pixels, list(size), interpolation=interpolation, antialias=True)

@@ -6,6 +6,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,20 +15,21 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.data.catalog import resolve_datasets
-from qwenvl.data.decode import open_clip, resolve_backend
+from qwenvl.data.decode import Clip, open_clip, resolve_backend
 from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
 from qwenvl.data.fit import Fitter
+from qwenvl.data.frame_cache import CachedClip, FrameCache
 from qwenvl.data.frames import FrameOptions, FramePlan, frames_between, plan_frames
 from qwenvl.data.images import load_image
+from qwenvl.data.lengths import Size
 from qwenvl.data.media_source import fetch
 from qwenvl.data.order import Part
 from qwenvl.data.prompts import chat_messages
 from qwenvl.data.record_file import STREAM_ABOVE, JoinedRecords, open_records
 from qwenvl.data.records import ReadOptions, RecordCheck
+from qwenvl.data.resize import check_shape
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
-
-MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
 
 OnBadSample = Literal["error", "skip"]
 
@@ -56,6 +58,7 @@ class GRPODataset(Dataset):
         on_bad_sample: media that can't be used stop the run (``error``) or give a ``BadSample`` (``skip``).
         seed: of the frames drawn in training.
         fitter: lowers frames and pixels of prompts that are too long; None shows them as they are.
+        frame_cache: keeps frames that are not drawn anew each epoch; they come out of it resized. None decodes all.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch; else take them uniformly.
 
     Attributes:
@@ -83,6 +86,7 @@ class GRPODataset(Dataset):
         seed: int = 0,
         training: bool = True,
         fitter: Fitter | None = None,
+        frame_cache: FrameCache | None = None,
     ) -> None:
         if on_bad_sample not in ("error", "skip"):
             raise ValueError(f'on_bad_sample: expected "error" or "skip", got {on_bad_sample!r}')
@@ -101,6 +105,7 @@ class GRPODataset(Dataset):
         self.seed = seed
         self.training = training
         self.fitter = fitter
+        self.frame_cache = frame_cache
 
     def __len__(self) -> int:
         return len(self.records)
@@ -141,21 +146,28 @@ class GRPODataset(Dataset):
         if found is None:
             return sample
         fitted, most = found
-        videos = tuple(
-            clip if before == after else self._load_clip(record, number, epoch, most)[0]
-            for number, (clip, (before, after)) in enumerate(zip(sample.videos, fitted.frames, strict=True))
-        )
-        return replace(sample, videos=videos, fitted=fitted)
+        videos = list(sample.videos)
+        for number, (clip, frames, sizes) in enumerate(zip(videos, fitted.frames, fitted.sizes, strict=False)):
+            resized_otherwise = clip.decoded_size is not None and sizes[0] != sizes[1]
+            if frames[0] != frames[1] or resized_otherwise:
+                videos[number], _ = self._load_clip(record, number, epoch, most, sizes[1])
+        return replace(sample, videos=tuple(videos), fitted=fitted)
 
     def _load_clip(
-        self, record: Record, number: int, epoch: int, most: int | None = None
+        self, record: Record, number: int, epoch: int, most: int | None = None, size: Size | None = None
     ) -> tuple[VideoClip, Timeline]:
-        path, fps = record.videos[number], (record.clip_meta[number] or ClipMeta()).frames_fps
-        with open_clip(_local(path), self.video_backend, frames_fps=fps, **self.decode_bounds) as clip:
+        """A clip with at most ``most`` frames, and where it is cached resized to ``size``."""
+        path, meta = record.videos[number], record.clip_meta[number] or ClipMeta()
+        with self._open(path, meta) as clip:
             timeline = Timeline(clip.frame_times, clip.duration)
             plan = self.plan(record, number, epoch, timeline, most)
-            frames = clip.read(plan.indices)
-            _check_shape(path, frames)
+            cached, decoded_size = False, None
+            if isinstance(clip, CachedClip):
+                frames = clip.read(plan.indices, size)
+                cached, decoded_size = clip.hit, clip.decoded_size
+            else:
+                frames = clip.read(plan.indices)
+                check_shape(path, frames)
             times = tuple(clip.frame_times[index] for index in plan.indices)
             info = FrameInfo(
                 path=path,
@@ -164,8 +176,16 @@ class GRPODataset(Dataset):
                 segments=plan.segments,
                 seconds_per_frame=_seconds_per_frame(times, clip.duration),
                 rescaled=plan.rescaled,
+                cached=cached,
             )
-        return VideoClip(frames, info), timeline
+        return VideoClip(frames, info, decoded_size), timeline
+
+    def _open(self, path: str, meta: ClipMeta) -> Clip | CachedClip:
+        path = _local(path)
+        opened = partial(open_clip, path, self.video_backend, frames_fps=meta.frames_fps, **self.decode_bounds)
+        if self.frame_cache is None:
+            return opened()
+        return self.frame_cache.open(path, opened, self.decoder, meta, keep=not (meta.dynamic_sample and self.training))
 
     def plan(self, record: Record, number: int, epoch: int, timeline: Timeline, most: int | None = None) -> FramePlan:
         """Which frames of the record's clip ``number`` are shown, at most ``most`` of them.
@@ -190,14 +210,8 @@ def _local(path: str) -> str:
 
 def _load_image(path: str) -> Tensor:
     image = load_image(_local(path))
-    _check_shape(path, image)
+    check_shape(path, image)
     return image
-
-
-def _check_shape(path: str, pixels: Tensor) -> None:
-    height, width = pixels.shape[-2:]
-    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise BadMediaError(path, f"{width} x {height} pixels; Qwen-VL takes sides of at most {MAX_ASPECT_RATIO} : 1")
 
 
 def _seconds_per_frame(times: tuple[float, ...], duration: float) -> float:

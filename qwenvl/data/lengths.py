@@ -45,7 +45,7 @@ class Ruler:
     def sizes(self, sample: Sample, share: float = 1.0) -> list[Size]:
         """What the frames of each clip and then each image are resized to; ``share`` as for ``image_size``."""
         clips = zip(sample.videos, sample.record.clip_meta, strict=True)
-        return [self.frame_size(clip.frames.shape[-2:], meta, share) for clip, meta in clips] + [
+        return [self.frame_size(clip.decoded_size or clip.frames.shape[-2:], meta, share) for clip, meta in clips] + [
             self.image_size(image.shape[-2:], share) for image in sample.images
         ]
 

@@ -15,6 +15,7 @@ from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.estimate import LengthEstimate
 from qwenvl.data.fit import Fitter
+from qwenvl.data.frame_cache import FrameCache
 from qwenvl.data.order import EpochSampler, Grouping, Part
 from qwenvl.data.records import parse_columns, text_or_file
 from qwenvl.model.families import family_of
@@ -119,13 +120,20 @@ def _reward_settings(args: GRPOConfig) -> RewardSettings:
 
 
 def build_dataset(
-    dataset: Dataset | str | None, args: GRPOConfig, rubric: Rubric, fitter: Fitter | None = None, *, training: bool
+    dataset: Dataset | str | None,
+    args: GRPOConfig,
+    rubric: Rubric,
+    fitter: Fitter | None = None,
+    frame_cache: FrameCache | None = None,
+    *,
+    training: bool,
 ) -> Dataset | None:
     """The data set that ``dataset`` names, every solution checked by the rewards that will score it.
 
     Args:
         dataset: what ``dataset_use`` takes; a data set is checked and returned as it is, None gives None.
         fitter: of the collator, with ``fit_frames``.
+        frame_cache: as ``build_frame_cache`` makes it.
 
     Raises:
         RecordError: naming the first record that no reward can score.
@@ -152,16 +160,34 @@ def build_dataset(
             seed=args.seed,
             training=training,
             fitter=fitter,
+            frame_cache=frame_cache,
         )
     else:
         if dataset is not None and fitter is not None and getattr(dataset, "fitter", None) is None:
             raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes a fitter")
+        if dataset is not None and frame_cache is not None and getattr(dataset, "frame_cache", None) is None:
+            raise ValueError("--frame_cache has no effect on a data set made without: load_dataset takes a FrameCache")
         for record in getattr(dataset, "records", ()):
             if problem := rubric.check_record(record):
                 raise RecordError(f"{record.where}: {problem}")
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
+    if training and frame_cache is not None and args.eval_dataset_use is None and not _has_fixed_frames(dataset):
+        raise ValueError("--frame_cache has no effect: no clip keeps its frames from epoch to epoch (dynamic_sample)")
     return dataset
+
+
+def _has_fixed_frames(dataset: Dataset) -> bool:
+    """Whether training takes the same frames of some clip in every epoch."""
+    metas = (meta for record in dataset.records for meta in record.clip_meta)
+    return any(meta is None or not meta.dynamic_sample for meta in metas)
+
+
+def build_frame_cache(args: GRPOConfig, collator: GRPOCollator) -> FrameCache | None:
+    """The cache of decoded frames, if the flags ask for one, for frames of the collator's sizes."""
+    if args.frame_cache is None:
+        return None
+    return FrameCache(args.frame_cache, int(args.frame_cache_gb * 1e9), collator.ruler)
 
 
 def build_sampler(dataset: Dataset, args: GRPOConfig, batch_size: int, collator: GRPOCollator) -> EpochSampler:

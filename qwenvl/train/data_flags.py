@@ -64,6 +64,13 @@ class DataArguments:
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds."
     )
     decode_memory_gb: float = flag(8.0, "Memory that the decoder may take for one clip, in GB, above 0.")
+    frame_cache: str | None = flag(
+        None,
+        "Folder that keeps decoded frames, at the size the model sees, over epochs and runs, by content. Frames that "
+        "training draws anew each epoch (dynamic_sample) are not kept.",
+        unset="not kept",
+    )
+    frame_cache_gb: float = flag(50.0, "Most that --frame_cache may hold, in GB, above 0; what is old goes first.")
     base_interval: float = flag(2.0, "Seconds between the frames taken from a clip, above 0.")
     video_fps: float | None = flag(
         None, "Frames taken per second of a clip, above 0; the other way to say --base_interval.", unset="not used"
@@ -85,6 +92,9 @@ class DataArguments:
             yield "--fit_frames has no effect without --max_prompt_length: set it, in tokens"
         yield from out_of_range(self, "decode_timeout", least=0)
         yield from out_of_range(self, "decode_memory_gb", above=0)
+        if self.frame_cache is None and was_set(self, "frame_cache_gb"):
+            yield "--frame_cache_gb has no effect without --frame_cache"
+        yield from out_of_range(self, "frame_cache_gb", above=0)
         yield from out_of_range(self, "base_interval", above=0)
         yield from out_of_range(self, "video_fps", above=0)
         if self.video_fps is not None and was_set(self, "base_interval"):

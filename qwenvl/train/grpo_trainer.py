@@ -28,6 +28,7 @@ from qwenvl.train.assemble import (
     build_collator,
     build_contrast,
     build_dataset,
+    build_frame_cache,
     build_policy,
     build_rewards,
     build_sampler,
@@ -106,7 +107,8 @@ class GRPOTrainer(Trainer):
         )
         accept_features(policy)
         collator = build_collator(args, processor)
-        build = partial(build_dataset, args=args, rubric=rubric, fitter=collator.fitter)
+        frame_cache = build_frame_cache(args, collator)
+        build = partial(build_dataset, args=args, rubric=rubric, fitter=collator.fitter, frame_cache=frame_cache)
         super().__init__(
             model=policy,
             args=args,

@@ -124,6 +124,7 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"lora_dropout": 0.1},
         {"on_long_prompt": "skip"},
         {"fit_frames": True},
+        {"frame_cache_gb": 5.0},
         {"kl_estimator": "k1", "grpo_beta": 0.0},
         {"compile_decoding": True, "shared_prefix": "off"},
         {"label_smoothing_factor": 0.1},

@@ -1,0 +1,34 @@
+"""Pixels to the size that the model sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torchvision.transforms.v2 import functional as tvf
+from transformers.image_utils import pil_torch_interpolation_mapping
+
+from qwenvl.data.errors import BadMediaError
+
+MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
+
+
+def resize(pixels: Tensor, size: tuple[int, int], processor: Any) -> Tensor:
+    """Frames or an image, ... x 3 x H x W uint8, in another size; as they are where they have it already.
+
+    Args:
+        size: height and width.
+        processor: the image or video processor, whose ``resample`` says how.
+    """
+    interpolation = pil_torch_interpolation_mapping[processor.resample]
+    return tvf.resize(pixels, list(size), interpolation=interpolation, antialias=True)
+
+
+def check_shape(path: str, pixels: Tensor) -> None:
+    """
+    Raises:
+        BadMediaError: the picture is a strip that the models refuse.
+    """
+    height, width = pixels.shape[-2:]
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise BadMediaError(path, f"{width} x {height} pixels; Qwen-VL takes sides of at most {MAX_ASPECT_RATIO} : 1")
