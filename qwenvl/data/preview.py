@@ -6,8 +6,8 @@ import argparse
 import base64
 import html
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,34 +25,41 @@ from qwenvl.data.command_flags import (
     sources_of,
 )
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.errors import told_to_the_user
+from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
-from qwenvl.data.record_file import JoinedRecords, RecordFile
+from qwenvl.data.record_file import RecordFile
 from qwenvl.rewards.actions import action_numbers, action_phrases
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.rewards.text import solution_of
-from qwenvl.types import BadSample, PromptBatch, Record, Sample
+from qwenvl.types import BadSample, FrameInfo, PromptBatch, Record, Sample
 
-THUMBNAIL_WIDTH = 168
+THUMBNAIL_WIDTH = 168  # as the style has it
 
 
 @dataclass
 class Shown:
-    """One record as the page shows it.
+    """One row as the page shows it.
 
     Attributes:
+        record: None where the row could not be read.
+        problem: why it can't be trained on; empty for a good one.
+        sample: what was decoded; None for a bad one.
+        sizes: height and width in pixels at which the model sees each clip and each image; empty without a processor.
         prompt: the text the model reads, vision tokens folded; the plain turns without a processor.
         budget: tokens in a sentence; empty without a processor.
         scores: what the rewards give the solution itself.
     """
 
-    sample: Sample | BadSample
-    prompt: str
-    budget: str
-    scores: str
+    record: Record | None
+    problem: str = ""
+    sample: Sample | None = None
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    prompt: str = ""
+    budget: str = ""
+    scores: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,35 +83,59 @@ def preview(args: argparse.Namespace) -> str:
     """The page for the flags of ``main``."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
-    records = JoinedRecords([RecordFile(each, seed=0, options=read_options(args)) for each in sources_of(args)])
+    files = [RecordFile(each, seed=0, options=read_options(args)) for each in sources_of(args)]
+    rows = list(_spread(files, args.n))
     collator = make_collator(args)
     fitter = collator.fitter if collator else None
+    records = [row for row in rows if isinstance(row, Record)]
     dataset = GRPODataset(records, seed=args.seed, on_bad_sample="skip", fitter=fitter, **frame_options(args))
-    indices = uniform_indices(len(records), args.n)
+    samples = (dataset[args.epoch, index] for index in range(len(records)))
     rubric = build_rubric()
-    shown = [show(dataset[args.epoch, index], collator, rubric) for index in indices]
+    shown = [
+        show(next(samples), collator, rubric) if isinstance(row, Record) else Shown(None, problem=str(row))
+        for row in rows
+    ]
     rubric.close()
-    return render(shown, f"{args.dataset}: {len(shown)} of {len(records)} records, frames of epoch {args.epoch}")
+    total = sum(map(len, files))
+    return render(shown, f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}")
+
+
+def _spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
+    """``n`` rows, evenly spread over all files."""
+    indices, first = uniform_indices(sum(map(len, files)), n), 0
+    for file in files:
+        yield from file.subset([i - first for i in indices if first <= i < first + len(file)]).iterate()
+        first += len(file)
 
 
 def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric) -> Shown:
     """Build what the page says of one sample."""
-    scores = own_scores(sample.record, rubric)
-    plain = "\n\n".join(f"[{message.role}] {message.text}" for message in sample.record.messages)
-    if isinstance(sample, BadSample) or collator is None:
-        return Shown(sample, plain, "", scores)
+    record = sample.record
+    plain = "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages)
+    shown = Shown(record, prompt=plain, scores=own_scores(record, rubric))
+    if isinstance(sample, BadSample):
+        shown.problem = sample.error
+        return shown
+    shown.sample = sample
+    if collator is None:
+        return shown
     batch = collator([sample])["prompts"]
     if batch.bad:
-        return Shown(batch.bad[0], plain, "", scores)
+        shown.problem = batch.bad[0].error
+        return shown
     ids = batch.input_ids[0].tolist()
     processor = collator.processor
     n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
-    budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
+    shown.budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
     if collator.max_prompt_length is not None:
-        budget += f"; {collator.max_prompt_length - len(ids):,} below --max_prompt_length"
+        shown.budget += f"; {collator.max_prompt_length - len(ids):,} below --max_prompt_length"
     if sample.fitted:
-        budget += f"; to fit, shown with {what_was_lowered(sample.fitted)}"
-    return Shown(sample, folded_prompt(ids, batch, processor), budget, scores)
+        shown.budget += f"; to fit, shown with {what_was_lowered(sample.fitted)}"
+    shown.prompt = folded_prompt(ids, batch, processor)
+    patch = processor.image_processor.patch_size
+    grids = [grid for grid in (batch.video_grid_thw, batch.image_grid_thw) if grid is not None]
+    shown.sizes = [(height * patch, width * patch) for grid in grids for _, height, width in grid.tolist()]
+    return shown
 
 
 def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
@@ -168,13 +199,16 @@ def render(shown: list[Shown], title: str) -> str:
 
 
 def _record(shown: Shown) -> str:
-    record = shown.sample.record
+    if shown.record is None:
+        return f'<section><h2>a row that can\'t be read</h2><p class="bad">{html.escape(shown.problem)}</p></section>'
+    record, sample = shown.record, shown.sample
     parts = [f"<section><h2>{html.escape(record.id)} <small>{html.escape(record.where)}</small></h2>"]
-    if isinstance(shown.sample, BadSample):
-        parts.append(f'<p class="bad">{html.escape(shown.sample.error)}</p>')
-    else:
-        parts += [_clip(clip.frames, clip.info) for clip in shown.sample.videos]
-        stills = "".join(_figure(image, f"{image.shape[2]} x {image.shape[1]}") for image in shown.sample.images)
+    if shown.problem:
+        parts.append(f'<p class="bad">{html.escape(shown.problem)}</p>')
+    if sample is not None:
+        sizes = iter(shown.sizes)
+        parts += [_clip(clip.frames, clip.info, next(sizes, None)) for clip in sample.videos]
+        stills = "".join(_still(image, next(sizes, None)) for image in sample.images)
         parts.append(f'<div class="frames">{stills}</div>' if stills else "")
     parts.append(f"<h3>prompt</h3><pre>{html.escape(shown.prompt)}</pre>")
     if shown.budget:
@@ -183,28 +217,44 @@ def _record(shown: Shown) -> str:
     return "".join(parts) + "</section>"
 
 
-def _clip(frames: Tensor, info: Any) -> str:
+def _clip(frames: Tensor, info: FrameInfo, size: tuple[int, int] | None) -> str:
     figures = []
     for i, frame in enumerate(frames):
         segment = None if info.segments is None else info.segments[i]
-        label = f"frame {info.indices[i]}, {info.times[i]:.2f} s" + ("" if segment is None else f", segment {segment}")
-        figures.append(_figure(frame, label, segment))
-    notes = [f"{info.seconds_per_frame:.2f} s between frames"]
+        again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
+        place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
+        figures.append(_figure(frame, f"{info.times[i]:.2f} s", place, size, segment))
+    notes = [f"{len(frames)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(frames[0], size)]
     notes += ["segments rescaled to the clip"] * info.rescaled
     name = html.escape(Path(info.path).name)
-    return f'<p>{name}: {len(frames)} frames, {"; ".join(notes)}</p><div class="frames">{"".join(figures)}</div>'
+    return f'<p><b>{name}</b>: {", ".join(notes)}</p><div class="frames">{"".join(figures)}</div>'
 
 
-def _figure(pixels: Tensor, label: str, segment: int | None = None) -> str:
+def _still(image: Tensor, size: tuple[int, int] | None) -> str:
+    return _figure(image, "image", _sizes(image, size), size)
+
+
+def _sizes(pixels: Tensor, size: tuple[int, int] | None) -> str:
+    own = f"{pixels.shape[2]} x {pixels.shape[1]} pixels"
+    return own if size is None else f"{own}, the model sees {size[1]} x {size[0]}"
+
+
+def _figure(
+    pixels: Tensor, title: str, caption: str, size: tuple[int, int] | None = None, segment: int | None = None
+) -> str:
+    """A picture in the pixels that the model sees, where these are known, else a thumbnail of it."""
     picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    picture.thumbnail((THUMBNAIL_WIDTH * 2, THUMBNAIL_WIDTH * 2))
+    if size is not None:
+        picture = picture.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    else:
+        picture.thumbnail((THUMBNAIL_WIDTH * 2, THUMBNAIL_WIDTH * 2))
     data = io.BytesIO()
-    picture.save(data, "JPEG", quality=85)
+    picture.save(data, "JPEG", quality=90)
     source = f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
     colour = "" if segment is None else f' style="border-color:hsl({segment * 137 % 360} 70% 50%)"'
     return (
-        f'<figure{colour}><img width="{THUMBNAIL_WIDTH}" alt="{label}" src="{source}">'
-        f"<figcaption>{label}</figcaption></figure>"
+        f'<figure{colour}><img alt="{title}, {caption}" src="{source}">'
+        f"<figcaption><b>{title}</b><br>{caption}</figcaption></figure>"
     )
 
 
@@ -214,6 +264,7 @@ h1{font-size:1.2rem}h2{font-size:1.05rem}h3{font-size:.9rem;margin:.8rem 0 .2rem
 small{color:#888;font-weight:400}
 section{background:#fff;border:1px solid #ddd;border-radius:8px;padding:.5rem 1rem 1rem;margin:1rem 0}
 pre{white-space:pre-wrap;background:#f4f4f4;padding:.6rem;border-radius:4px;margin:0;font-size:13px}
-.frames{display:flex;flex-wrap:wrap;gap:6px}.bad{color:#b00020}
-figure{margin:0;border-top:4px solid transparent}figcaption{font-size:12px;color:#555}
+.frames{display:flex;flex-wrap:wrap;gap:10px 6px}.bad{color:#b00020}
+figure{margin:0;width:168px;border-top:4px solid transparent}img{width:100%;display:block}
+figcaption{font-size:12px;line-height:1.3;color:#555;padding-top:2px}
 """

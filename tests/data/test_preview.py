@@ -24,9 +24,9 @@ def test_the_page_shows_the_frames_that_the_model_sees(tmp_path, make_clip, writ
     meta = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 2, "dynamic_sample": True}
     path = write_rows([make_row(id="x<y", prompt="<video>\nWhich & why?", video="a.mp4", meta=meta)])
     page = page_of(tmp_path, path, "--seed", 7)
-    labels = re.findall(r"<figcaption>frame (\d+), ([\d.]+) s, segment (\d)<", page)
-    assert [int(number) for number, _, _ in labels] == [number_of(picture) for picture in pictures(page)]
-    assert [float(time) for _, time, _ in labels] == [int(number) / 10 for number, _, _ in labels]
+    labels = re.findall(r"<b>([\d.]+) s</b><br>frame (\d+), segment (\d)<", page)
+    assert [int(number) for _, number, _ in labels] == [number_of(picture) for picture in pictures(page)]
+    assert [float(time) for time, _, _ in labels] == [int(number) / 10 for _, number, _ in labels]
     assert [segment for _, _, segment in labels] == ["0", "0", "1", "1"]
     assert "x&lt;y" in page
     assert "Which &amp; why?" in page
@@ -46,6 +46,8 @@ def test_prompts_have_their_vision_tokens_folded(tmp_path, make_clip, write_rows
     ) in page
     tokens = int(re.search(r"(\d+) tokens: 56 vision", page)[1])
     assert f"{999 - tokens} below --max_prompt_length" in page
+    assert "120 x 90 pixels, the model sees 112 x 84" in page
+    assert [picture.shape for picture in pictures(page)] == [(84, 112, 3)] * 6 + [(140, 112, 3)]
     # Qwen3-VL has patches of 16 and a time for every pair of frames: 0, 5, 10 | 14, 19, 24 tenths of a second
     page = html.unescape(page_of(tmp_path, path, "--model", tiny_checkpoint("qwen3_vl")))
     assert page.count("<video: 2 frames, 6x8 patches, 12 tokens>") == 3
@@ -64,11 +66,27 @@ def test_what_was_lowered_to_fit_is_said(tmp_path, make_clip, write_rows, make_r
 
 
 def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
-    path = write_rows([make_row(prompt="<video>", video="none.mp4"), make_row(solution=",")])
+    path = write_rows([make_row(prompt="<video>", video="none.mp4"), make_row(solution=","), [1, 2], make_row(id="d")])
     page = html.unescape(page_of(tmp_path, path))
     assert "No such file" in page
     assert "can't be scored" in page
+    assert "data.json[2]: expected an object with `conversations`, `messages` or `prompt`, got list [1, 2]" in page
+    assert page.count("<section>") == 4
     assert "src=" not in page
+
+
+def test_the_page_needs_nothing_else(tmp_path, make_clip, write_rows, make_row):
+    make_clip("a.mp4", 25)
+    page = page_of(tmp_path, write_rows([make_row(prompt="<video>", video="a.mp4")]))
+    assert not re.search(r"<script|<link|@import|url\(|https?:", page)
+    assert all(source.startswith("data:image/jpeg") for source in re.findall(r'src="([^"]*)', page))
+
+
+def test_template_and_system_turn_are_those_of_training(tmp_path, write_rows, make_row):
+    (tmp_path / "template.txt").write_text("Look. {prompt}\nThink first.")
+    path = write_rows([make_row(prompt="Which?")])
+    page = page_of(tmp_path, path, "--prompt_template", tmp_path / "template.txt", "--system", "Be brief.")
+    assert "[system] Be brief.\n\n[user] Look. Which?\nThink first." in page
 
 
 def test_records_are_spread_over_the_data_set(tmp_path, write_rows, make_row):
