@@ -224,3 +224,8 @@ def test_every_flag_has_help_and_a_home_in_the_config():
     for group in FLAG_GROUPS:
         for each in dataclasses.fields(group):
             assert each.metadata["help"].endswith("."), each.name
+
+
+def test_fsdp_is_a_switch_in_a_settings_file_too(tmp_path):
+    for value, meant in (("true", True), ("False", False), (True, True), (None, None)):
+        assert GRPOConfig(str(tmp_path), use_cpu=True, fsdp=value).fsdp is meant
