@@ -98,7 +98,7 @@ class Report:
             "prompt_tokens": quantiles(tokens),
             "fitted_prompts": sum(finding.fitted is not None for finding in fine),
             "rescaled_clips": sum(finding.rescaled for finding in fine),
-            "advice": [ADVICE[kind] for kind in Counter(p["kind"] for p in self.problems) if kind in ADVICE],
+            "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
             "problems": self.problems,
             "warnings": self.warnings,
         }

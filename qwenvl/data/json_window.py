@@ -22,6 +22,11 @@ class JSONDamage(ValueError):
         self.at = at
 
 
+def message_of(error: json.JSONDecodeError) -> str:
+    """What the library says, ready for a place to follow."""
+    return error.msg.removesuffix(" at")
+
+
 class Window:
     """A stretch of a file as text; it moves on, and grows where a value does not fit. A character is a byte."""
 
@@ -81,7 +86,7 @@ class Window:
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _LONGEST_WORD
                 if cut and self._grow():
                     continue
-                raise JSONDamage(error.msg, at) from None
+                raise JSONDamage(message_of(error), at) from None
             if end > len(self._text) - _NUMBER_GOES_ON and self._grow():
                 continue
             length, self._at = end - self._at, end

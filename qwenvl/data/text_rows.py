@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.json_window import JSONDamage, Window
+from qwenvl.data.json_window import JSONDamage, Window, message_of
 from qwenvl.data.rows import Row, Rows, stem_of
 from qwenvl.data.unpacked import unpacked
 
@@ -213,7 +213,7 @@ def _read(parse: Callable[[str], Any], data: bytes, where: str) -> Any:
     except RecordError as error:
         return error
     except json.JSONDecodeError as error:
-        return RecordError(f"{where}: not valid JSON: {error.msg} at column {error.colno}", "JSON")
+        return RecordError(f"{where}: not valid JSON: {message_of(error)} at column {error.pos + 1}", "JSON")
     except RecursionError:
         return RecordError(f"{where}: not readable JSON: nested too deeply", "JSON")
 

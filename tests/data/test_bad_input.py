@@ -12,6 +12,7 @@ from PIL import Image
 
 from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.examine import examine
+from qwenvl.data.records import ReadOptions
 
 ANSWER = {"from": "gpt", "value": "(1) a"}
 GOOD = {"conversations": [{"from": "human", "value": "<video>?"}, ANSWER], "video": "good.mp4"}
@@ -52,6 +53,12 @@ BAD_ROWS = {
     "sound alone": (with_video("sound.mp4"), "has no video stream, only audio"),
     "a billion frames": (with_video("billion.avi"), "promises 1000000000 frames, the file holds 25"),
     "a bomb": (with_image("bomb.png"), "8000 x 8000 pixels; expected at most"),
+    "a pipe for a picture": (with_image("pipe.mp4"), "a pipe, socket or device"),
+    "a folder for a picture": (with_image("folder"), "this is a folder"),
+    "no bytes for a picture": (with_image("empty.mp4"), "the file is empty"),
+    "frames with a pipe among them": (with_video([["pixel.png", "pipe.mp4"]]), "a pipe, socket or device"),
+    "frames from elsewhere": (with_video([["pixel.png", "../outside.mp4"]]), "leads out of the media root"),
+    "a span without frames": (with_video("good.mp4", video_start=99), "no frames"),
     "half a picture": (with_image("half.png"), "damaged image"),
     "a clip for a picture": (with_image("good.mp4"), "not an image"),
     "an empty answer": (
@@ -64,6 +71,7 @@ BAD_ROWS = {
 ODD_ROWS = {
     "one frame": with_video("one.mp4"),
     "another extension": with_video("disguised.jpg"),
+    "one pixel": with_video("pixel.avi"),
     "spaces and other alphabets": with_video("名前 with späces & 'quotes' #1%.mp4"),
     "a picture of one pixel": with_image("pixel.png"),
     "a name with an emoji": with_image("🎬.png"),
@@ -81,6 +89,7 @@ def folder(tmp_path_factory):
     clip = lambda name, *args, **options: helpers.write_clip(root / name, *args, **options)
     clip("good.mp4")
     clip("one.mp4", 1)
+    clip("pixel.avi", 3, codec="ffv1", size=(1, 1), pix_fmt="bgr0")
     clip("名前 with späces & 'quotes' #1%.mp4")
     clip("disguised.mp4").rename(root / "disguised.jpg")
     cut = clip("cut.mp4", 60, size=(128, 128), container_options={"movflags": "faststart"})
@@ -143,3 +152,25 @@ def test_a_broken_line_and_one_of_100_megabytes(folder):
     assert [record.where[-2:] for record in report.good] == [":1", ":3"]
     assert [problem["kind"] for problem in report.problems] == ["JSON", "JSON"]
     assert "lines.jsonl:4: not valid JSON" in report.problems[1]["message"]
+
+
+def test_devices_are_not_read_even_where_all_paths_are_allowed(folder):
+    path = folder / "devices.jsonl"
+    rows = [GOOD, with_video("/dev/zero"), with_image("/dev/zero"), with_video("zero.mp4"), GOOD]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = examine([DatasetSource("rows", path, folder)], options=ReadOptions(allow_outside_media=True))
+    assert [record.where[-2:] for record in report.good] == [":1", ":5"]
+    assert all("a pipe, socket or device" in problem["message"] for problem in report.problems)
+
+
+@pytest.mark.parametrize("cut", [5, 60, 150, 350])
+def test_rows_before_the_cut_of_an_array_are_read(folder, cut):
+    path = folder / "array.json"
+    whole = "\ufeff" + json.dumps([GOOD] * 3)
+    path.write_text(whole[:-cut], encoding="utf-8")
+    report = examine([DatasetSource("rows", path, folder)], dataset_options={"video_backend": "pyav"}, jobs=1)
+    before = 3 - -(-cut // (len(json.dumps(GOOD)) + 2))
+    assert [record.where for record in report.good] == [f"{path}[{i}]" for i in range(before)]
+    (problem,) = report.problems
+    assert problem["message"].startswith(f"{path}[{before}]: not valid JSON: ")
+    assert "what follows in the file can't be read" in problem["message"]
