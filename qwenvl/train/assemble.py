@@ -149,6 +149,7 @@ def build_dataset(
             prompt_template=None if args.prompt_template is None else Path(args.prompt_template).read_text("utf-8"),
             system=text_or_file(args.system),
             check_record=rubric.check_record,
+            stream_above=int(args.stream_above_mb * 2**20),
             base_interval=args.base_interval,
             video_fps=args.video_fps,
             video_min_frames=args.video_min_frames,

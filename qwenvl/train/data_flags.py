@@ -40,6 +40,11 @@ class DataArguments:
     system: str | None = flag(
         None, "System turn of every prompt, in place of its own: a text, or a file that holds it."
     )
+    stream_above_mb: float = flag(
+        512.0,
+        "Size in MB, unpacked, above which a data set is not loaded: each record is read and checked when its turn "
+        "comes. At least 0, which loads none.",
+    )
     on_bad_sample: Literal["error", "skip"] = flag(
         "error",
         "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
@@ -90,6 +95,7 @@ class DataArguments:
             yield "--on_long_prompt skip has no effect without --max_prompt_length: set it, in tokens"
         if self.fit_frames and self.max_prompt_length is None:
             yield "--fit_frames has no effect without --max_prompt_length: set it, in tokens"
+        yield from out_of_range(self, "stream_above_mb", least=0)
         yield from out_of_range(self, "decode_timeout", least=0)
         yield from out_of_range(self, "decode_memory_gb", above=0)
         if self.frame_cache is None and was_set(self, "frame_cache_gb"):

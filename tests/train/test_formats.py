@@ -19,6 +19,7 @@ from transformers import AutoProcessor
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.record_file import RecordFile
 from qwenvl.runlog import read_metrics, read_rollouts
 
 RATE, SHOWN = 10, (5, 8, 11, 14)  # frames of the clip's 0.5 to 1.45 seconds, four, evenly spaced
@@ -266,11 +267,10 @@ def trained():
     return []
 
 
-def check_training(make_trainer, trained, folder, source, columns=None):
+def check_training(make_trainer, trained, folder, source, **settings):
     """Two steps of two prompts give what they gave for the first format."""
-    trainer = make_trainer(
-        dataset_use=str(source), columns=columns, per_device_train_batch_size=2, grpo_sample_size=2, video_max_frames=4
-    )
+    settings |= {"per_device_train_batch_size": 2, "grpo_sample_size": 2, "video_max_frames": 4}
+    trainer = make_trainer(dataset_use=str(source), **settings)
     before = {name: value.clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
     trainer.train()
     assert any(
@@ -285,6 +285,7 @@ def check_training(make_trainer, trained, folder, source, columns=None):
         assert steps == trained[1]
     else:
         trained += [completions, steps]
+    return trainer
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -293,7 +294,15 @@ def test_every_format_gives_the_same_prompts_and_trains_alike(
 ):
     source, columns = FORMATS[name](media), COLUMNS.get(name)
     check_prompts(batch_of(source, collator, columns), reference)
-    check_training(make_trainer, trained, tmp_path / "run", source, columns)
+    trainer = check_training(make_trainer, trained, tmp_path / "run", source, columns=columns)
+    assert isinstance(trainer.train_dataset.records, list)
+
+
+@pytest.mark.parametrize("name", ["conversations, array", "conversations, zipped lines", "parquet, bytes", "CSV"])
+def test_rows_that_are_read_when_asked_for_train_alike(name, media, make_trainer, trained, tmp_path):
+    settings = {"stream_above_mb": 0, "dataloader_num_workers": 1}
+    trainer = check_training(make_trainer, trained, tmp_path / "run", FORMATS[name](media), **settings)
+    assert isinstance(trainer.train_dataset.records, RecordFile)
 
 
 @pytest.mark.parametrize("kind", VIDEOS)
