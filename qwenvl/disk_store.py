@@ -11,6 +11,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -48,16 +49,20 @@ class DiskStore:
         try:
             with open(path, "rb") as file:
                 checksum, value = file.read(CHECKSUM_BYTES), file.read()
-            os.utime(path)
         except FileNotFoundError:  # or another process made room
             return None
+        except OSError as error:
+            self._tell(path, "read", error)
+            return None
+        with suppress(OSError):  # deleted meanwhile, or another user's
+            os.utime(path)
         if checksum != _checksum(value):
             logger.warning("%s is damaged: what it held is made anew", path)
             return None
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a value, unless it exceeds the bound by itself. A full disk is logged once, and nothing more is kept."""
+        """Keep a value, unless it exceeds the bound by itself; a disk that takes no more is logged once."""
         size = len(value) + CHECKSUM_BYTES
         if size > self._max_bytes:
             return
@@ -71,9 +76,12 @@ class DiskStore:
             unfinished.replace(path)
         except OSError as error:
             unfinished.unlink(missing_ok=True)
-            if not self._told:
-                logger.warning("%s: can't be kept: %s (told once)", path, error.strerror)
-                self._told = True
+            self._tell(path, "kept", error)
+
+    def _tell(self, path: Path, what: str, error: OSError) -> None:
+        if not self._told:
+            logger.warning("%s: can't be %s: %s (told once)", path, what, error.strerror)
+            self._told = True
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{self._suffix}"

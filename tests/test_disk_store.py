@@ -78,6 +78,12 @@ def test_a_disk_that_takes_no_more_is_told_once(tmp_path, caplog):
     assert caplog.text.count("can't be kept: No such file") == 1
 
 
+def test_what_can_not_be_read_is_told_and_made_anew(tmp_path, caplog):
+    (tmp_path / "a.value").mkdir()
+    assert DiskStore(tmp_path, MIB, ".value").get("a") is None
+    assert "can't be read: Is a directory" in caplog.text
+
+
 def write_and_read(folder, seed: int) -> None:
     """Values tell their key; a reader that sees half of one, or another's, fails."""
     store, draw = DiskStore(folder, 40_000, ".value"), random.Random(seed)

@@ -62,7 +62,7 @@ class FrameCache:
         """
         files = sorted(map(str, Path(path).iterdir())) if os.path.isdir(path) else frame_list(path)
         if files is not None:
-            return _digest("images", *map(_identity, files))
+            return _digest("images", *(_identity(file) if os.path.exists(file) else file for file in files))
         check_regular_file(path)
         key = _digest("content", _identity(path))
         known = self.store.get(key)

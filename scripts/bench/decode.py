@@ -6,7 +6,7 @@
 
 The task is that of a training sample: N frames, evenly spaced, at the size that the model sees. Each reader has a
 process of its own, which is killed when it hangs; in every turn all of them read the clip one after the other, so that
-a busy machine slows them alike. CPU seconds are those of the reader's process and of what it started, in medians.
+a busy machine slows them alike. CPU times are those of the reader's process and of what it started, in medians.
 """
 
 from __future__ import annotations
@@ -79,10 +79,9 @@ def qwen_vl_utils(reader: str) -> Read:
 
 
 READERS: dict[str, Callable[[], Read]] = {
-    "ours, auto": lambda: ours("auto", 60.0),
-    "ours, pyav": lambda: ours("pyav", 60.0),
-    "ours, auto, unguarded": lambda: ours("auto", 0.0),
-    "ours, pyav, unguarded": lambda: ours("pyav", 0.0),
+    "ours": lambda: ours("auto", 60.0),
+    "ours, unguarded": lambda: ours("auto", 0.0),
+    "ours, torchcodec": lambda: ours("torchcodec", 60.0),
     "torchcodec exact": lambda: torchcodec("exact"),
     "torchcodec approximate": lambda: torchcodec("approximate"),
     "decord": decord,
@@ -109,6 +108,18 @@ class Reading:
     wall: list[float] = field(default_factory=list)
     right: int | None = None
     failed: str | None = None
+
+    def is_right(self, wanted: int | None) -> bool:
+        return self.failed is None and (wanted is None or self.right == wanted)
+
+    def median(self, kind: str) -> float:
+        """Milliseconds; not a number where the clip was not read."""
+        return 1e3 * statistics.median(getattr(self, kind)) if self.failed is None else float("nan")
+
+    def cell(self, kind: str, wanted: int | None) -> str:
+        if self.failed is not None:
+            return self.failed
+        return f"{self.median(kind):.1f}" + ("" if self.is_right(wanted) else f" ({self.right} of {wanted} right)")
 
 
 class ReaderProcess:
@@ -201,13 +212,18 @@ def main() -> None:
     else:
         clips = make_clips(options.folder)
     readers = {name: ReaderProcess(name, options.timeout) for name in options.readers}
+    readings = {}
     try:
         for name, clip in clips.items():
             if options.clips is None or any(part in name for part in options.clips):
-                report(name, clip, read_in_turn(clip, readers, options), options)
+                print(name, file=sys.stderr)
+                readings[name] = read_in_turn(clip, readers, options)
     finally:
         for reader in readers.values():
             reader.close()
+    wanted = None if options.files else options.frames
+    for kind in ("cpu", "wall"):
+        print(f"\n{kind} milliseconds\n\n{table(readings, kind, wanted)}")
 
 
 def clip_of(path: Path) -> BenchClip:
@@ -231,29 +247,28 @@ def read_in_turn(clip: BenchClip, readers: dict[str, ReaderProcess], options: ar
     return readings
 
 
-def report(name: str, clip: BenchClip, readings: dict[str, Reading], options: argparse.Namespace) -> None:
-    """Prints the clip's table: CPU and wall milliseconds, against the fastest whose frames are all right."""
-    checked = not options.files
-    wanted = len(wanted_frames(clip, options.frames))
-    medians = {
-        reader: (statistics.median(reading.cpu), statistics.median(reading.wall))
-        for reader, reading in readings.items()
-        if reading.failed is None
-    }
-    right = [medians[reader] for reader in medians if not checked or readings[reader].right == wanted]
-    best = [min(values) for values in zip(*right, strict=True)] or [float("nan")] * 2
-    print(f"\n### {name} ({clip.frame_count} frames)\n")
-    print("| reader | right frames | CPU, ms | wall, ms | CPU, x | wall, x |\n|---|---|---|---|---|---|")
-    for reader, reading in readings.items():
-        if reading.failed is not None:
-            print(f"| {reader} | {reading.failed} | | | | |")
-            continue
-        frames = f"{reading.right} of {wanted}" if checked else "not checked"
-        cpu, wall = medians[reader]
-        print(
-            f"| {reader} | {frames} | {cpu * 1e3:.1f} | {wall * 1e3:.1f} | {cpu / best[0]:.2f} | {wall / best[1]:.2f} |"
-        )
-    sys.stdout.flush()
+def table(readings: dict[str, dict[str, Reading]], kind: str, wanted: int | None) -> str:
+    """Medians of each reader on each clip, in Markdown, with the number of right frames where not all are.
+
+    The last column compares ours with the fastest of the other readers that gave every frame of every clip rightly.
+
+    Args:
+        kind: ``cpu`` or ``wall``.
+        wanted: frames asked of each clip; None where they can't be checked.
+    """
+    names = list(next(iter(readings.values())))
+    reliable = [
+        name
+        for name in names
+        if not name.startswith("ours") and all(clip[name].is_right(wanted) for clip in readings.values())
+    ]
+    rows = [["clip", *names, "ours / fastest that is right"]]
+    rows.append(["---"] * len(rows[0]))
+    for clip, of_clip in readings.items():
+        fastest = min((of_clip[name].median(kind) for name in reliable), default=float("nan"))
+        ratio = f"{of_clip['ours'].median(kind) / fastest:.2f}" if "ours" in of_clip else ""
+        rows.append([clip, *(of_clip[name].cell(kind, wanted) for name in names), ratio])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def installed(package: str) -> str:

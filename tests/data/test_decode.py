@@ -39,6 +39,7 @@ CONTAINERS = {
     "variable_rate.mkv": {"times": UNEVEN},
     "late_start.mp4": {"times": [5 + i / 10 for i in range(25)]},
 }
+REFUSED_OF_TORCHCODEC = ("stream.ts", "programme.mpg", "reordered.avi", "packed.avi")  # where it is right at times only
 
 
 @pytest.fixture(params=["pyav", "torchcodec"])
@@ -63,7 +64,12 @@ def test_the_frames_asked_for_come_at_their_times(make_clip, number_of, name, ba
         draw = random.Random(0)
         for _ in range(4):
             wanted = sorted(draw.sample(range(frame_count), min(frame_count, 6)))
-            assert [number_of(frame) for frame in clip.read(wanted)] == wanted
+            try:
+                frames = clip.read(wanted)
+            except BadMediaError as error:
+                assert backend == "torchcodec" and name in REFUSED_OF_TORCHCODEC, error
+            else:
+                assert [number_of(frame) for frame in frames] == wanted
 
 
 def test_any_order_and_repeats(make_clip, number_of, backend):

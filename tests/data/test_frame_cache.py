@@ -203,6 +203,15 @@ class TestBadClips:
         for index in (0, 1, 2, 3, 0):
             assert dataset[index].error == plain[index].error
 
+    def test_an_image_missing_from_a_list(self, rows, make_row, write_rows, collator, cached, tmp_path, monkeypatch):
+        monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "media"))
+        listed = [f"frames/{number}.png" for number in (0, 1, 9, 2, 3, 4)]  # of these six, 0, 9, 2 and 4 are shown
+        row = make_row(prompt="<video>", video=[listed])
+        dataset = cached(str(write_rows([row], "list.json")), collator, on_bad_sample="skip")
+        assert "9.png: No such file" in dataset[0].error
+        (tmp_path / "frames" / "9.png").write_bytes((tmp_path / "frames" / "5.png").read_bytes())
+        assert [dataset[0].videos[0].info.cached for _ in range(2)] == [False, True]
+
     def test_a_strip_that_the_models_refuse(self, collator, make_row, write_rows, cached, tmp_path):
         (tmp_path / "strip").mkdir()
         Image.new("RGB", (402, 2)).save(tmp_path / "strip" / "0.png")
