@@ -3,8 +3,8 @@
 Measured on clips whose frames carry their number (docs/benchmarks.md): PyAV with an index of presentation times gives
 the right frames of every container tried, is the fastest of those that do, brings its own FFmpeg, and gives the same
 pixels on every machine: it is what ``auto`` means. torchcodec in its exact mode is right but for MPEG streams and AVI,
-where the index tells. decord gives wrong frames for clips that were cut without re-encoding, and hangs on one in four of
-those: it never runs in the user's process.
+where the index tells. decord gives wrong frames for clips that were cut without re-encoding, and hangs on one in four
+of those: it never runs in the user's process.
 """
 
 from __future__ import annotations
