@@ -130,7 +130,7 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
         catalog = read_catalog(catalog_path)
         if name not in catalog:
             near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
-            meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'};"
+            meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'}."
             raise ValueError(
                 f"dataset_use: no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
                 f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"

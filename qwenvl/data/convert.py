@@ -224,7 +224,9 @@ def _media_columns(record: Record, media: MediaPaths) -> dict[str, Any]:
 def _meta_row(meta: ClipMeta | None) -> dict[str, Any] | None:
     if meta is None:
         return None
-    row = {"frame_cnts": list(meta.frame_counts)} if meta.frame_counts is not None else {}
+    row: dict[str, Any] = {}
+    if meta.frame_counts is not None:
+        row["frame_cnts"] = [int(count) if count.is_integer() else count for count in meta.frame_counts]
     row |= {name: value for name, value in vars(meta).items() if name != "frame_counts" and value is not None}
     return row if row.pop("dynamic_sample") is False else row | {"dynamic_sample": True}
 
