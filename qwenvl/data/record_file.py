@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -152,8 +151,3 @@ def open_records(
         raise file.damage
     file[0]  # what is wrong with every row shows here
     return file
-
-
-def read_records(source: DatasetSource, **how: Any) -> list[Record]:
-    """All records of one data set, in memory, whatever its size; arguments and errors as for ``open_records``."""
-    return list(RecordFile(source, **how))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.convert import write_records
-from qwenvl.data.record_file import RecordFile, read_records
+from qwenvl.data.record_file import RecordFile, open_records
 from qwenvl.data.records import ReadOptions
 
 KINDS = ["b.json", "b.jsonl", "b.json.gz", "b.jsonl.gz", "b.parquet", "b.csv", "b.tsv"]
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def read(path, **options):
-    return read_records(DatasetSource("d", path, path.parent), seed=0, options=ReadOptions(**options))
+    return open_records(DatasetSource("d", path, path.parent), seed=0, options=ReadOptions(**options))
 
 
 def parts(records):

@@ -14,7 +14,7 @@ from qwenvl.data import text_rows
 from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
-from qwenvl.data.record_file import JoinedRecords, RecordFile, open_records, read_records
+from qwenvl.data.record_file import JoinedRecords, RecordFile, open_records
 from qwenvl.data.records import ReadOptions
 
 
@@ -63,7 +63,7 @@ def test_every_kind_of_file_can_be_read_in_any_order(every_kind, monkeypatch, un
     if unzip_to_disk:
         monkeypatch.setattr(text_rows, "MEMORY_BYTES", 100)
     for source in every_kind:
-        whole, lazy = read_records(source, seed=0), RecordFile(source, seed=0)
+        whole, lazy = open_records(source, seed=0), RecordFile(source, seed=0)
         assert [record.solution for record in whole] == [str(i) for i in range(11)], source.name
         assert [lazy[i] for i in (8, 0, 10, 3, -1)] == [whole[i] for i in (8, 0, 10, 3, -1)]
         assert list(lazy) == list(lazy.iterate()) == whole
@@ -75,12 +75,12 @@ def test_every_kind_of_file_can_be_read_in_any_order(every_kind, monkeypatch, un
 def test_the_same_share_of_the_rows(every_kind):
     for source in every_kind:
         third = DatasetSource("data", source.annotation_path, source.media_root, 33.0)
-        assert list(RecordFile(third, seed=4)) == read_records(third, seed=4)
-        assert len(read_records(third, seed=4)) == 4
+        assert list(RecordFile(third, seed=4)) == open_records(third, seed=4)
+        assert len(open_records(third, seed=4)) == 4
 
 
 def test_every_row_of_odd_lines(lines):
-    records, lazy = read_records(lines, seed=0), RecordFile(lines, seed=0)
+    records, lazy = open_records(lines, seed=0), RecordFile(lines, seed=0)
     assert list(lazy) == records
     assert [record.where.rpartition(":")[2] for record in records] == [str(i) for i in range(1, 18, 2)]
     assert [record.id for record in records[:3]] == ["data-0", "1", "data-4"]

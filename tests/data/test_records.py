@@ -5,13 +5,13 @@ import pytest
 
 from qwenvl.data.catalog import DatasetSource
 from qwenvl.data.errors import RecordError
-from qwenvl.data.record_file import read_records
+from qwenvl.data.record_file import open_records
 from qwenvl.data.records import ReadOptions
 from qwenvl.types import ClipMeta, Message
 
 
 def read(path, percent=100.0, seed=0, **options):
-    return read_records(DatasetSource("steps", path, path.parent, percent), seed=seed, **options)
+    return open_records(DatasetSource("steps", path, path.parent, percent), seed=seed, **options)
 
 
 class TestWhatIsRead:
@@ -190,14 +190,14 @@ class TestMediaRoot:
     def test_paths_may_not_leave_it(self, root, write_rows, make_row, path):
         source = DatasetSource("s", write_rows([make_row(prompt="<video>", video=path)]), root)
         with pytest.raises(RecordError, match=r"\[0\].video: .* leads out of the media root .*--allow_outside_media"):
-            read_records(source, seed=0)
-        (record,) = read_records(source, seed=0, options=ReadOptions(allow_outside_media=True))
+            open_records(source, seed=0)
+        (record,) = open_records(source, seed=0, options=ReadOptions(allow_outside_media=True))
         assert record.videos == (os.path.realpath(root / path),)
 
     def test_absolute_paths_inside_and_a_root_that_is_a_link_are_fine(self, root, tmp_path, write_rows, make_row):
         os.symlink(root, tmp_path / "alias")
         row = make_row(prompt="<video><video>", video=[str(tmp_path / "alias" / "a.mp4"), "sub/../b.mp4"])
-        (record,) = read_records(DatasetSource("s", write_rows([row]), tmp_path / "alias"), seed=0)
+        (record,) = open_records(DatasetSource("s", write_rows([row]), tmp_path / "alias"), seed=0)
         assert record.videos == (str(root / "a.mp4"), str(root / "b.mp4"))
 
 
