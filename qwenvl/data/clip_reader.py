@@ -141,7 +141,9 @@ class ClipReader:
                     )
                 if frame.is_corrupt:
                     raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is damaged")
-                picture = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+                (plane,) = rgb.planes
+                picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
                 # Turned as the file's display matrix says; `rotation` counts degrees counter-clockwise.
                 yield np.rot90(picture, k=round(frame.rotation / 90))
         except MemoryError:  # FFmpeg's own among them

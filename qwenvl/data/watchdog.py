@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 START_SECONDS = 120.0  # torchcodec imports torch, which takes long from a cold network disk
 _CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from qwenvl.data.decode_worker import main; main(sys.argv[2:])"
+# Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
 # Children without an open clip. The key holds the process id: after a fork the parent's children are not ours.
 _idle: dict[tuple[int, str, float], list[DecodeProcess]] = defaultdict(list)
 
@@ -46,6 +48,7 @@ class DecodeProcess:
             [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), *arguments],
             pass_fds=[child_end.fileno()],
             stdin=subprocess.DEVNULL,
+            env={**_KEEP_MEMORY, **os.environ},
         )
         child_end.close()
         atexit.register(self.kill)
