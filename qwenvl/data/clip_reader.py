@@ -15,6 +15,8 @@ import av
 import numpy as np
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
+from PIL import Image
+from PIL.Image import Transpose
 
 from qwenvl.data.backends import FOREIGN_DECODERS
 from qwenvl.data.clip_index import index_clip, video_stream
@@ -144,8 +146,7 @@ class ClipReader:
                 rgb = reformatter.reformat(frame, format="rgb24", threads=1)
                 (plane,) = rgb.planes
                 picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
-                # Turned as the file's display matrix says; `rotation` counts degrees counter-clockwise.
-                yield np.rot90(picture, k=round(frame.rotation / 90))
+                yield _upright(picture, round(frame.rotation / 90) % 4)
         except MemoryError:  # FFmpeg's own among them
             raise
         except av.FFmpegError as error:
@@ -195,6 +196,14 @@ def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
         if frame.pts is not None and frame.pts >= target:
             return frame if frame.pts == target else None
     return None
+
+
+def _upright(picture: np.ndarray, quarter_turns: int) -> np.ndarray:
+    """Turned counter-clockwise as often as the file's display matrix says; Pillow does it faster than numpy."""
+    if quarter_turns == 0:
+        return picture
+    turn = (Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)[quarter_turns - 1]
+    return np.asarray(Image.fromarray(picture).transpose(turn))
 
 
 def _reason(error: BaseException) -> str:

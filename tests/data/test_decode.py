@@ -111,18 +111,21 @@ def test_a_stream_copied_clip_begins_at_its_cut_and_not_at_its_key_frame(
         assert [number_of(frame) for frame in clip.read(wanted)] == [first + i for i in wanted]
 
 
-def test_a_rotated_clip_is_turned_upright(make_clip, number_of, backend):
-    """A display matrix of 90 degrees clockwise: (x, y) -> (-y, x), so the top left corner is shown top right."""
+@pytest.mark.parametrize("clockwise", [1, 2, 3])
+def test_a_rotated_clip_is_turned_upright(make_clip, number_of, backend, clockwise):
+    """Display matrices of quarter turns: one sends (x, y) to (64 - y, x), so the top left corner is shown top right."""
     path = make_clip(size=(96, 64))
+    turns = {1: (0, 1, -1, 0, 64, 0), 2: (-1, 0, 0, -1, 96, 64), 3: (0, -1, 1, 0, 0, 96)}
+    a, b, c, d, x, y = (value << 16 for value in turns[clockwise])
     data = bytearray(path.read_bytes())
     matrix = data.index(b"tkhd") + 4 + 40  # after version, times, id, duration, layer, volume
     assert struct.unpack(">9i", data[matrix : matrix + 36]) == (65536, 0, 0, 0, 65536, 0, 0, 0, 1 << 30)
-    data[matrix : matrix + 36] = struct.pack(">9i", 0, 65536, 0, -65536, 0, 0, 64 << 16, 0, 1 << 30)
+    data[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, c, d, 0, x, y, 1 << 30)
     path.write_bytes(data)
     with open_clip(str(path), backend) as clip:
         (frame,) = clip.read([5])
-    assert frame.shape == (3, 96, 64)
-    assert number_of(np.rot90(frame.permute(1, 2, 0).numpy(), 1)) == 5  # turned back, counter-clockwise
+    assert frame.shape == ((3, 64, 96) if clockwise == 2 else (3, 96, 64))
+    assert number_of(np.rot90(frame.permute(1, 2, 0).numpy(), clockwise)) == 5  # turned back, counter-clockwise
 
 
 class TestDamage:
