@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from qwenvl.data.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.records import ReadOptions, parse_columns, text_or_file
 
 _FRAME_FLAGS: dict[str, dict[str, Any]] = {
     "base_interval": {"type": float, "default": 2.0, "help": "seconds between frames (2.0)"},
@@ -69,14 +67,3 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
 def sources_of(args: argparse.Namespace) -> list[DatasetSource]:
     """The data sets named."""
     return resolve_datasets(args.dataset, args.dataset_catalog)
-
-
-def read_options(args: argparse.Namespace) -> ReadOptions:
-    """How their rows are read."""
-    return ReadOptions(
-        allow_outside_media=args.allow_outside_media,
-        allow_remote_media=args.allow_remote_media,
-        columns=parse_columns(args.columns),
-        prompt_template=None if args.prompt_template is None else Path(args.prompt_template).read_text("utf-8"),
-        system=text_or_file(args.system),
-    )

@@ -16,7 +16,6 @@ from qwenvl.data.command_flags import (
     add_frame_flags,
     frame_options,
     make_collator,
-    read_options,
     sources_of,
 )
 from qwenvl.data.convert import Written, write_records
@@ -24,7 +23,7 @@ from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.examine import Report, examine, quantiles
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.record_file import JoinedRecords, RecordFile
-from qwenvl.data.records import RecordCheck
+from qwenvl.data.records import ReadOptions, RecordCheck
 from qwenvl.rewards.build import build_rubric
 from qwenvl.types import Record
 
@@ -43,7 +42,7 @@ def check(args: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr):  # some libraries announce themselves on the way; the report is to stand alone
         report = examine(
             sources_of(args),
-            options=read_options(args),
+            options=ReadOptions.of(args),
             check_record=_record_check(args.reward_funcs),
             dataset_options=frame_options(args),
             collator=make_collator(args),
@@ -62,7 +61,7 @@ def check(args: argparse.Namespace) -> int:
 def stats(args: argparse.Namespace) -> int:
     """Count what the records hold, without decoding anything, and how often training draws from each data set."""
     sources = sources_of(args)
-    files = [RecordFile(source, seed=0, options=read_options(args)) for source in sources]
+    files = [RecordFile(source, seed=0, options=ReadOptions.of(args)) for source in sources]
     parts = [Part(source.name, len(file), source.weight) for source, file in zip(sources, files, strict=True)]
     numbers, lengths, solutions = _count(JoinedRecords(files))
     draws = draws_per_epoch(parts)
@@ -115,7 +114,7 @@ def _count(records: Iterable[Record]) -> tuple[dict[str, int], dict[str, dict[st
 
 def convert(args: argparse.Namespace) -> int:
     """Write the records of a data set in another form and kind of file."""
-    options = read_options(args)
+    options = ReadOptions.of(args)
     records = JoinedRecords([RecordFile(source, seed=0, options=options) for source in sources_of(args)])
     print(_written(write_records(records, Path(args.out)), args.out))
     return 0

@@ -21,7 +21,6 @@ from qwenvl.data.command_flags import (
     add_frame_flags,
     frame_options,
     make_collator,
-    read_options,
     sources_of,
 )
 from qwenvl.data.dataset import GRPODataset
@@ -29,6 +28,7 @@ from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
 from qwenvl.data.record_file import RecordFile
+from qwenvl.data.records import ReadOptions
 from qwenvl.rewards.actions import action_numbers, action_phrases
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.columns import reward_columns
@@ -83,7 +83,7 @@ def preview(args: argparse.Namespace) -> str:
     """The page for the flags of ``main``."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
-    files = [RecordFile(each, seed=0, options=read_options(args)) for each in sources_of(args)]
+    files = [RecordFile(each, seed=0, options=ReadOptions.of(args)) for each in sources_of(args)]
     rows = list(_spread(files, args.n))
     collator = make_collator(args)
     fitter = collator.fitter if collator else None

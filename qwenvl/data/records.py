@@ -52,6 +52,22 @@ class ReadOptions:
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
             raise ValueError("prompt_template: expected a text that contains {prompt}")
 
+    @classmethod
+    def of(cls, flags: Any) -> ReadOptions:
+        """From the flags of these names, which say columns as text and prompt_template as a file.
+
+        Raises:
+            ValueError, OSError: columns of another form, a template that can't be read or has no ``{prompt}``.
+        """
+        template = flags.prompt_template
+        return cls(
+            allow_outside_media=flags.allow_outside_media,
+            allow_remote_media=flags.allow_remote_media,
+            columns=parse_columns(flags.columns or ""),
+            prompt_template=None if template is None else Path(template).read_text("utf-8"),
+            system=text_or_file(flags.system),
+        )
+
 
 def parse_columns(text: str) -> dict[str, str]:
     """``question=prompt,answer=solution`` as ``ReadOptions.columns``; an empty text gives none.

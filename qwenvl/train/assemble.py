@@ -17,7 +17,7 @@ from qwenvl.data.estimate import LengthEstimate
 from qwenvl.data.fit import Fitter
 from qwenvl.data.frame_cache import FrameCache
 from qwenvl.data.order import EpochSampler, Grouping, Part
-from qwenvl.data.records import parse_columns, text_or_file
+from qwenvl.data.records import ReadOptions
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
@@ -139,15 +139,13 @@ def build_dataset(
         RecordError: naming the first record that no reward can score.
         ValueError: a flag that has no effect on this data set.
     """
+    if dataset is None:
+        return None
     if isinstance(dataset, str):
         dataset = load_dataset(
             dataset,
             catalog_path=args.dataset_catalog,
-            allow_outside_media=args.allow_outside_media,
-            allow_remote_media=args.allow_remote_media,
-            columns=parse_columns(args.columns or ""),
-            prompt_template=None if args.prompt_template is None else Path(args.prompt_template).read_text("utf-8"),
-            system=text_or_file(args.system),
+            **vars(ReadOptions.of(args)),
             check_record=rubric.check_record,
             stream_above=int(args.stream_above_mb * 2**20),
             base_interval=args.base_interval,
@@ -164,9 +162,9 @@ def build_dataset(
             frame_cache=frame_cache,
         )
     else:
-        if dataset is not None and fitter is not None and getattr(dataset, "fitter", None) is None:
+        if fitter is not None and getattr(dataset, "fitter", None) is None:
             raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes a fitter")
-        if dataset is not None and frame_cache is not None and getattr(dataset, "frame_cache", None) is None:
+        if frame_cache is not None and getattr(dataset, "frame_cache", None) is None:
             raise ValueError("--frame_cache has no effect on a data set made without: load_dataset takes a FrameCache")
         for record in getattr(dataset, "records", ()):
             if problem := rubric.check_record(record):

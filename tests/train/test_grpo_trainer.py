@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from qwenvl import GRPOConfig, GRPOTrainer
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.frame_cache import FrameCache
 from qwenvl.grpo.advantages import group_advantages
@@ -373,6 +374,12 @@ def test_a_frame_cache_that_could_never_be_hit_is_refused(make_trainer, sop_data
     with pytest.raises(ValueError, match="--frame_cache has no effect: no clip keeps its frames"):
         make_trainer(**flags)
     make_trainer(**flags, eval_dataset_use=str(path))  # evaluation takes the same ones each time
+
+
+def test_a_frame_cache_may_serve_evaluation_alone(tiny_checkpoint, sop_data, tmp_path):
+    args = GRPOConfig(output_dir=str(tmp_path / "run"), frame_cache=str(tmp_path / "frames"), use_cpu=True)
+    trainer = GRPOTrainer(str(tiny_checkpoint()), args, eval_dataset=str(sop_data))
+    assert trainer.train_dataset is None and trainer.eval_dataset.frame_cache is not None
 
 
 def test_a_frame_cache_beside_a_data_set_made_without_is_refused(sop_data, tmp_path):
