@@ -1,7 +1,10 @@
 import math
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from qwenvl.grpo.loss import grpo_loss, kl_estimate
 
@@ -211,3 +214,175 @@ def test_refusals_name_the_cause():
     for name in ("loss_type", "kl_estimator"):
         with pytest.raises(ValueError, match="expected"):
             grpo_loss(logprobs, advantages, mask, ref_logprobs=logprobs, **{name: "nonsense"})
+
+
+RATIOS = [[1.5, 1.1, 0.5], [1.5, 1.1, 0.5]]
+OLD = [[-1.0, -2.0, -0.7], [-3.0, -0.4, -1.2]]
+
+
+def at_ratio(ratios, old):
+    return (torch.tensor(old, dtype=torch.float64) + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("epsilon_high", "terms", "slopes", "clipped_high"),
+    [
+        # min(r A, clip(r, 0.8, 1.2) A), and its derivative by log r: r A, or 0 where the clipped one is less
+        (None, [[1.2, 1.1, 0.5], [-1.5, -1.1, -0.8]], [[0.0, 1.1, 0.5], [-1.5, -1.1, 0.0]], 1 / 6),
+        (0.6, [[1.5, 1.1, 0.5], [-1.5, -1.1, -0.8]], [[1.5, 1.1, 0.5], [-1.5, -1.1, 0.0]], 0.0),
+    ],
+)
+def test_clipping_by_hand(epsilon_high, terms, slopes, clipped_high):
+    """Both signs of the advantage, ratios above, within and below the bounds."""
+    logprobs, mask = at_ratio(RATIOS, OLD), torch.ones(2, 3, dtype=torch.bool)
+    options = {"alpha": 0.5, "beta": 0.0, "epsilon": 0.2, "epsilon_high": epsilon_high}
+    out = grpo_loss(logprobs, torch.tensor([1.0, -1.0]), mask, old_logprobs=torch.tensor(OLD), **options)
+    out.loss.backward()
+    assert out.loss.item() == pytest.approx(-0.5 * sum(map(sum, terms)) / 6)
+    torch.testing.assert_close(logprobs.grad, -0.5 * torch.tensor(slopes, dtype=torch.float64) / 6, rtol=1e-6, atol=0)
+    assert out.metrics == pytest.approx(
+        {
+            "loss/policy": out.loss.item(),
+            "ratio/mean": (1.5 + 1.1 + 0.5) / 3,
+            "ratio/clipped_low_frac": 1 / 6,
+            "ratio/clipped_high_frac": clipped_high,
+        }
+    )
+
+
+def random_case():
+    """Rows of both signs and one of advantage 0, ratios of 0.3 to 3, ragged masks with anything behind them."""
+    generator = torch.Generator().manual_seed(7)
+    draw = lambda: torch.randn(5, 6, generator=generator, dtype=torch.float64)
+    old, mask = draw() - 2, torch.arange(6) < torch.tensor([[6], [2], [1], [4], [5]])
+    logprobs, reference = old + 0.4 * draw(), old + 0.4 * draw()
+    advantages = torch.tensor([1.3, -0.7, 0.4, 0.0, -2.0], dtype=torch.float64)
+    return logprobs.requires_grad_(), old, reference, advantages, mask
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
+def test_the_clipped_loss_token_by_token(loss_type):
+    """The formula of the docstring as two loops, its gradient by finite differences."""
+    logprobs, old, reference, advantages, mask = random_case()
+    alpha, beta, low, high = 0.7, 0.3, 1 - 0.1, 1 + 0.25
+
+    def spelled_out(values) -> float:
+        total = 0.0
+        for n in range(5):
+            row = 0.0
+            for t in range(int(mask[n].sum())):
+                r, d = math.exp(values[n, t] - old[n, t]), (reference[n, t] - values[n, t]).item()
+                a = advantages[n].item()
+                row += -alpha * min(r * a, min(max(r, low), high) * a) + beta * (math.exp(d) - d - 1)
+            total += row / (int(mask[n].sum()) if loss_type == "grpo" else 8)
+        return total / 5
+
+    options = {"alpha": alpha, "beta": beta, "epsilon": 0.1, "epsilon_high": 0.25, "loss_type": loss_type}
+    out = grpo_loss(
+        logprobs,
+        advantages,
+        mask,
+        old_logprobs=old.masked_fill(~mask, math.nan),
+        ref_logprobs=reference,
+        max_completion_length=8,
+        **options,
+    )
+    out.loss.backward()
+    assert out.loss.item() == pytest.approx(spelled_out(logprobs.detach()), rel=1e-12)
+    assert out.metrics["ratio/clipped_low_frac"] > 0 and out.metrics["ratio/clipped_high_frac"] > 0
+    for n in range(5):
+        for t in range(6):
+            moved = [logprobs.detach().clone() for _ in range(2)]
+            moved[0][n, t] += 1e-6
+            moved[1][n, t] -= 1e-6
+            slope = (spelled_out(moved[0]) - spelled_out(moved[1])) / 2e-6
+            assert logprobs.grad[n, t].item() == pytest.approx(slope, abs=1e-8)
+
+
+def test_the_first_iteration_is_a_ratio_of_one():
+    """Log-probs that are still the old ones: the same loss and gradient as without old ones, bit for bit."""
+    results = []
+    for old in (None, torch.tensor(LOGPROBS)):
+        logprobs = leaf(LOGPROBS)
+        options = {"old_logprobs": old, "ref_logprobs": torch.tensor(REFERENCE)}
+        out = grpo_loss(logprobs, torch.tensor([1.0, -2.0]), torch.tensor(MASK), **options)
+        out.loss.backward()
+        results.append((out.loss, logprobs.grad, out.metrics))
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    ratios = {name: value for name, value in results[1][2].items() if name not in results[0][2]}
+    assert ratios == {"ratio/mean": 1.0, "ratio/clipped_low_frac": 0.0, "ratio/clipped_high_frac": 0.0}
+
+
+def test_a_ratio_beyond_all_bounds_stays_finite():
+    """A negative advantage does not bound r from above: its logarithm is clamped, as that of the KL is."""
+    logprobs, mask = leaf([[-1.0]]), torch.tensor([[True]])
+    options = {"old_logprobs": torch.tensor([[-500.0]]), "alpha": 1.0, "beta": 0.0}
+    out = grpo_loss(logprobs, torch.tensor([-1.0]), mask, **options)
+    out.loss.backward()
+    assert out.loss.item() == pytest.approx(math.exp(20)) and logprobs.grad.item() == 0.0
+
+
+def test_old_log_probs_that_do_not_fit_are_refused():
+    args = torch.tensor(LOGPROBS), torch.ones(2), torch.tensor(MASK)
+    with pytest.raises(ValueError, match=r"old_logprobs: expected shape \(2, 3\), got \(2, 2\)"):
+        grpo_loss(*args, beta=0.0, old_logprobs=torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"old_logprobs\[1, 0\] is inf"):
+        grpo_loss(*args, beta=0.0, old_logprobs=torch.tensor([[0.0, 0.0, 0.0], [math.inf, 0.0, 0.0]]))
+
+
+class TheirTrainer:
+    """What TRL's loss reads of its trainer, with log-probs that are given; what it asks for besides is off."""
+
+    def __init__(self, logprobs, loss_type):
+        self.loss_type = loss_type
+        self.epsilon_low, self.epsilon_high, self.beta = 0.1, 0.25, 0.3
+        self.max_completion_length = 8
+        self.importance_sampling_level, self.top_entropy_quantile = "token", 1.0
+        self.current_gradient_accumulation_steps = 1
+        self.model = torch.nn.Identity()
+        self.accelerator = Accelerator(cpu=True)
+        self.args = SimpleNamespace(delta=None, use_bias_correction_kl=False)
+        self._metrics = {"train": defaultdict(list)}
+        self._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logprobs, torch.zeros(5, 6), None)
+
+    def __getattr__(self, name):
+        return None
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
+def test_another_librarys_clipped_loss(loss_type):
+    """That of TRL, given the same log-probs: the same loss, gradient and shares. Needs the extra ``bench``."""
+    trl = pytest.importorskip("trl.trainer.grpo_trainer")
+    logprobs, old, reference, advantages, mask = random_case()
+    theirs = logprobs.detach().clone().requires_grad_()
+    trainer = TheirTrainer(theirs, loss_type)
+    inputs = {
+        "prompt_ids": torch.zeros(5, 1, dtype=torch.long),
+        "prompt_mask": torch.ones(5, 1, dtype=torch.long),
+        "completion_ids": torch.zeros(5, 6, dtype=torch.long),
+        "completion_mask": mask.long(),
+        "advantages": advantages,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": reference,
+    }
+    loss = trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    loss.backward()
+    out = grpo_loss(
+        logprobs,
+        advantages,
+        mask,
+        old_logprobs=old,
+        ref_logprobs=reference,
+        alpha=1.0,
+        beta=0.3,
+        epsilon=0.1,
+        epsilon_high=0.25,
+        loss_type=loss_type,
+        max_completion_length=8,
+    )
+    out.loss.backward()
+    torch.testing.assert_close(out.loss, loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(logprobs.grad, theirs.grad, rtol=1e-12, atol=0)
+    for ours, name in (("clipped_low_frac", "clip_ratio/low_mean"), ("clipped_high_frac", "clip_ratio/high_mean")):
+        assert out.metrics[f"ratio/{ours}"] == pytest.approx(trainer._metrics["train"][name][0], rel=1e-6)
+    assert out.metrics["kl"] == pytest.approx(trainer._metrics["train"]["kl"][0], rel=1e-6)
