@@ -97,8 +97,7 @@ def grpo_loss(
         and ``ratio/clipped_high_frac``, the shares of tokens that clipping leaves without policy gradient.
 
     Raises:
-        ValueError: shapes disagree, ``ref_logprobs`` or ``max_completion_length`` is missing, or a log-probability of a
-            masked-in token is NaN or infinite.
+        ValueError: shapes disagree, what is needed is missing, or a completion's token has no finite log-probability.
     """
     _check_shapes(logprobs, advantages, mask, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
     if beta and ref_logprobs is None:
