@@ -170,7 +170,7 @@ class BadSample:
 
 @dataclass
 class PromptBatch:
-    """The model inputs of P prompts. P may be 0 when every sample of a batch was bad.
+    """The model inputs of P prompts. P is 0 where every sample of a batch was bad or its places are empty.
 
     Attributes:
         records, epochs: P.

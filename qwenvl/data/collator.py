@@ -30,7 +30,7 @@ class _Prompt:
 
 
 class GRPOCollator:
-    """Turns a list of samples into ``{"prompts": PromptBatch}``.
+    """Turns a list of samples into ``{"prompts": PromptBatch}``; None in the list is an empty place.
 
     Each sample goes through the model's own processor alone, so that nothing about it depends on its neighbours; then
     the prompts are padded on the left. Frames and images are resized here, by the rule of the model's authors, and cut
@@ -81,10 +81,10 @@ class GRPOCollator:
             raise ValueError("fit_frames has no effect without max_prompt_length: set it, in tokens")
         self.fitter = Fitter(self.ruler, max_prompt_length) if fit_frames else None
 
-    def __call__(self, samples: list[Sample | BadSample]) -> dict[str, PromptBatch]:
+    def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, PromptBatch]:
         prompts: list[_Prompt] = []
         bad: list[BadSample] = []
-        for sample in samples:
+        for sample in filter(None, samples):
             if isinstance(sample, BadSample):
                 bad.append(sample)
                 continue

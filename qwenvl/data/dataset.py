@@ -44,7 +44,8 @@ class Timeline(NamedTuple):
 class GRPODataset(Dataset):
     """Samples of records; media are decoded when a sample is asked for, in the process that asks.
 
-    An item is asked for by (pass, index), as ``EpochSampler`` yields them, or by index alone (pass 0).
+    An item is asked for by (pass, index), as ``EpochSampler`` yields them, or by index alone (pass 0); None gives None,
+    an empty place (see ``RepeatedSteps``).
 
     Args:
         records: as ``open_records`` gives them.
@@ -110,7 +111,9 @@ class GRPODataset(Dataset):
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> Sample | BadSample:
+    def __getitem__(self, key: int | tuple[int, int] | None) -> Sample | BadSample | None:
+        if key is None:
+            return None
         epoch, index = key if isinstance(key, tuple) else (0, key)
         record = self.records[index]
         if len(self.parts) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice, repeat
 
 from torch.utils.data import Sampler
 
@@ -165,3 +165,37 @@ class EpochSampler(Sampler[tuple[int, int]]):
             stable_random(self.seed, "pass", number, turn).shuffle(order)
             for place in range(max(first, turn * size), min(end, (turn + 1) * size)):
                 yield turn, order[place - turn * size]
+
+
+class RepeatedSteps(Sampler[tuple[int, int] | None]):
+    """The prompts of each optimizer step, then as many empty places for each further step on their completions.
+
+    A data set gives None for such a place, the key None, without reading anything. The last step of an epoch is filled
+    up with them, so that steps begin where the Trainer counts them to begin, in every process.
+
+    Args:
+        sampler: the order of the prompts.
+        step: prompts of an optimizer step, over all its micro-batches and processes.
+        iterations: optimizer steps on the same completions.
+
+    Example:
+        >>> list(RepeatedSteps(EpochSampler([Part("a", 3)], shuffle=False), step=2, iterations=2))
+        [(0, 0), (0, 1), None, None, (0, 2), None, None, None]
+    """
+
+    def __init__(self, sampler: EpochSampler, step: int, iterations: int) -> None:
+        self.sampler = sampler
+        self.step = step
+        self.iterations = iterations
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // self.step) * self.step * self.iterations
+
+    def __iter__(self) -> Iterator[tuple[int, int] | None]:
+        keys = iter(self.sampler)
+        while prompts := list(islice(keys, self.step)):
+            yield from prompts
+            yield from repeat(None, self.step * self.iterations - len(prompts))

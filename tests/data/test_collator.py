@@ -185,6 +185,11 @@ class TestBatches:
         assert batch.input_ids.shape == batch.attention_mask.shape == (0, 0)
         assert len(batch.to("cpu").bad) == 1
 
+    def test_empty_places(self, qwen2_5):
+        batch = collate(qwen2_5, None, sample("Words.", id="2"), None)
+        assert [record.id for record in batch.records] == ["2"] and not batch.bad
+        assert len(collate(qwen2_5, None, None)) == 0
+
     def test_the_system_turn_is_the_records(self, qwen2_5):
         with_turn = qwen2_5.tokenizer.decode(collate(qwen2_5, sample("Hi.", system="Be brief.")).input_ids[0])
         assert with_turn == (

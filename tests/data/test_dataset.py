@@ -202,6 +202,10 @@ def test_impossible_options(steps):
         load_dataset(steps, video_backend="opencv")
 
 
+def test_an_empty_place_stays_empty(steps):
+    assert load_dataset(steps)[None] is None
+
+
 def test_it_travels_to_other_processes(steps):
     dataset = pickle.loads(pickle.dumps(load_dataset(steps)))
     assert isinstance(dataset, GRPODataset)

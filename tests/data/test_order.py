@@ -1,8 +1,10 @@
 from collections import Counter
 
 import pytest
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import BatchSampler
 
-from qwenvl.data.order import EpochSampler, Grouping, Part, draws_per_epoch
+from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps, draws_per_epoch
 
 
 def keys_of(sampler: EpochSampler, epoch: int = 0) -> list[tuple[int, int]]:
@@ -151,6 +153,37 @@ class TestGrouping:
         keys = iter(EpochSampler([Part("a", 1000)], grouping=grouping))
         next(keys)
         assert len(asked) == 64  # 32 steps of two
+
+
+class TestRepeatedSteps:
+    def test_by_hand(self):
+        sampler = RepeatedSteps(EpochSampler([Part("a", 5)], shuffle=False), step=2, iterations=3)
+        sampler.set_epoch(4)
+        empty = [None] * 4
+        expected = [(4, 0), (4, 1), *empty, (4, 2), (4, 3), *empty, (4, 4), None, *empty]
+        assert list(sampler) == expected and len(sampler) == len(expected)
+
+    def test_what_is_drawn_is_as_it_was(self):
+        for grouping in (None, Grouping(8, lambda key: key[1] % 7)):
+            plain = EpochSampler([Part("a", 45)], seed=2, grouping=grouping)
+            drawn = keys_of(RepeatedSteps(plain, 8, 2), 1)
+            assert [key for key in drawn if key is not None] == keys_of(plain, 1)
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_each_process_has_its_share_of_every_step(self, size):
+        """Batches are dealt out in turn: two micro-batches each, and no prompt comes twice to make up for a last one."""
+        sampler = RepeatedSteps(EpochSampler([Part("a", 25)], seed=2), step=4 * size, iterations=2)
+        shares = [
+            list(BatchSamplerShard(BatchSampler(sampler, size, drop_last=False), num_processes=2, process_index=rank))
+            for rank in (0, 1)
+        ]
+        assert len(shares[0]) == len(shares[1]) == len(sampler) / size / 2
+        seen = []
+        for start in range(0, len(shares[0]), 4):
+            new, empty = ([key for share in shares for b in share[start + i :][:2] for key in b] for i in (0, 2))
+            assert new.count(None) < 4 * size and set(empty) == {None}
+            seen += [key for key in new if key is not None]
+        assert sorted(seen) == [(0, index) for index in range(25)]
 
 
 def batches_of(keys: list, size: int) -> list[list]:
