@@ -1,29 +1,72 @@
-"""Keys and values for sampling: those of a prompt once for all its completions.
+"""Keys and values for sampling: each prompt's once, each completion's own beside them.
 
-A first forward takes the P prompts, end to end in one row; every later one takes the next token of each completion.
+The first forward takes the P prompts, end to end in one row; every later one takes the next token of each completion.
 Both get the cache as the keyword ``shared_prefix`` (see ``prefix_attention``), with ``use_cache=False``: transformers'
 own caches would repeat the prompt for each completion.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from qwenvl.model.varlen import Spans, kernel_for, merge
+from qwenvl.model.varlen import Spans, kernel_for
 
-GPU_PART_TOKENS = 1024
-"""Prompt keys that one group of GPU threads reads; longer prompts are read by several at once, their results merged."""
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What the newest tokens of P x G completions see in one layer.
+
+    Attributes:
+        keys, values: of the prompts, padded to the longest, P x key-value heads x L x D.
+        own_keys, own_values: of the completions, P x key-value heads x G x T x D.
+        newest: the place of the newest token in T, one number.
+        bias: added to the scores, P x 1 x 1 x (L + T): minus infinity where there is nothing; or None.
+    """
+
+    keys: Tensor
+    values: Tensor
+    own_keys: Tensor
+    own_values: Tensor
+    newest: Tensor
+    bias: Tensor | None
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Stores k and v, those of the newest tokens, and attends. Written in operations that a compiler fuses.
+
+        Args:
+            layer: not asked for; one compiled layer serves all of them.
+            q: P G x heads x D.
+            k, v: P G x key-value heads x D.
+
+        Returns:
+            P G x heads x D.
+        """
+        prompts, kv_heads, group_size, _, width = self.own_keys.shape
+        by_head = (prompts, group_size, kv_heads, -1, width)
+        for own, newest in ((self.own_keys, k), (self.own_values, v)):
+            own.index_copy_(3, self.newest, newest.view(by_head).transpose(1, 2))
+        # The query heads of one key-value head, R of them, lie together: P x key-value heads x G x R x D.
+        query = (q * scale).view(by_head).transpose(1, 2).contiguous()
+        # The prompt's keys are read once for the whole group, and one softmax covers them and the completion's own.
+        of_prompt = query.flatten(2, 3) @ self.keys.mT
+        of_own = (query @ self.own_keys.mT).flatten(2, 3)
+        scores = torch.cat([of_prompt, of_own], dim=-1).to(torch.promote_types(q.dtype, torch.float32))
+        if self.bias is not None:
+            scores = scores + self.bias
+        of_prompt, of_own = scores.softmax(-1).to(v.dtype).split([of_prompt.shape[-1], of_own.shape[-1]], dim=-1)
+        out = (of_own.unflatten(2, (group_size, -1)) @ self.own_values).flatten(2, 3) + of_prompt @ self.values
+        return out.unflatten(2, (group_size, -1)).transpose(1, 2).reshape(q.shape)
 
 
 class PrefixCache:
-    """The cache of P prompts and up to N completions.
+    """The cache of P prompts with G completions each, which lie in P x G slots.
 
     Attributes:
-        length: tokens of each completion so far.
         prompts: where the prompts lie in the row of the first forward.
-        of_prompts: keys and values of that row by layer, each S x key-value heads x D.
-        group_size, capacity: as given.
+        slots: (P, G).
 
     Example:
         >>> cache = PrefixCache((1200, 800), group_size=4, capacity=256, device="cpu")
@@ -38,45 +81,50 @@ class PrefixCache:
         group_size: int,
         capacity: int,
         device: torch.device | str,
-        part_tokens: int | None = None,
+        fixed_sizes: bool = False,
     ):
         """
         Args:
             prompt_lengths: P.
             group_size: completions of each prompt.
             capacity: tokens that each completion may have.
-            part_tokens: longest run of prompt keys that is read in one go; by default ``GPU_PART_TOKENS`` on a GPU, and
-                whole prompts elsewhere.
+            fixed_sizes: show the room for all tokens from the start, behind a mask, so that every token's step has the
+                same sizes: for a step that is compiled.
         """
-        self.length = 0
-        self.capacity = capacity
-        self.group_size = group_size
-        self._device = torch.device(device)
-        self._counts = [group_size] * len(prompt_lengths)
         self.prompts = Spans.of(prompt_lengths, device)
-        part = part_tokens or (GPU_PART_TOKENS if self._device.type == "cuda" else self.prompts.longest)
-        self._owners = [p for p, length in enumerate(prompt_lengths) for _ in range(0, length, part)]
-        self._parts = Spans.of(
-            [min(part, length - start) for length in prompt_lengths for start in range(0, length, part)], device
-        )
-        self._queries: tuple[Tensor, Spans] | None = None
-        self.of_prompts: dict[int, tuple[Tensor, Tensor]] = {}
+        self.slots = (len(prompt_lengths), group_size)
+        lengths, longest = self.prompts.offsets.diff(), self.prompts.longest
+        self._present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
+        self._bias = torch.full((len(prompt_lengths), 1, 1, longest + capacity), -torch.inf, device=device)
+        self._bias[..., :longest].masked_fill_(self._present[:, None, None], 0.0)
+        self._ragged = not self._present.all()
+        self._capacity = capacity
+        self._fixed_sizes = fixed_sizes
+        self._newest = torch.full((1,), -1, device=device)
+        self._length = 0
+        self._of_prompts: dict[int, tuple[Tensor, Tensor]] = {}
         self._of_completions: dict[int, tuple[Tensor, Tensor]] = {}
 
     def advance(self) -> None:
         """Makes room for one more token of every completion; call before the forward that brings it."""
-        self.length += 1
+        self._newest += 1
+        self._bias[..., self.prompts.longest + self._length] = 0.0
+        self._length += 1
 
-    def keep(self, rows: Tensor) -> None:
-        """Goes on with the completions where ``rows`` (bool, one per completion so far) is True."""
-        self._counts = [int(part.sum()) for part in rows.cpu().split(self._counts)]
+    def select(self, slots: Tensor) -> None:
+        """Goes on with the completions ``slots`` (P' x G' of the P G); those of a row are of one prompt."""
+        prompts = slots[:, 0] // self.slots[1]
+        if len(prompts) < self.slots[0]:
+            self._bias = self._bias[prompts]
+            self._of_prompts = {i: (keys[prompts], values[prompts]) for i, (keys, values) in self._of_prompts.items()}
+        rows = (prompts[:, None], slice(None), slots % self.slots[1])  # the indexed sizes come first: P' x G' x heads
         self._of_completions = {
-            layer: (keys[rows], values[rows]) for layer, (keys, values) in self._of_completions.items()
+            i: tuple(x[rows].transpose(1, 2).contiguous() for x in pair) for i, pair in self._of_completions.items()
         }
-        self._queries = None
+        self.slots = tuple(slots.shape)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Stores k and v and attends; first called with the prompts' tokens, then with one token per completion.
+        """Stores k and v and attends; first called with the prompts' tokens, then with one token for each slot.
 
         Args:
             q: S x heads x D.
@@ -85,52 +133,25 @@ class PrefixCache:
         Returns:
             S x heads x D.
         """
-        if layer not in self.of_prompts:
-            self.of_prompts[layer] = (k, v)
-            return kernel_for(q).forward(q, k, v, self.prompts, self.prompts, causal=True, scale=scale)[0]
-        rows, heads, width = q.shape
-        # The query heads of one key-value head become queries of their own, so that keys are read once for all.
-        folded = q.unflatten(1, (k.shape[1], -1)).transpose(1, 2)  # rows x repeats x key-value heads x D
-        of_prompt = self._over_prompts(layer, folded.flatten(0, 1), scale)
-        of_own = self._over_own(layer, folded, k, v, scale)
-        out, _ = merge(*of_prompt, *of_own)
-        return out.unflatten(0, (rows, -1)).transpose(1, 2).reshape(rows, heads, width)
+        if layer in self._of_prompts:
+            return self.of(layer).attend(layer, q, k, v, scale)
+        prompts, group_size = self.slots
+        room = (prompts, k.shape[1], group_size, self._capacity, k.shape[2])
+        self._of_prompts[layer] = self._padded(k), self._padded(v)
+        self._of_completions[layer] = k.new_zeros(room), v.new_zeros(room)
+        return kernel_for(q).forward(q, k, v, self.prompts, self.prompts, causal=True, scale=scale)[0]
 
-    def _over_prompts(self, layer: int, q: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Every completion's queries over its prompt, each part of a prompt by itself."""
-        if self._queries is None:
-            self._queries = self._queries_of_parts(len(q) // sum(self._counts))
-        source, spans = self._queries
-        whole = len(source) == len(q)  # each prompt is one part
-        queries = q if whole else q[source]
-        out, lse = kernel_for(q).forward(
-            queries, *self.of_prompts[layer], spans, self._parts, causal=False, scale=scale
-        )
-        return (out, lse) if whole else _merge_parts(out, lse, source, len(q))
+    def of(self, layer: int) -> LayerCache:
+        """What the tokens of the present step see in a layer."""
+        (keys, values), own = self._of_prompts[layer], self._of_completions[layer]
+        if self._fixed_sizes:
+            return LayerCache(keys, values, *own, self._newest, self._bias)
+        own_keys, own_values = (x[:, :, :, : self._length] for x in own)
+        bias = self._bias[..., : self.prompts.longest + self._length] if self._ragged else None
+        return LayerCache(keys, values, own_keys, own_values, self._newest, bias)
 
-    def _queries_of_parts(self, repeats: int) -> tuple[Tensor, Spans]:
-        """Which queries each part of a prompt meets, as indices, and how many; a completion has ``repeats`` queries."""
-        groups = Spans.of([count * repeats for count in self._counts]).slices()
-        indices = [range(groups[p].start, groups[p].stop) for p in self._owners]
-        source = torch.tensor([i for run in indices for i in run], device=self._device)
-        return source, Spans.of([len(run) for run in indices], self._device)
-
-    def _over_own(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Every completion's queries (rows x repeats x heads x D) over its own tokens, ``k`` and ``v`` the newest."""
-        if layer not in self._of_completions:
-            shape = (*k.shape[:2], self.capacity, k.shape[2])
-            self._of_completions[layer] = (k.new_empty(shape), v.new_empty(shape))
-        keys, values = self._of_completions[layer]
-        keys[:, :, self.length - 1], values[:, :, self.length - 1] = k, v
-        keys, values = keys[:, :, : self.length], values[:, :, : self.length]
-        out, lse = kernel_for(q).batch(q.transpose(1, 2), keys, values, scale=scale)
-        return out.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).flatten(1)
-
-
-def _merge_parts(out: Tensor, lse: Tensor, source: Tensor, queries: int) -> tuple[Tensor, Tensor]:
-    """One attention per query from those over the parts of its keys; row i of ``out`` is of query ``source[i]``."""
-    top = lse.new_full((len(lse), queries), -torch.inf).scatter_reduce_(1, source.expand_as(lse), lse, "amax")
-    weight = (lse - top[:, source]).exp()
-    total = torch.zeros_like(top).index_add_(1, source, weight)
-    weighted = weight.new_zeros(queries, *out.shape[1:]).index_add_(0, source, out * weight.T[..., None])
-    return (weighted / total.T[..., None]).to(out.dtype), top + total.log()
+    def _padded(self, x: Tensor) -> Tensor:
+        """S x heads x D, the prompts end to end -> P x heads x L x D with zeros where a prompt has ended."""
+        padded = x.new_zeros(*self._present.shape, *x.shape[1:])
+        padded[self._present] = x
+        return padded.transpose(1, 2).contiguous()

@@ -64,9 +64,6 @@ class Kernel(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, k and v."""
 
-    def batch(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
-        """As ``forward``, for B sequences of equal lengths, B x heads x S x D, not causal; lse is B x heads x S."""
-
 
 def kernel_for(q: Tensor) -> Kernel:
     """The kernel for the device, type and head size of ``q``."""
@@ -94,13 +91,6 @@ class CudaFlash:
         )
         return out, lse
 
-    def batch(self, q, k, v, *, scale):
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, None, None, q.shape[1], k.shape[1], 0.0, False, False, scale=scale
-        )
-        return out.transpose(1, 2), lse
-
     def backward(self, grad, q, k, v, out, lse, q_spans, k_spans, *, causal, scale):
         # Two arguments that only dropout would read.
         seeds, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
@@ -112,9 +102,6 @@ class CudaFlash:
 
 class _PerSequence:
     """A kernel that takes one sequence at a time, as 1 x heads x S x D."""
-
-    def batch(self, q, k, v, *, scale):
-        return self._forward(q, k, v, False, scale)
 
     def forward(self, q, k, v, q_spans, k_spans, *, causal, scale):
         if len(q_spans.bounds) == 2:  # nothing to put together

@@ -69,20 +69,20 @@ def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutB
 
 
 def within_budget(costs: Sequence[int], budget: int | None) -> list[list[int]]:
-    """Consecutive indices in groups whose costs sum to at most ``budget``; one that exceeds it alone is a group.
+    """Consecutive indices in groups that cost at most ``budget``; one that exceeds it alone is a group.
+
+    A group is padded: it costs what its dearest member does, times its members.
 
     Example:
         >>> within_budget([5, 4, 3, 20, 1], 10)
         [[0, 1], [2], [3], [4]]
     """
     groups: list[list[int]] = []
-    total = 0
     for index, cost in enumerate(costs):
-        if not groups or (budget is not None and total + cost > budget):
+        dearest = max(cost, *(costs[i] for i in groups[-1])) if groups else cost
+        if not groups or (budget is not None and dearest * (len(groups[-1]) + 1) > budget):
             groups.append([])
-            total = 0
         groups[-1].append(index)
-        total += cost
     return groups
 
 

@@ -1,71 +1,55 @@
-"""One token of every completion to the logits of the next: as it is, or compiled."""
+"""One token of every completion to the logits of the next: by the stock forward, as it is or with compiled layers."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from qwenvl.model.prefix_cache import PrefixCache
-from qwenvl.model.static_cache import StaticCache
+from qwenvl.model.prefix_cache import LayerCache, PrefixCache
 
 
-class Decoder(Protocol):
-    """Takes the newest token of every completion that goes on."""
+class Decoder:
+    """Takes the newest token of every completion that goes on.
 
-    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """R tokens and their positions (3 x R) -> float32 logits, R x V."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Goes on with the completions where ``rows`` (R bool) is True."""
-
-
-class EagerDecoder:
-    """The stock forward; completions that have ended leave the batch."""
-
-    def __init__(self, model: nn.Module, cache: PrefixCache):
-        self._model, self._cache = model, cache
-        self.keep = cache.keep
-
-    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """See ``Decoder``."""
-        self._cache.advance()
-        return _next_logits(self._model, tokens[:, None], positions[..., None], self._cache).float()
-
-
-class CompiledDecoder:
-    """The stock forward through ``torch.compile``, once for all sizes.
-
-    Completions lie in P x G slots. Those that have ended stay until half of the slots can be given up.
+    Completions lie in the P x G slots of the cache. Those that have ended leave it as soon as the grid can be smaller:
+    with one prompt, at once; else a prompt's slots stay while another prompt has as many completions.
     """
 
-    def __init__(self, model: nn.Module, cache: PrefixCache):
-        self._model, self._cache = model, StaticCache(cache)
-        prompts, group_size = self._cache.slots
+    def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool):
+        """
+        Args:
+            model: the bare transformers model.
+            cache: after its first forward, that of the prompts.
+            compiled: run each layer through ``torch.compile``; the cache must have fixed sizes then.
+        """
+        self._model, self._cache, self._compiled = model, cache, compiled
+        prompts, group_size = cache.slots
         self._slots = torch.arange(prompts * group_size, device=cache.prompts.offsets.device)  # of each completion
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """See ``Decoder``."""
+        """R tokens and their positions (3 x R) -> float32 logits, R x V."""
         self._cache.advance()
         prompts, group_size = self._cache.slots
-        ids = tokens.new_zeros(prompts * group_size)
-        ids[self._slots] = tokens
-        where = positions.new_zeros(len(positions), len(ids))
-        where[:, self._slots] = positions
-        ids, where = ids.view(prompts, group_size), where.view(-1, prompts, group_size)
-        for size in (0, 1):
-            torch._dynamo.maybe_mark_dynamic(ids, size)
-            torch._dynamo.maybe_mark_dynamic(where, size + 1)
-        return _compiled_step(self._model, ids, where, self._cache)[self._slots].float()
+        ids = tokens.new_zeros(prompts * group_size, 1)
+        ids[self._slots, 0] = tokens
+        where = positions.new_zeros(len(positions), *ids.shape)
+        where[:, self._slots, 0] = positions
+        with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
+            out = self._model(input_ids=ids, position_ids=where, use_cache=False, shared_prefix=self._cache)
+        return out.logits[self._slots, -1].float()
 
     def keep(self, rows: Tensor) -> None:
-        """See ``Decoder``."""
+        """Goes on with the completions where ``rows`` (R bool) is True."""
         self._slots = self._slots[rows]
         prompts, group_size = self._cache.slots
         counts = (self._slots // group_size).unique_consecutive(return_counts=True)[1]  # of each prompt that goes on
-        width = max(2, int(counts.max()))  # a size of 1 would be compiled by itself
-        if 2 * len(counts) * width > prompts * group_size:
+        width = int(counts.max())
+        if self._compiled:
+            width = max(width, 2)  # a size of 1 would be compiled by itself
+        if len(counts) * width >= prompts * group_size:
             return
         held = [slots.tolist() for slots in self._slots.split(counts.tolist())]
         rest = torch.tensor([slots + slots[-1:] * (width - len(slots)) for slots in held], device=self._slots.device)
@@ -89,14 +73,38 @@ def require_compiler(device: torch.device) -> None:
         ) from error
 
 
-def _next_logits(model: nn.Module, ids: Tensor, positions: Tensor, cache: PrefixCache | StaticCache) -> Tensor:
-    """R x V, from R x 1 tokens and 3 x R x 1 positions."""
-    return model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=cache).logits[:, -1]
+@contextmanager
+def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
+    """Layers that run compiled. All of them share one compilation, which sees a layer and its own part of the cache."""
+    layers = model.model.language_model.layers
+    for number, layer in enumerate(layers):
+        layer.forward = _CompiledLayer(layer, cache.of(number))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # the class's is found again
 
 
-def _slots_step(model: nn.Module, ids: Tensor, positions: Tensor, cache: StaticCache) -> Tensor:
-    """P G x V, from P x G tokens and 3 x P x G positions."""
-    return _next_logits(model, ids.reshape(-1, 1), positions.flatten(1, 2)[..., None], cache)
+class _CompiledLayer:
+    """The forward of one layer."""
+
+    def __init__(self, layer: nn.Module, cache: LayerCache):
+        self._layer, self._cache = layer, cache
+
+    def __call__(
+        self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], shared_prefix: PrefixCache, **arguments
+    ) -> Tensor:
+        slots = shared_prefix.slots
+        # P and G come apart: as the one size P G they would be compiled for each product anew.
+        grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
+        return _compiled_forward(self._layer, *grids, shared_prefix=self._cache, **arguments)
 
 
-_compiled_step = torch.compile(_slots_step)
+def _forward(layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, **arguments) -> Tensor:
+    """From P x G x 1 x width and position embeddings of .. x P x G x 1 x D to P G x 1 x width."""
+    embeddings = cos.flatten(-4, -3), sin.flatten(-4, -3)
+    return type(layer).forward(layer, hidden.flatten(0, 1), position_embeddings=embeddings, **arguments)
+
+
+_compiled_forward = torch.compile(_forward, dynamic=True)

@@ -26,7 +26,7 @@ from qwenvl.model.prefix_attention import install_prefix_attention
 from qwenvl.model.prefix_cache import PrefixCache
 from qwenvl.model.shared_prefix import pack
 from qwenvl.rollout.base import within_budget
-from qwenvl.rollout.decoding import CompiledDecoder, EagerDecoder
+from qwenvl.rollout.decoding import Decoder
 
 
 def logits_processors(
@@ -62,7 +62,6 @@ def logits_processors(
     return chosen
 
 
-@torch.no_grad()
 def sample_shared(
     model: nn.Module,
     prompts: PromptInputs,
@@ -89,9 +88,9 @@ def sample_shared(
         pad_id: what fills ended completions.
         stopping: asked after each token with the ids of the completions that go on (rows x tokens, without their
             prompts); says in rows bools which of them end there, beside those with an end token. Stop strings, say.
-        token_budget: most tokens (each prompt once, its completions in full length) that are sampled together; a single
-            prompt may exceed it. None: all together.
-        compiled: compile the step that follows the first token (``decoding.CompiledDecoder``).
+        token_budget: most tokens (each prompt once, padded to the longest, its completions in full length) that are
+            sampled together; a single prompt may exceed it. None: all together.
+        compiled: compile the layers' step that follows the first token (see ``decoding``).
 
     Returns:
         Completion ids N x T, and log softmax(logits / temperature) of each token, before the processors; 0.0 at
@@ -99,15 +98,18 @@ def sample_shared(
     """
     install_prefix_attention()
     lengths = prompts.attention_mask.sum(1).tolist()
-    drawn = [
-        _Draw(model, prompts.select(rows), group_size, max_new_tokens, pad_id).run(
-            temperature, processors, end_ids, stopping, CompiledDecoder if compiled else EagerDecoder
-        )
-        for rows in within_budget([length + group_size * max_new_tokens for length in lengths], token_budget)
-    ]
+    batches = within_budget([length + group_size * max_new_tokens for length in lengths], token_budget)
+    with torch.inference_mode():  # about a twentieth faster than no_grad
+        drawn = [
+            _Draw(model, prompts.select(rows), group_size, max_new_tokens, pad_id, compiled).run(
+                temperature, processors, end_ids, stopping
+            )
+            for rows in batches
+        ]
     longest = max(ids.shape[1] for ids, _ in drawn)
 
     def stacked(parts: list[Tensor], fill: float) -> Tensor:
+        """One tensor of ordinary ones, which the loss may keep for its backward pass."""
         return torch.cat([nn.functional.pad(part, (0, longest - part.shape[1]), value=fill) for part in parts])
 
     return stacked([ids for ids, _ in drawn], pad_id), stacked([logprobs for _, logprobs in drawn], 0.0)
@@ -116,8 +118,17 @@ def sample_shared(
 class _Draw:
     """One batch of completions while it grows."""
 
-    def __init__(self, model: nn.Module, prompts: PromptInputs, group_size: int, max_new_tokens: int, pad_id: int):
+    def __init__(
+        self,
+        model: nn.Module,
+        prompts: PromptInputs,
+        group_size: int,
+        max_new_tokens: int,
+        pad_id: int,
+        compiled: bool,
+    ):
         self._model = model
+        self._compiled = compiled
         self._prompts = prompts
         self._group_size = group_size
         self._positions = completion_positions(prompts.position_ids, group_size, max_new_tokens)
@@ -128,7 +139,7 @@ class _Draw:
         self._logprobs = torch.zeros(rows, max_new_tokens, device=device)
         self._going = torch.arange(rows, device=device)
         lengths = tuple(prompts.attention_mask.sum(1).tolist())
-        self._cache = PrefixCache(lengths, group_size, max_new_tokens, device)
+        self._cache = PrefixCache(lengths, group_size, max_new_tokens, device, fixed_sizes=compiled)
 
     def run(
         self,
@@ -136,13 +147,12 @@ class _Draw:
         processors: LogitsProcessorList,
         end_ids: list[int],
         stopping: Callable[[Tensor], Tensor] | None,
-        make_decoder: type[EagerDecoder] | type[CompiledDecoder],
     ) -> tuple[Tensor, Tensor]:
         """See ``sample_shared``."""
         ends = torch.tensor(end_ids, device=self._ids.device)
         length = self._logprobs.shape[1]
         logits = self._prefill()
-        decoder = make_decoder(self._model, self._cache)
+        decoder = Decoder(self._model, self._cache, self._compiled)
         for t in range(length):
             now = self._start + t
             scores = processors(self._ids[self._going, :now], logits)

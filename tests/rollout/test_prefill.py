@@ -131,4 +131,6 @@ def test_a_single_new_token(random_prompts):
 
 def test_budget():
     assert within_budget([5, 4, 3, 20, 1], 10) == [[0, 1], [2], [3], [4]]
+    assert within_budget([2, 4, 4, 9], 12) == [[0, 1, 2], [3]], "three that are padded to 4"
+    assert within_budget([2, 5, 4], 12) == [[0, 1], [2]]
     assert within_budget([5, 4], None) == [[0, 1]]
