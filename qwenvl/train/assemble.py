@@ -16,7 +16,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.estimate import LengthEstimate
 from qwenvl.data.fit import Fitter
 from qwenvl.data.frame_cache import FrameCache
-from qwenvl.data.order import EpochSampler, Grouping, Part
+from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.records import ReadOptions
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
@@ -189,27 +189,36 @@ def build_frame_cache(args: GRPOConfig, collator: GRPOCollator) -> FrameCache | 
     return FrameCache(args.frame_cache, int(args.frame_cache_gb * 1e9), collator.ruler)
 
 
-def build_sampler(dataset: Dataset, args: GRPOConfig, batch_size: int, collator: GRPOCollator) -> EpochSampler:
+def build_sampler(
+    dataset: Dataset, args: GRPOConfig, batch_size: int, collator: GRPOCollator
+) -> EpochSampler | RepeatedSteps:
     """The order in which training draws from a data set.
 
     Args:
         batch_size: prompts of a micro-batch in one process.
 
     Raises:
-        ValueError: a strategy that this data set can't be ordered by.
+        ValueError: a strategy that this data set can't be ordered by, or several steps on each of its samples.
     """
+    processes = 1 if args.accelerator_config.split_batches else args.world_size
+    step = batch_size * args.gradient_accumulation_steps * processes
     grouping = None
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
             raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
         length = LengthEstimate(dataset, collator.ruler, collator.max_prompt_length if collator.fitter else None)
-        grouping = Grouping(batch_size * args.gradient_accumulation_steps * args.world_size, length)
-    return EpochSampler(
+        grouping = Grouping(step, length)
+    sampler = EpochSampler(
         getattr(dataset, "parts", None) or [Part("", len(dataset))],
         seed=args.seed if args.data_seed is None else args.data_seed,
         shuffle=args.train_sampling_strategy != "sequential",
         grouping=grouping,
     )
+    if args.num_iterations == 1:
+        return sampler
+    if not isinstance(dataset, GRPODataset):
+        raise ValueError("--num_iterations above 1 needs a GRPODataset, as load_dataset makes it")
+    return RepeatedSteps(sampler, step, args.num_iterations)
 
 
 def build_collator(args: GRPOConfig, processor) -> GRPOCollator:

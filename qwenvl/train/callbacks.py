@@ -8,6 +8,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
+from qwenvl.train.flags import saves_within_windows
 from qwenvl.train.journal import Journal
 
 logger = logging.getLogger(__name__)
@@ -18,14 +19,18 @@ class ProgressLine(ProgressCallback):
 
     shown = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"))
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Updates the line; evaluations get a line of their own."""
         if not state.is_world_process_zero:
             return
         if self.training_bar is not None:
-            postfix = {short: f"{logs[name]:.3f}" for name, short in self.shown if name in logs}
-            if postfix:
-                self.training_bar.set_postfix(postfix)
+            self._latest |= {short: f"{logs[name]:.3f}" for name, short in self.shown if name in logs}
+            if self._latest:
+                self.training_bar.set_postfix(self._latest)
         totals = [name for name in logs if name.endswith("_total_reward")]
         for name in totals:
             line = f"step {state.global_step}: {name} {logs[name]:.3f} +- {logs[name + '_ci95']:.3f}"
@@ -53,6 +58,28 @@ class EqualRewardsWarning(TrainerCallback):
                 "their advantages are 0 and only the KL term acts. Try a higher --generation_temperature, a larger "
                 "--grpo_sample_size, prompts that are neither hopeless nor solved, or a reward with finer steps"
             )
+
+
+class WholeWindows(TrainerCallback):
+    """A run with several steps on the same completions starts, and leaves checkpoints, only where new ones are sampled.
+
+    Raises:
+        ValueError: when training begins.
+    """
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Looks at the step that is resumed from, and at shares of the run that are now numbers of steps."""
+        if args.num_iterations == 1:
+            return
+        problems = list(saves_within_windows(args, state.save_steps, state.eval_steps))
+        if state.global_step % args.num_iterations:
+            problems.append(
+                f"the checkpoint of step {state.global_step} can't be resumed with --num_iterations "
+                f"{args.num_iterations}: it lacks the completions that the next step goes on with; resume from one "
+                f"whose step is a multiple of {args.num_iterations}"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
 
 
 class RunFolder(TrainerCallback):
@@ -84,4 +111,5 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     if not trainer.args.disable_tqdm:
         trainer.add_callback(ProgressLine)
     trainer.add_callback(EqualRewardsWarning())
+    trainer.add_callback(WholeWindows())
     trainer.add_callback(RunFolder(journal))

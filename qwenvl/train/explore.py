@@ -25,13 +25,28 @@ from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 @dataclass
 class Experience:
-    """A micro-batch of prompts with what the policy made of them: N completions, their rewards and advantages (N)."""
+    """A micro-batch of prompts with what the policy made of them: N completions, their rewards and advantages (N).
+
+    Attributes:
+        old_logprobs, ref_logprobs: N x T, of the policy before it was trained on them, and of the reference; each step
+            on the experience but the first finds them here.
+    """
 
     batch: PromptBatch
     prompts: PromptInputs
     rollout: RolloutBatch
     rewards: RewardBatch
     advantages: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+
+    def scored(self) -> tuple[PromptInputs, RolloutBatch]:
+        """What the models give log-probs to: a token where there is nothing, as other processes wait for a forward."""
+        if len(self.batch):
+            return self.prompts, self.rollout
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.advantages.device)
+        stand_in = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["length"])
+        return PromptInputs.of_text(token), stand_in
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,22 @@ class ObjectiveArguments:
     grpo_beta: float = flag(
         0.1, "Weight of the KL term that holds the policy near the reference, at least 0. 0: no reference is kept."
     )
+    num_iterations: int = flag(
+        1,
+        "Optimizer steps on the same completions, at least 1; from the second on the importance ratio is clipped. An "
+        "epoch has that many times the steps. More: less sampling for as many steps, by a policy further behind.",
+    )
+    grpo_epsilon: float = flag(
+        0.2,
+        "How far the importance ratio of a token may fall below 1 before its advantage pushes it no further, above 0 "
+        "and below 1. Less: steps on the same completions change less. Needs --num_iterations above 1.",
+    )
+    grpo_epsilon_high: float | None = flag(
+        None,
+        "How far the ratio may rise above 1, above 0. More than --grpo_epsilon: rare tokens may become likely sooner. "
+        "Needs --num_iterations above 1.",
+        unset="the one of --grpo_epsilon",
+    )
     scale_rewards: Literal["group", "batch", "none"] = flag(
         "group",
         "What a reward minus its group's mean is divided by. group: the group's standard deviation. batch: that of "
@@ -189,6 +205,16 @@ class ObjectiveArguments:
     def problems(self) -> Iterator[str]:
         yield from out_of_range(self, "grpo_alpha", above=0)
         yield from out_of_range(self, "grpo_beta", least=0)
+        yield from out_of_range(self, "num_iterations", least=1)
+        yield from out_of_range(self, "grpo_epsilon", above=0, below=1)
+        yield from out_of_range(self, "grpo_epsilon_high", above=0)
+        for name in ("grpo_epsilon", "grpo_epsilon_high"):
+            if self.num_iterations == 1 and was_set(self, name):
+                yield f"--{name} has no effect with --num_iterations 1: the ratio is 1; raise it or leave this out"
+        if self.num_iterations > 1:
+            yield from saves_within_windows(self, self.save_steps, self.eval_steps or self.logging_steps)
+            if self.dataloader_drop_last:
+                yield "--dataloader_drop_last has no effect with --num_iterations above 1: steps are filled up"
         yield from out_of_range(self, "logit_memory_gb", above=0)
         if self.shared_prefix == "off" and self.vision_cache is not None:
             yield "--vision_cache has no effect with --shared_prefix off: the tower then runs in every pass"
@@ -238,6 +264,29 @@ class TrainerArguments:
         yield from out_of_range(self, "per_device_eval_batch_size", least=1)
         if self.remove_unused_columns:
             yield "--remove_unused_columns must stay False: it would strip the prompts from the batch"
+
+
+def saves_within_windows(config: Any, save_steps: float, eval_steps: float) -> Iterator[str]:
+    """Problems with checkpoints between the steps on the same completions: they lack those, and none could be resumed.
+
+    Args:
+        save_steps, eval_steps: in steps; what is below 1 is a share of a run that is not known yet, and passes.
+    """
+    if getattr(config, "enable_jit_checkpoint", False):
+        yield (
+            "--enable_jit_checkpoint saves at any step, with --num_iterations above 1 also between the steps on the "
+            "same completions, and such a checkpoint could not be resumed: leave one of the two out"
+        )
+    saving = [("save_steps", save_steps)] if config.save_strategy == "steps" else []
+    if config.save_strategy == "best" and config.eval_strategy == "steps":
+        saving = [("eval_steps", eval_steps)]
+    for name, steps in saving:
+        if steps >= 1 and (over := int(steps) % config.num_iterations):
+            near = [whole for whole in (int(steps) - over, int(steps) - over + config.num_iterations) if whole]
+            yield (
+                f"--{name} {steps:g} is no multiple of --num_iterations {config.num_iterations}: a checkpoint between "
+                f"the steps on the same completions could not be resumed; give {' or '.join(map(str, near))}"
+            )
 
 
 FLAG_GROUPS = (ModelArguments, DataArguments, RewardArguments, SamplingArguments, ObjectiveArguments, TrainerArguments)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
-from qwenvl.data.order import EpochSampler
+from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.engines import whole_weights
 from qwenvl.model.inputs import InputBuilder, PromptInputs
@@ -136,7 +136,6 @@ class GRPOTrainer(Trainer):
         install_callbacks(self, self.journal)
         self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
         self._window: Window | None = None
-        self._completions_in_step: float | None = None
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, PromptBatch], return_outputs: bool = False, num_items_in_batch=None
@@ -148,27 +147,33 @@ class GRPOTrainer(Trainer):
             ParityError: if sampler and trainer disagree about the same tokens (``check_parity``).
         """
         experience = self._experience(inputs["prompts"])
-        if not len(experience.batch):
-            return self._idle_loss(model)
-        prompts, rollout = experience.prompts, experience.rollout
+        first = experience.old_logprobs is None
+        prompts, rollout = experience.scored()
         with self.meter.time("time/logp_s"):
             logprobs = self._logprobs(model, prompts, rollout)
-            ref_logprobs = self._reference_logprobs(prompts, rollout)
-        if wants_parity(self.args, self.state.global_step):
+            if first:
+                experience.ref_logprobs = self._reference_logprobs(prompts, rollout)
+                experience.old_logprobs = logprobs.detach()
+        if not len(experience.batch):
+            return 0 * logprobs.sum()
+        if first and wants_parity(self.args, self.state.global_step):
             check_parity(rollout, logprobs, half_precision=self.args.bf16 or self.args.fp16, meter=self.meter)
         output = grpo_loss(
             logprobs,
             experience.advantages,
             rollout.completion_mask,
-            ref_logprobs=ref_logprobs,
+            old_logprobs=None if first else experience.old_logprobs,
+            ref_logprobs=experience.ref_logprobs,
             alpha=self.args.grpo_alpha,
             beta=self.args.grpo_beta,
+            epsilon=self.args.grpo_epsilon,
+            epsilon_high=self.args.grpo_epsilon_high,
             loss_type=self.args.loss_type,
             kl_estimator=self.args.kl_estimator,
             max_completion_length=self.args.generation_max_length,
         )
-        self.journal.trained(self.state.global_step + 1, experience, output)
-        loss = output.loss * self._share_of_step(len(experience.advantages))
+        self.journal.trained(experience, output)
+        loss = output.loss * self._window.weight(len(experience.advantages))
         if not torch.isfinite(loss):
             raise FloatingPointError(f"step {self.state.global_step + 1}: the loss is {loss.item()}; {output.metrics}")
         self.meter.start("time/backward_s")
@@ -198,15 +203,18 @@ class GRPOTrainer(Trainer):
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(rows))
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Draws the micro-batches of one optimizer step and opens their window."""
+        """Draws the micro-batches of one optimizer step and opens their window, or goes on with the last one."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         prompts = [inputs["prompts"] for inputs in batches]
+        self.meter.step()
+        if self.state.global_step % self.args.num_iterations:
+            self._window.again(prompts)
+            return batches, items
         for batch in prompts:
             self.journal.drawn(batch)
-        self._window = Window(prompts)
-        counts = gather_object([self._window.prompts * self.args.grpo_sample_size])
-        self._completions_in_step = sum(counts) / len(counts)  # per process: gradients are averaged over processes
-        self.meter.step()
+        counts = gather_object([sum(map(len, prompts)) * self.args.grpo_sample_size])
+        completions = sum(counts) / len(counts)  # per process: gradients are averaged over processes
+        self._window = Window(prompts, completions, self.args.num_iterations)
         return batches, items
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -248,7 +256,11 @@ class GRPOTrainer(Trainer):
 
     def _explore(self, batches: list[PromptBatch]) -> list[Experience]:
         with whole_weights(self.model, self.model_wrapped):
-            return self.explorer.explore(self.model, batches, self.state)
+            experiences = self.explorer.explore(self.model, batches, self.state)
+        for experience in experiences:
+            if len(experience.batch):
+                self.journal.explored(self.state.global_step + 1, experience)
+        return experiences
 
     def _logprobs(self, model: nn.Module, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor:
         if self.args.world_size > 1:
@@ -263,25 +275,13 @@ class GRPOTrainer(Trainer):
                 logit_chunk_tokens=self._logit_chunk_tokens,
             )
 
-    def _idle_loss(self, model: nn.Module) -> Tensor:
-        """A zero with gradient, of a forward: other processes wait for one even where all samples were bad."""
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
-        rollout = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["length"])
-        return 0 * self._logprobs(model, PromptInputs.of_text(token), rollout).sum()
-
     def _reference_logprobs(self, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor | None:
         if self.reference is None:
             return None
         with self.reference.model() as reference:
             return self._logprobs(reference, prompts, rollout)
 
-    def _share_of_step(self, rows: int) -> float:
-        """What a micro-batch's mean counts for in its step, times the micro-batches that the Trainer divides by."""
-        if not self._completions_in_step:
-            return 1.0
-        return rows / self._completions_in_step * self.current_gradient_accumulation_steps
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler:
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator)
 

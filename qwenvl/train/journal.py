@@ -36,22 +36,25 @@ class Journal:
         self._cache = cache
         self._meter = meter
 
-    def trained(self, step: int, experience: Experience, output: LossOutput) -> None:
-        """Metrics and rollouts of a micro-batch of optimizer step ``step`` (the first is 1)."""
+    def explored(self, step: int, experience: Experience) -> None:
+        """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1)."""
         batch, rollout, rewards = experience.batch, experience.rollout, experience.rewards
-        size, rows = self._args.grpo_sample_size, len(experience.advantages)
-        tokens = int(rollout.completion_mask.sum())
-        self._rewards(rewards, rows)
+        size = self._args.grpo_sample_size
+        self._rewards(rewards, len(experience.advantages))
         self._rewards_by_dataset(batch, rewards)
         self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
         self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
         self._completions(rollout)
         self._prompts(batch)
         self._cached()
-        for name, value in output.metrics.items():
-            self._meter.mean(name, value, weight=tokens if name == "kl" else rows)
         advantages = experience.advantages.tolist()
         self.runlog.log_rollouts(_rollouts(step, "train", batch, rollout, rewards, advantages))
+
+    def trained(self, experience: Experience, output: LossOutput) -> None:
+        """Metrics of the loss of a micro-batch."""
+        rows, tokens = len(experience.advantages), int(experience.rollout.completion_mask.sum())
+        for name, value in output.metrics.items():
+            self._meter.mean(name, value, weight=rows if name.startswith("loss/") else tokens)
 
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Rollouts of an evaluation after optimizer step ``step``."""

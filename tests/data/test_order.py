@@ -171,7 +171,7 @@ class TestRepeatedSteps:
 
     @pytest.mark.parametrize("size", [1, 3])
     def test_each_process_has_its_share_of_every_step(self, size):
-        """Batches are dealt out in turn: two micro-batches each, and no prompt comes twice to make up for a last one."""
+        """Batches are dealt out in turn, two micro-batches each; no prompt comes twice to make up for a last one."""
         sampler = RepeatedSteps(EpochSampler([Part("a", 25)], seed=2), step=4 * size, iterations=2)
         shares = [
             list(BatchSamplerShard(BatchSampler(sampler, size, drop_last=False), num_processes=2, process_index=rank))

@@ -20,13 +20,14 @@ def test_the_line_shows_reward_kl_and_time_left(capsys):
     line = ProgressLine()
     state = SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=0)
     line.on_train_begin(None, state, None)
-    for step in (1, 2):
+    # the last step is a second one on the same completions
+    for step, logs in enumerate(({"reward/total": 0.25}, {"reward/total": 0.5}, {"loss/kl": 0.1}), start=1):
         state.global_step = step
         line.on_step_end(None, state, None)
-        line.on_log(None, state, None, logs={"loss": 0.1, "reward/total": 0.25 * step, "kl": 0.0123})
+        line.on_log(None, state, None, logs={"loss": 0.1, "kl": 0.0123 * step} | logs)
     line.on_log(None, state, None, logs={"eval_total_reward": 0.5, "eval_total_reward_ci95": 0.04})
     line.on_train_end(None, state, None)
     shown = capsys.readouterr()
     text = shown.err + shown.out
-    assert "reward=0.500" in text and "kl=0.012" in text and "2/4" in text
-    assert "step 2: eval_total_reward 0.500 +- 0.040" in text
+    assert "reward=0.500, kl=0.025" in text and "reward=0.500, kl=0.037" in text and "3/4" in text
+    assert "step 3: eval_total_reward 0.500 +- 0.040" in text

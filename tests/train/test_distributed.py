@@ -148,6 +148,36 @@ def test_two_processes_make_the_update_of_one(
         assert ours == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in theirs], names
 
 
+@pytest.mark.parametrize(
+    "engine, recipe",
+    [
+        ("ddp", "frozen tower"),
+        ("fsdp", "lora"),
+        pytest.param("ddp", "checkpointing, tower learns", marks=pytest.mark.slow),
+        pytest.param("zero3", "lora", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_train_on_the_same_completions_as_one_does(
+    tiny_checkpoint, three_records, tmp_path, engine, recipe
+):
+    """Three prompts in steps of four: one process has an empty micro-batch, and forwards that the other waits for."""
+    if "zero" in engine:
+        pytest.importorskip("deepspeed")
+    start = tiny_checkpoint(initializer_range=0.1)
+    flags = {"num_iterations": 2, "max_steps": 4, **RECIPES[recipe]}
+    alone, output = (tmp_path / name / "by_prompt" for name in ("alone", "both"))
+    launch(1, start, three_records, alone, per_device_train_batch_size=4, **flags)
+    launch(2, start, three_records, output, gradient_accumulation_steps=2, **ENGINES[engine], **flags)
+    assert_same_update(output, alone, start)
+    for names in (("loss", "grad_norm", "kl"), ("ratio/mean", "ratio/clipped_low_frac"), ("reward/total",)):
+        ours, theirs = logged(output, *names), logged(alone, *names)
+        assert len(ours) == (4 if "loss" in names else 2)
+        assert ours == [pytest.approx(row, abs=1e-5, rel=1e-4) for row in theirs], names
+    assert max(share for _, share in logged(alone, "ratio/mean", "ratio/clipped_low_frac")) > 0
+    drawn = [(row.step, row.epoch, row.record_id) for row in read_rollouts(output) if row.sample == 0]
+    assert len(drawn) == len(set(drawn)) == 6 and {each[:2] for each in drawn} == {(1, 0), (3, 1)}
+
+
 def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mixed_data, three_records, tmp_path):
     start = tiny_checkpoint(initializer_range=0.1)
     flags = {

@@ -68,14 +68,19 @@ def patches(rollouts) -> int:
         ("qwen3_vl", {}),
         ("qwen2_5_vl", {"lora_enable": True, "lora_r": 4}),
         ("qwen2_5_vl", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
+        ("qwen2_5_vl", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 3}),
     ],
     ids=str,
 )
 def test_a_step_computes_prompts_once_per_pass_and_frames_once(make_trainer, tiny_checkpoint, family, settings):
-    """All eight records in one step: P tokens of prompts, and C of completions without the last of each."""
+    """All eight records in a step: P tokens of prompts, and C of completions without the last of each.
+
+    Of several steps on them each has a policy pass of its own, and nothing else.
+    """
     model = str(tiny_checkpoint(family, initializer_range=0.1))
     settings = {"per_device_train_batch_size": 8, "stop_strings": VOWELS, **settings}
-    trainer = make_trainer(model=model, max_steps=1, grpo_sample_size=GROUP, **settings)
+    iterations = settings.get("num_iterations", 1)
+    trainer = make_trainer(model=model, max_steps=iterations, grpo_sample_size=GROUP, **settings)
     counts = count(trainer)
     trainer.train()
     rollouts = list(read_rollouts(trainer.args.output_dir))
@@ -86,14 +91,14 @@ def test_a_step_computes_prompts_once_per_pass_and_frames_once(make_trainer, tin
     assert set(counts.blocks.values()) == {patches(rollouts)}
     # Prefill, then one token of each completion that goes on, then reference and policy, micro-batch by micro-batch.
     steps = [sum(length > t for length in lengths) for t in range(1, max(lengths))]
-    passes = 2 * settings.get("gradient_accumulation_steps", 1)
+    passes = 1 + iterations
     assert counts.calls[: 1 + len(steps)] == [p, *steps]
-    assert len(counts.calls) == 1 + len(steps) + passes
-    assert sum(counts.calls[1 + len(steps) :]) == 2 * (p + c)
-    assert set(counts.layers.values()) == {p + c + 2 * (p + c)}
+    assert len(counts.calls) == 1 + len(steps) + passes * settings.get("gradient_accumulation_steps", 1)
+    assert sum(counts.calls[1 + len(steps) :]) == passes * (p + c)
+    assert set(counts.layers.values()) == {p + c + passes * (p + c)}
     # The head sees the last token of each prompt once, and what predicts a token of a completion.
     assert counts.head[: 1 + len(steps)] == [8, *steps]
-    assert sum(counts.head[1 + len(steps) :]) == 2 * sum(lengths)
+    assert sum(counts.head[1 + len(steps) :]) == passes * sum(lengths)
 
 
 def test_an_evaluation_computes_every_prompt_and_frame_once(make_trainer, sop_data):

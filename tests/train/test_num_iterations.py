@@ -1,0 +1,233 @@
+"""Several optimizer steps on the same completions: what is done once, what each step is, and where a run may begin."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from qwenvl.runlog import read_metrics, read_rollouts
+
+# Eight records in steps of six: the second step of an epoch has two prompts in a micro-batch, and an empty one.
+RAGGED = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+
+
+def logged(trainer) -> list[dict]:
+    return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+
+
+def drawn_in(trainer) -> dict[int, list[tuple[int, str]]]:
+    """(pass, record) of the prompts that were sampled for each step."""
+    steps: dict[int, list[tuple[int, str]]] = {}
+    for row in read_rollouts(trainer.args.output_dir):
+        if row.split == "train" and row.sample == 0:
+            steps.setdefault(row.step, []).append((row.epoch, row.record_id))
+    return steps
+
+
+def test_prompts_are_drawn_and_sampled_once_and_trained_on_twice(make_trainer, tmp_path):
+    epochs = {"num_train_epochs": 2, "max_steps": -1, "include_num_input_tokens_seen": "all", **RAGGED}
+    once = make_trainer(output_dir=str(tmp_path / "once"), **epochs)
+    once.train()
+    twice = make_trainer(output_dir=str(tmp_path / "twice"), num_iterations=2, **epochs)
+    sampled, sample = [], twice.explorer.sampler.sample
+    twice.explorer.sampler.sample = lambda model, prompts, *rest: (
+        sampled.append(len(prompts)) or sample(model, prompts, *rest)
+    )
+    twice.train()
+
+    assert once.state.global_step == 4 and twice.state.global_step == twice.state.max_steps == 8
+    assert once.state.epoch == twice.state.epoch == 2.0
+    assert sampled == [6, 2, 6, 2]
+    # The same records in the same order; rollouts are filed under the first of their two steps.
+    assert drawn_in(twice) == {2 * step - 1: drawn for step, drawn in drawn_in(once).items()}
+    rows = logged(twice)
+    assert [row["epoch"] for row in rows] == [0.25 * step for step in range(1, 9)]
+    assert [row["learning_rate"] for row in rows] == pytest.approx([1e-3 * (8 - step) / 8 for step in range(8)])
+    for row in rows:
+        new = row["step"] % 2 == 1
+        for name in ("reward/total", "completion/length_mean", "prompt/tokens", "data/bad_samples", "time/sample_s"):
+            assert (name in row) == new, name
+        for name in ("ratio/mean", "ratio/clipped_low_frac", "ratio/clipped_high_frac"):
+            assert (name in row) != new, name
+        assert "kl" in row and "loss/policy" in row and "time/logp_s" in row
+    assert "parity/max" in rows[0] and not any("parity/max" in row for row in rows[1:])
+    tokens = [row["num_input_tokens_seen"] for row in rows]
+    assert tokens[0::2] == tokens[1::2] == [row["num_input_tokens_seen"] for row in logged(once)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8}], ids=str)
+def test_while_nothing_moves_both_steps_have_the_gradient_of_one(make_trainer, sop_data, tmp_path, settings):
+    """The ratio is then 1 in the second step too; the ragged one at the end of the epoch is no other."""
+
+    def gradients(name: str, **options) -> list[dict[str, torch.Tensor]]:
+        trainer = make_trainer(output_dir=str(tmp_path / name), max_grad_norm=0.0, **RAGGED, **settings, **options)
+        steps = []
+
+        class Catch(torch.optim.SGD):
+            def step(self, closure=None):
+                named = trainer.model.named_parameters()
+                steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+
+        trainer.optimizer = Catch([p for p in trainer.model.parameters() if p.requires_grad], lr=0.0)
+        trainer.train()
+        return steps
+
+    once = gradients("once", max_steps=2)
+    # Evaluating between the two changes nothing.
+    evaluated = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset_use": str(sop_data)}
+    twice = gradients("twice", max_steps=4, num_iterations=2, check_parity="every", **evaluated)
+    assert len(once) == 2 and len(twice) == 4
+    for step, found in enumerate(twice):
+        expected = once[step // 2]
+        assert found.keys() == expected.keys()
+        assert max(gradient.abs().max() for gradient in expected.values()) > 1e-4
+        for name, gradient in found.items():
+            if step % 2 == 0:
+                assert torch.equal(gradient, expected[name]), name
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-8, msg=name)
+
+
+def test_the_second_loss_by_hand(make_trainer):
+    """From the log-probs that were computed and the advantages in the run folder, by the formula."""
+    settings = {"num_iterations": 2, "grpo_epsilon": 0.05, "grpo_epsilon_high": 0.1, "learning_rate": 5e-3}
+    trainer = make_trainer(per_device_train_batch_size=4, grpo_alpha=0.8, grpo_beta=0.3, stop_strings=["e"], **settings)
+    passes, compute = [], trainer._logprobs
+    trainer._logprobs = lambda *args: passes.append(compute(*args)) or passes[-1]
+    trainer.train()
+    old, reference, policy = (values.detach() for values in passes)  # the reference is not run again
+
+    losses, ratios, low, high = [], [], 0, 0
+    for n, row in enumerate(read_rollouts(trainer.args.output_dir)):
+        terms = []
+        for t in range(row.tokens):
+            r, d = math.exp(policy[n, t] - old[n, t]), (reference[n, t] - policy[n, t]).item()
+            gain = min(r * row.advantage, min(max(r, 0.95), 1.1) * row.advantage)
+            terms.append(-0.8 * gain + 0.3 * (math.exp(d) - d - 1))
+            ratios.append(r)
+            low += r < 0.95 and row.advantage < 0
+            high += r > 1.1 and row.advantage > 0
+        losses.append(sum(terms) / len(terms))
+    last = logged(trainer)[-1]
+    assert last["step"] == 2 and len(losses) == 12 and low > 0 and high > 0
+    assert last["loss"] == pytest.approx(sum(losses) / 12, rel=1e-4)
+    assert last["ratio/mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-5)
+    assert last["ratio/clipped_low_frac"] == pytest.approx(low / len(ratios))
+    assert last["ratio/clipped_high_frac"] == pytest.approx(high / len(ratios))
+
+
+def test_wide_bounds_clip_nothing_and_narrow_ones_hold_the_second_step_back(make_trainer, tmp_path):
+    steps = {}
+    for name, bounds in {"wide": (0.9, 9.0), "narrow": (0.001, None)}.items():
+        trainer = make_trainer(
+            output_dir=str(tmp_path / name),
+            num_iterations=2,
+            grpo_epsilon=bounds[0],
+            grpo_epsilon_high=bounds[1],
+            grpo_beta=0.0,
+        )
+        trainer.train()
+        steps[name] = logged(trainer)[-1]
+    shares = {name: (row["ratio/clipped_low_frac"], row["ratio/clipped_high_frac"]) for name, row in steps.items()}
+    assert shares["wide"] == (0.0, 0.0) and min(shares["narrow"]) > 0.1
+    assert steps["narrow"]["grad_norm"] < steps["wide"]["grad_norm"] / 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8}], ids=str)
+def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(make_trainer, tmp_path, settings):
+    common = {"max_steps": 8, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, **RAGGED, **settings}
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), **common)
+    whole.train()
+
+    class Killed(Exception):
+        pass
+
+    class KillAfterFive(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 5:
+                raise Killed
+
+    cut = make_trainer(output_dir=str(tmp_path / "cut"), callbacks=[KillAfterFive()], **common)
+    with pytest.raises(Killed):
+        cut.train()
+    resumed = make_trainer(output_dir=str(tmp_path / "cut"), **common)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
+    weights = dict(resumed.model.named_parameters())
+    for name, parameter in whole.model.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+    without_times = [
+        [{name: value for name, value in row.items() if not name.startswith("time/")} for row in logged(trainer)]
+        for trainer in (whole, resumed)
+    ]
+    assert without_times[0] == without_times[1] and len(without_times[0]) == 8
+    assert drawn_in(whole) == drawn_in(resumed)
+
+
+def test_what_could_not_be_resumed_is_refused(make_trainer, tmp_path):
+    steps = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3, "output_dir": str(tmp_path / "run")}
+    make_trainer(**steps).train()
+    going_on = make_trainer(**{**steps, "max_steps": 6, "save_strategy": "no"}, num_iterations=2)
+    message = r"checkpoint of step 3 can't be resumed with --num_iterations 2: .* whose step is a multiple of 2"
+    with pytest.raises(ValueError, match=message):
+        going_on.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+
+
+def test_a_share_of_the_steps_is_looked_at_when_it_is_known(make_trainer, tmp_path):
+    settings = {"max_steps": 6, "num_iterations": 2, "save_strategy": "steps"}
+    with pytest.raises(ValueError, match=r"--save_steps 3 is no multiple of --num_iterations 2: .*give 2 or 4"):
+        make_trainer(**settings, save_steps=0.5).train()
+    trainer = make_trainer(**settings, save_steps=0.6)
+    trainer.train()
+    assert sorted(path.name for path in Path(trainer.args.output_dir).glob("checkpoint-*")) == [
+        "checkpoint-4",
+        "checkpoint-6",
+    ]
+
+
+def test_an_epoch_that_is_ended_between_the_two_steps_is_an_error(make_trainer):
+    class EndEpoch(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step == 1
+
+    with pytest.raises(RuntimeError, match="in the midst of the steps on the same completions"):
+        make_trainer(max_steps=20, num_iterations=2, callbacks=[EndEpoch()]).train()
+
+
+def test_bad_samples_and_shares_of_data_sets_are_counted_once(make_trainer, sop_data, tmp_path):
+    rows = json.loads(sop_data.read_text())
+    (tmp_path / "broken.mp4").write_bytes(b"this is no video")
+    parts = {"clips": [*rows[:2], rows[2] | {"video": "broken.mp4"}], "texts": [rows[6]]}
+    for row in parts["clips"][:2]:
+        row["video"] = str(sop_data.parent / row["video"])
+    for name, part in parts.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+    trainer = make_trainer(
+        dataset_use=f"{tmp_path}/clips.json,{tmp_path}/texts.json",
+        allow_outside_media=True,
+        on_bad_sample="skip",
+        num_iterations=3,
+        num_train_epochs=1,
+        max_steps=-1,
+        gradient_accumulation_steps=3,
+        dataloader_num_workers=1,
+    )
+    trainer.train()
+    log = logged(trainer)
+    assert len(log) == 6  # four records in steps of three
+    assert sum(row.get("data/bad_samples", 0) for row in log) == 1
+    assert sum(row.get(f"dataset/{tmp_path}/clips.json/drawn", 0) for row in log) == 3
+    assert sum(row.get(f"dataset/{tmp_path}/texts.json/drawn", 0) for row in log) == 1
+    assert sum(len(drawn) for drawn in drawn_in(trainer).values()) == 3
+    assert all(math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]) for row in log)
+
+
+def test_steps_by_length(make_trainer):
+    """The prompts of a step are still those that the grouping brought together."""
+    grouped = {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2}
+    once = make_trainer(max_steps=4, **grouped)
+    twice = make_trainer(output_dir=once.args.output_dir + "-twice", max_steps=8, num_iterations=2, **grouped)
+    for trainer in (once, twice):
+        trainer.train()
+    assert list(drawn_in(once).values()) == list(drawn_in(twice).values())
