@@ -60,6 +60,13 @@ def patches(rollouts) -> int:
     return sum(frames) // 2 * FRAME_PATCHES + sum(len(row.images) for row in seen) * IMAGE_PATCHES
 
 
+def decoding(lengths: list[int]) -> list[int]:
+    """Tokens of each step of decoding: as many for each prompt that goes on as the one with the most going on needs."""
+    groups = [lengths[n : n + GROUP] for n in range(0, len(lengths), GROUP)]
+    going = [[sum(length > t for length in group) for group in groups] for t in range(1, max(lengths))]
+    return [sum(count > 0 for count in counts) * max(counts) for counts in going]
+
+
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -89,13 +96,13 @@ def test_a_step_computes_prompts_once_per_pass_and_frames_once(make_trainer, tin
     p = round(8 * read_metrics(trainer.args.output_dir)[0]["prompt/tokens"])
     c = sum(lengths) - len(lengths)
     assert set(counts.blocks.values()) == {patches(rollouts)}
-    # Prefill, then one token of each completion that goes on, then reference and policy, micro-batch by micro-batch.
-    steps = [sum(length > t for length in lengths) for t in range(1, max(lengths))]
+    # Prefill, then token by token, then reference and policy, micro-batch by micro-batch.
+    steps = decoding(lengths)
     passes = 1 + iterations
     assert counts.calls[: 1 + len(steps)] == [p, *steps]
     assert len(counts.calls) == 1 + len(steps) + passes * settings.get("gradient_accumulation_steps", 1)
     assert sum(counts.calls[1 + len(steps) :]) == passes * (p + c)
-    assert set(counts.layers.values()) == {p + c + passes * (p + c)}
+    assert set(counts.layers.values()) == {p + sum(steps) + passes * (p + c)}
     # The head sees the last token of each prompt once, and what predicts a token of a completion.
     assert counts.head[: 1 + len(steps)] == [8, *steps]
     assert sum(counts.head[1 + len(steps) :]) == passes * sum(lengths)
@@ -107,7 +114,7 @@ def test_an_evaluation_computes_every_prompt_and_frame_once(make_trainer, sop_da
     trainer.evaluate()
     rollouts = list(read_rollouts(trainer.args.output_dir))
     assert set(counts.blocks.values()) == {patches(rollouts)}
-    assert sum(counts.calls[1:]) == sum(row.tokens - 1 for row in rollouts)
+    assert counts.calls[1:] == decoding([row.tokens for row in rollouts])
 
 
 def test_the_plain_path_computes_all_of_it_for_each_completion(make_trainer):
