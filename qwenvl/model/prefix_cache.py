@@ -49,11 +49,11 @@ class LayerCache:
         for own, newest in ((self.own_keys, k), (self.own_values, v)):
             own.index_copy_(3, self.newest, newest.view(by_head).transpose(1, 2))
         # The query heads of one key-value head, R of them, lie together: P x key-value heads x G x R x D.
-        query = (q * scale).view(by_head).transpose(1, 2).contiguous()
+        query = q.view(by_head).transpose(1, 2).contiguous()
         # The prompt's keys are read once for the whole group, and one softmax covers them and the completion's own.
-        of_prompt = query.flatten(2, 3) @ self.keys.mT
-        of_own = (query @ self.own_keys.mT).flatten(2, 3)
-        scores = torch.cat([of_prompt, of_own], dim=-1).to(torch.promote_types(q.dtype, torch.float32))
+        of_prompt = _scores(query.flatten(2, 3), self.keys, scale)
+        of_own = _scores(query, self.own_keys, scale).flatten(2, 3)
+        scores = torch.cat([of_prompt, of_own], dim=-1)
         if self.bias is not None:
             scores = scores + self.bias
         of_prompt, of_own = scores.softmax(-1).to(v.dtype).split([of_prompt.shape[-1], of_own.shape[-1]], dim=-1)
@@ -155,3 +155,16 @@ class PrefixCache:
         padded = x.new_zeros(*self._present.shape, *x.shape[1:])
         padded[self._present] = x
         return padded.transpose(1, 2).contiguous()
+
+
+def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """.. x S x D and .. x S' x D -> .. x S x S', never below float32, as in the trainer's attention.
+
+    Scores that are rounded to half precision would make another policy than the one that is trained.
+    """
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return (q * scale) @ k.mT
+    if not q.is_cuda:
+        return (q.float() @ k.float().mT) * scale
+    flat = torch.bmm(q.flatten(0, -3), k.mT.flatten(0, -3), out_dtype=torch.float32)
+    return flat.unflatten(0, q.shape[:-2]) * scale

@@ -68,3 +68,17 @@ def test_sizes_are_fixed_where_that_is_asked_for():
         cache.attend(0, *random_row(2 * GROUP), SCALE)
         sizes.append([cache.of(0).own_keys.shape, cache.of(0).bias.shape])
     assert sizes[0] == sizes[1] == [(2, KEY_HEADS, GROUP, 4, WIDTH), (2, 1, 1, 9 + 4)]
+
+
+def test_scores_are_not_rounded_to_half_precision():
+    # Scores of about 50, whose neighbours in bfloat16 are 0.25 apart: a quarter more or less of a probability.
+    row, token = ([x.bfloat16() for x in random_row(tokens)] for tokens in (40, GROUP))
+    for q, keys, _ in (row, token):
+        q[..., 0], keys[..., 0] = 5.0, 10.0
+    outs = {}
+    for dtype in (torch.bfloat16, torch.float64):
+        cache = PrefixCache((40,), GROUP, capacity=1, device="cpu")
+        cache.attend(0, *(x.to(dtype) for x in row), 1.0)
+        cache.advance()
+        outs[dtype] = cache.attend(0, *(x.to(dtype) for x in token), 1.0)
+    torch.testing.assert_close(outs[torch.bfloat16].double(), outs[torch.float64], rtol=0, atol=0.02)

@@ -206,7 +206,8 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
     ]
     assert longest[0] != longest[1], longest  # the processes stop sampling at different times
     (kl, parity), *_ = logged(whole, "kl", "parity/mean")
-    assert kl == 0 and parity < 1e-6  # sampler, policy and reference round alike, and log-probs not at all
+    assert kl == 0  # policy and reference round alike
+    assert parity < 0.02  # of the sampler, another batch, no further off than two batch sizes are in half precision
     names = ("loss", "kl", "grad_norm", "learning_rate")
     assert logged(rest, *names) == logged(whole, *names)[2:]
     assert logged(rest, "eval_total_reward") == logged(whole, "eval_total_reward")[2:]
