@@ -210,11 +210,11 @@ class ObjectiveArguments:
         yield from out_of_range(self, "grpo_epsilon_high", above=0)
         for name in ("grpo_epsilon", "grpo_epsilon_high"):
             if self.num_iterations == 1 and was_set(self, name):
-                yield f"--{name} has no effect with --num_iterations 1: the ratio is 1; raise it or leave this out"
+                yield f"--{name} has no effect with --num_iterations 1: the ratio is 1 then; leave one of the two out"
         if self.num_iterations > 1:
             yield from saves_within_windows(self, self.save_steps, self.eval_steps or self.logging_steps)
             if self.dataloader_drop_last:
-                yield "--dataloader_drop_last has no effect with --num_iterations above 1: steps are filled up"
+                yield "--dataloader_drop_last has no effect with --num_iterations above 1: short steps are filled up"
         yield from out_of_range(self, "logit_memory_gb", above=0)
         if self.shared_prefix == "off" and self.vision_cache is not None:
             yield "--vision_cache has no effect with --shared_prefix off: the tower then runs in every pass"
