@@ -20,6 +20,7 @@ from transformers.vision_utils import get_vision_window_index
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of, unwrap
+from qwenvl.model.vision_attention import batched_attention
 from qwenvl.model.vision_cache import VisionCache
 
 
@@ -135,7 +136,8 @@ def _features(visual: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
     visual.eval()  # checkpointed blocks warn when there is nothing to differentiate
     convolution.forward = MethodType(_as_product, convolution)
     try:
-        visual(patches.to(visual.dtype), grid_thw=grids)
+        with batched_attention(visual):
+            visual(patches.to(visual.dtype), grid_thw=grids)
     finally:
         del convolution.forward
         visual.train(was_training)
