@@ -60,11 +60,15 @@ class EqualRewardsWarning(TrainerCallback):
             )
 
 
+class SettingsError(ValueError):
+    """Settings that turn out not to fit the run when it begins."""
+
+
 class WholeWindows(TrainerCallback):
     """A run with several steps on the same completions starts, and leaves checkpoints, only where new ones are sampled.
 
     Raises:
-        ValueError: when training begins.
+        SettingsError: when training begins.
     """
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -79,7 +83,7 @@ class WholeWindows(TrainerCallback):
                 f"whose step is a multiple of {args.num_iterations}"
             )
         if problems:
-            raise ValueError("\n".join(problems))
+            raise SettingsError("\n".join(problems))
 
 
 class RunFolder(TrainerCallback):

@@ -118,13 +118,15 @@ class SamplingArguments:
     rollout_token_budget: int = flag(
         65536,
         "Prompts of an optimizer step are sampled together while their tokens, completions in full length included, "
-        "stay below this, at least 1; a prompt counts once, with --shared_prefix off once per completion. "
+        "stay below this, at least 1; a prompt counts once, padded to the longest, with --shared_prefix off once per "
+        "completion. "
         "Less: less memory, more time.",
     )
     compile_decoding: bool = flag(
         False,
-        "Compile the sampling step from token to token (torch.compile). The first two batches wait for it, half a "
-        "minute or more: it pays in long runs of long completions. Needs a C++ compiler, on a GPU Triton.",
+        "Compile the layers of the sampling step from token to token (torch.compile). The first batch of one prompt "
+        "and the first of several wait for it, up to 20 seconds: it pays in long runs of long completions. Needs a "
+        "C++ compiler, on a GPU Triton.",
     )
 
     def problems(self) -> Iterator[str]:

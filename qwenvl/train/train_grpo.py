@@ -22,13 +22,14 @@ def main(argv: list[str] | None = None) -> None:
         for names in filter(None, (args.dataset_use, args.eval_dataset_use)):
             resolve_datasets(names, args.dataset_catalog)
     # After the flags are known to be good: these imports take seconds.
+    from qwenvl.train.callbacks import SettingsError
     from qwenvl.train.checkpoints import find_checkpoint
     from qwenvl.train.grpo_trainer import GRPOTrainer
 
     with told_to_the_user("qwenvl train", (ValueError, OSError, ImportError)):  # names, files, flags, packages
         trainer = GRPOTrainer(args=args)
         checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    with told_to_the_user("qwenvl train", DATA_ERRORS):
+    with told_to_the_user("qwenvl train", (*DATA_ERRORS, SettingsError)):
         trainer.train(resume_from_checkpoint=checkpoint)
         if trainer.eval_dataset is not None:
             trainer.evaluate()
