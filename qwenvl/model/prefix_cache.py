@@ -114,13 +114,15 @@ class PrefixCache:
     def select(self, slots: Tensor) -> None:
         """Goes on with the completions ``slots`` (P' x G' of the P G); those of a row are of one prompt."""
         prompts = slots[:, 0] // self.slots[1]
-        if len(prompts) < self.slots[0]:
-            self._bias = self._bias[prompts]
-            self._of_prompts = {i: (keys[prompts], values[prompts]) for i, (keys, values) in self._of_prompts.items()}
         rows = (prompts[:, None], slice(None), slots % self.slots[1])  # the indexed sizes come first: P' x G' x heads
-        self._of_completions = {
-            i: tuple(x[rows].transpose(1, 2).contiguous() for x in pair) for i, pair in self._of_completions.items()
-        }
+        fewer = len(prompts) < self.slots[0]
+        if fewer:
+            self._bias = self._bias[prompts]
+        for layer in self._of_prompts:  # one at a time, so that no more than one is there twice
+            if fewer:
+                self._of_prompts[layer] = tuple(x[prompts] for x in self._of_prompts[layer])
+            own = self._of_completions[layer]
+            self._of_completions[layer] = tuple(x[rows].transpose(1, 2).contiguous() for x in own)
         self.slots = tuple(slots.shape)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
