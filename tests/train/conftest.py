@@ -9,6 +9,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from transformers import TrainerCallback
 
 PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
 
@@ -89,3 +90,26 @@ def make_trainer(tiny_checkpoint, sop_data, tmp_path) -> Callable:
         )
 
     return make
+
+
+@pytest.fixture
+def train_until_killed() -> Callable:
+    """``train_until_killed(trainer, step)``: the run dies after that optimizer step."""
+
+    class Killed(Exception):
+        pass
+
+    class Killer(TrainerCallback):
+        def __init__(self, step: int):
+            self.step = step
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == self.step:
+                raise Killed
+
+    def train(trainer, step: int) -> None:
+        trainer.add_callback(Killer(step))
+        with pytest.raises(Killed):
+            trainer.train()
+
+    return train

@@ -183,25 +183,11 @@ def test_what_is_saved_loads_with_plain_transformers(make_trainer, tmp_path, lor
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8}])
-def test_a_killed_and_resumed_run_is_the_same_run(make_trainer, tmp_path, settings):
+def test_a_killed_and_resumed_run_is_the_same_run(make_trainer, train_until_killed, tmp_path, settings):
     common = {"max_steps": 6, "save_steps": 3, "save_strategy": "steps", "per_device_train_batch_size": 2, **settings}
     whole = make_trainer(output_dir=str(tmp_path / "whole"), **common)
     whole.train()
-    cut = make_trainer(output_dir=str(tmp_path / "cut"), **common)
-
-    from transformers import TrainerCallback
-
-    class Killed(Exception):
-        pass
-
-    class KillAfterFive(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 5:
-                raise Killed
-
-    cut.add_callback(KillAfterFive())
-    with pytest.raises(Killed):
-        cut.train()
+    train_until_killed(make_trainer(output_dir=str(tmp_path / "cut"), **common), 5)
     resumed = make_trainer(output_dir=str(tmp_path / "cut"), **common)
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
 

@@ -136,22 +136,14 @@ def test_wide_bounds_clip_nothing_and_narrow_ones_hold_the_second_step_back(make
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8}], ids=str)
-def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(make_trainer, tmp_path, settings):
+def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(
+    make_trainer, train_until_killed, tmp_path, settings
+):
     common = {"max_steps": 8, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, **RAGGED, **settings}
     whole = make_trainer(output_dir=str(tmp_path / "whole"), **common)
     whole.train()
 
-    class Killed(Exception):
-        pass
-
-    class KillAfterFive(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 5:
-                raise Killed
-
-    cut = make_trainer(output_dir=str(tmp_path / "cut"), callbacks=[KillAfterFive()], **common)
-    with pytest.raises(Killed):
-        cut.train()
+    train_until_killed(make_trainer(output_dir=str(tmp_path / "cut"), **common), 5)
     resumed = make_trainer(output_dir=str(tmp_path / "cut"), **common)
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
     weights = dict(resumed.model.named_parameters())
