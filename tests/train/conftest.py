@@ -9,6 +9,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import torch
 from transformers import TrainerCallback
 
 PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
@@ -93,8 +94,12 @@ def make_trainer(tiny_checkpoint, sop_data, tmp_path) -> Callable:
 
 
 @pytest.fixture
-def train_until_killed() -> Callable:
-    """``train_until_killed(trainer, step)``: the run dies after that optimizer step."""
+def whole_and_resumed(make_trainer, tmp_path) -> Callable:
+    """``whole_and_resumed(killed, resumed_from, **settings)``: a trainer that ran through, and one that was killed.
+
+    Their folders are ``tmp_path / "whole"`` and ``"cut"``; the second died after optimizer step ``killed`` and went on
+    from the checkpoint of step ``resumed_from``. They end with the same weights.
+    """
 
     class Killed(Exception):
         pass
@@ -107,9 +112,17 @@ def train_until_killed() -> Callable:
             if state.global_step == self.step:
                 raise Killed
 
-    def train(trainer, step: int) -> None:
-        trainer.add_callback(Killer(step))
+    def run(killed: int, resumed_from: int, **settings):
+        whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
+        whole.train()
+        cut = tmp_path / "cut"
         with pytest.raises(Killed):
-            trainer.train()
+            make_trainer(output_dir=str(cut), callbacks=[Killer(killed)], **settings).train()
+        resumed = make_trainer(output_dir=str(cut), **settings)
+        resumed.train(resume_from_checkpoint=str(cut / f"checkpoint-{resumed_from}"))
+        weights = dict(resumed.model.named_parameters())
+        for name, parameter in whole.model.named_parameters():
+            assert torch.equal(parameter, weights[name]), name
+        return whole, resumed
 
-    return train
+    return run

@@ -183,17 +183,9 @@ def test_what_is_saved_loads_with_plain_transformers(make_trainer, tmp_path, lor
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8}])
-def test_a_killed_and_resumed_run_is_the_same_run(make_trainer, train_until_killed, tmp_path, settings):
+def test_a_killed_and_resumed_run_is_the_same_run(make_trainer, whole_and_resumed, tmp_path, settings):
     common = {"max_steps": 6, "save_steps": 3, "save_strategy": "steps", "per_device_train_batch_size": 2, **settings}
-    whole = make_trainer(output_dir=str(tmp_path / "whole"), **common)
-    whole.train()
-    train_until_killed(make_trainer(output_dir=str(tmp_path / "cut"), **common), 5)
-    resumed = make_trainer(output_dir=str(tmp_path / "cut"), **common)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
-
-    weights = dict(resumed.model.named_parameters())
-    for name, parameter in whole.model.named_parameters():
-        assert torch.equal(parameter, weights[name]), name
+    whole, _ = whole_and_resumed(killed=5, resumed_from=3, **common)
     rows, again = (
         [strip_times(row) for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("whole", "cut")
     )

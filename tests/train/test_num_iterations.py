@@ -136,19 +136,9 @@ def test_wide_bounds_clip_nothing_and_narrow_ones_hold_the_second_step_back(make
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8}], ids=str)
-def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(
-    make_trainer, train_until_killed, tmp_path, settings
-):
+def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(whole_and_resumed, settings):
     common = {"max_steps": 8, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, **RAGGED, **settings}
-    whole = make_trainer(output_dir=str(tmp_path / "whole"), **common)
-    whole.train()
-
-    train_until_killed(make_trainer(output_dir=str(tmp_path / "cut"), **common), 5)
-    resumed = make_trainer(output_dir=str(tmp_path / "cut"), **common)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
-    weights = dict(resumed.model.named_parameters())
-    for name, parameter in whole.model.named_parameters():
-        assert torch.equal(parameter, weights[name]), name
+    whole, resumed = whole_and_resumed(killed=5, resumed_from=4, **common)
     without_times = [
         [{name: value for name, value in row.items() if not name.startswith("time/")} for row in logged(trainer)]
         for trainer in (whole, resumed)
