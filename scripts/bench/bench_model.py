@@ -40,7 +40,8 @@ class Case:
 class Step:
     """One prompt with a video, and what a GRPO step does with it by either path; every token is sampled (no end token).
 
-    The tower is frozen; the reference is a copy of the rest, or with LoRA the model with its adapter off.
+    The tower is frozen; the reference is a copy of the rest, or with LoRA the model with its adapter off. By the shared
+    path the tower runs once for sampling and training; its time is counted in training.
     """
 
     def __init__(self, model: torch.nn.Module, prompts: PromptInputs, case: Case):
@@ -48,6 +49,7 @@ class Step:
         self.reference = Reference(model)
         with self.reference.model() as frozen:
             accept_features(frozen)
+        self.encoded = encode_vision(model, prompts)
         generator, device = torch.Generator().manual_seed(1), prompts.input_ids.device
         self.completion_ids = torch.randint(0, 250, (case.group, case.length), generator=generator).to(device)
         self.mask = torch.ones_like(self.completion_ids, dtype=torch.bool)
@@ -72,16 +74,20 @@ class Step:
         """Patches of its video."""
         return int(self.prompts.video_grid_thw.prod())
 
+    def tower(self) -> PromptInputs:
+        """The prompt with the tower's features in the place of its pixels."""
+        return encode_vision(self.model, self.prompts)
+
     def plain_train(self) -> None:
         """Reference forward, policy forward and backward on repeated prompts, pixels and all."""
         self._train(logprobs.completion_logprobs, self.prompts)
 
     def shared_train(self) -> None:
         """The same numbers: tower once, prompt once in either pass."""
-        self._train(shared_prefix.completion_logprobs, encode_vision(self.model, self.prompts))
+        self._train(shared_prefix.completion_logprobs, self.tower())
 
     def plain_sample(self) -> None:
-        """``generate`` on repeated prompts."""
+        """``generate`` on repeated prompts, pixels and all."""
         rows = self.prompts.repeat(self.case.group)
         positions = torch.cat([rows.attention_mask.cumsum(1)[None] - 1, rows.position_ids])
         bare = unwrap(self.model)
@@ -93,18 +99,18 @@ class Step:
         )
 
     def shared_sample(self) -> None:
-        """Tower once, prefill once, keys and values of the prompt once."""
-        self.sample_encoded(encode_vision(self.model, self.prompts), self.case.length)
+        """Prefill once, keys and values of the prompt once; the tower has run."""
+        self.sample(self.case.length)
 
     def compiled_sample(self) -> None:
         """The same with ``--compile_decoding``; its first call waits for the compiler."""
-        self.sample_encoded(encode_vision(self.model, self.prompts), self.case.length, compiled=True)
+        self.sample(self.case.length, compiled=True)
 
-    def sample_encoded(self, encoded: PromptInputs, length: int, compiled: bool = False) -> None:
-        """The shared sampling by itself, ``length`` tokens for each completion."""
+    def sample(self, length: int, compiled: bool = False) -> None:
+        """The shared sampling, ``length`` tokens for each completion."""
         sample_shared(
             unwrap(self.model),
-            encoded,
+            self.encoded,
             self.case.group,
             max_new_tokens=length,
             temperature=1.0,

@@ -26,7 +26,6 @@ from bench_model import Case, Step, forward_flops, tower_flops, video_prompt
 from qwenvl.model import logprobs, shared_prefix
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import TuneFlags, apply_tuning, lora_config, unwrap
-from qwenvl.model.vision import accept_features, encode_vision
 
 TEXT = {
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -97,23 +96,21 @@ def report(model: torch.nn.Module, case: Case, options: argparse.Namespace, flop
     """Prints the phases of one case."""
     device = next(model.parameters()).device
     step = Step(model, on_device(video_prompt(unwrap(model), case.prompt), device), case)
-    accept_features(model)
-    encoded = encode_vision(model, step.prompts)
     forward, tower = forward_flops(step), tower_flops(step)
     mode = "LoRA" if options.lora else "full"
     print(f"\n{options.model} {mode}, {case}: {step.prompt_tokens} prompt tokens")
-    vision = timed("vision", lambda: encode_vision(model, step.prompts), options, tower, flops)
+    vision = timed("vision", step.tower, options, tower, flops)
     model.eval()
-    prefill = timed("prefill", lambda: step.sample_encoded(encoded, 1), options)
-    sample = timed("sampling", lambda: step.sample_encoded(encoded, case.length), options, forward, flops)
+    prefill = timed("prefill", lambda: step.sample(1), options)
+    sample = timed("sampling", lambda: step.sample(case.length), options, forward, flops)
     decode = (sample - prefill) / max(1, case.length - 1)
     floor = decode_bytes(step) / bandwidth
     print(f"    a token of all completions {1e3 * decode:.1f} ms; reading weights and cache {1e3 * floor:.1f} ms")
     path = shared_prefix.completion_logprobs
-    of_reference = step.reference_logprobs(path, encoded)
-    reference = timed("reference", lambda: step.reference_logprobs(path, encoded), options, forward, flops)
+    of_reference = step.reference_logprobs(path, step.encoded)
+    reference = timed("reference", lambda: step.reference_logprobs(path, step.encoded), options, forward, flops)
     model.train()
-    policy = timed("policy", lambda: step.update(path, encoded, of_reference), options, 3 * forward, flops)
+    policy = timed("policy", lambda: step.update(path, step.encoded, of_reference), options, 3 * forward, flops)
     total = vision + sample + reference + policy
     tokens = step.prompt_tokens + case.group * case.length
     print(f"  step {total:.2f} s; {tokens / total:.0f} prompt and completion tokens a second")

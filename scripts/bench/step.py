@@ -4,7 +4,8 @@
     python scripts/bench/step.py --cases 1000,8,64    # prompt tokens, completions, completion tokens
 
 Both paths run in turn in one process, so that a busy machine slows both; the medians of CPU seconds are compared. Peak
-memory is taken in a process of its own for each path and phase, over what the process held before the phase.
+memory is taken in a process of its own for each path and phase, over what the process held before the phase. By the
+shared path the tower runs once for both phases and is counted in the first, by the plain path it runs in every forward.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ def report_case(case: Case, options: argparse.Namespace, rate: float) -> None:
         whole = {path: whole[path] + spent[path].wall for path in whole}
         memory = {} if options.no_memory else {path: child_memory(case, options, path, phase) for path in whole}
         print(f"  {phase:7}" + comparison(spent, memory))
+    tower = in_turn({"tower": step.tower}, options.repeats)["tower"]
+    again = spent["plain"].cpu / (spent["shared"].cpu + tower.cpu)
+    print(f"  tower {tower.cpu:.2f} ({tower.wall:.2f}), once, in train; sampling with a tower of its own {again:.1f} x")
     if options.compile_decoding:
         report_compiled(step, options.repeats)
     ideal = ideal_flops(step) / rate
