@@ -1,11 +1,10 @@
-"""A training run for several processes, started by ``test_distributed.py`` through torchrun.
-
-    ranks.py CHECKPOINT ANNOTATIONS OUTPUT [--flag value ...]
+"""A training run for several processes, which ``test_distributed.py`` forks from one that has imported this.
 
 Completions are drawn from the prompt alone, whatever the process and batch it stands in, so that runs which divide the
 same prompts differently among processes can be compared weight by weight.
 """
 
+import os
 import sys
 import zlib
 
@@ -59,9 +58,17 @@ def start_fsdp_on_a_cpu(args: GRPOConfig) -> None:
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-def main() -> None:
-    """Trains, and lets rank 0 save what came of it."""
-    checkpoint, data, output, *flags = sys.argv[1:]
+def run(environment: dict[str, str], log: str, checkpoint: str, data: str, output: str, flags: list[str]) -> None:
+    """One process: trains, and lets rank 0 save what came of it.
+
+    Args:
+        environment: what torchrun would set.
+        log: a file for what it prints.
+    """
+    with open(log, "w") as printed:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(printed.fileno(), stream.fileno())
+    os.environ.update(environment)
     torch.set_num_threads(1)
     if any(flag.startswith("--deepspeed") for flag in flags):
         start_deepspeed_on_a_cpu()
@@ -76,7 +83,3 @@ def main() -> None:
     assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)
     trainer.save_model()
     trainer.accelerator.end_training()
-
-
-if __name__ == "__main__":
-    main()
