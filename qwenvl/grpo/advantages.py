@@ -50,12 +50,13 @@ def group_advantages(rewards: Tensor, group_size: int, scale: RewardScale = "gro
     if rewards.numel() == 0:
         return rewards.clone()
 
-    groups = rewards.view(-1, group_size)
+    # In float64: rounded to float32 the mean of equal rewards may not be one of them, and eps is no larger than that.
+    groups = rewards.double().view(-1, group_size)
     centred = groups - groups.mean(dim=1, keepdim=True)
     if scale == "group":
         centred = centred / (groups.std(dim=1, keepdim=True) + eps)
     elif scale == "batch":
-        centred = centred / (rewards.std() + eps)
+        centred = centred / (groups.std() + eps)
     elif scale != "none":
         raise ValueError(f'scale: expected "group", "batch" or "none", got {scale!r}')
-    return centred.reshape(-1)
+    return centred.reshape(-1).to(rewards.dtype)
