@@ -54,7 +54,8 @@ countdown: 1
 times (`--temporal_contrast_share` of the group) with its frames in random order. Where the ordered group's mean of
 `--correctness_func` exceeds the shuffled one's by more than `--temporal_contrast_margin`, its correct completions get
 `--temporal_contrast_bonus` on top of their total, logged as `reward/temporal_contrast`; others get 0, prompts without
-video none. It costs the sampling of the second group and one more run of the vision tower.
+video none, nor does a record whose field `reward` names other functions. It costs the sampling of the second group and
+one more run of the vision tower.
 
 ## Your own
 

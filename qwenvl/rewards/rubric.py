@@ -94,16 +94,11 @@ class Rubric:
         """
         import torch
 
-        n = len(completions)
-        for name, values in columns.items():
-            if len(values) != n:
-                raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
+        for row, route in enumerate(columns.get("reward", ())):
+            if problem := route_problem(route, self.names):
+                raise RewardError(f"{record_name(columns, row)}: {problem}")
         logged: dict[str, list[float]] = {}
-        shared = {
-            "trainer_state": trainer_state,
-            "log_metric": lambda name, value: logged.setdefault(str(name), []).append(float(value)),
-        }
-        components = self._components(completions, columns, shared)
+        components = self.values(completions, columns, trainer_state=trainer_state, logged=logged)
         metrics = {name: math.fsum(values) / len(values) for name, values in logged.items()}
         if self._on_error == "skip":
             metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
@@ -120,6 +115,34 @@ class Rubric:
                 )
         total = torch.tensor(filled(totals, group_size or 1), dtype=torch.float32)
         return RewardBatch(self.names, self.weights, components, total, metrics)
+
+    def values(
+        self,
+        completions: Sequence[str],
+        columns: Mapping[str, list[Any]],
+        *,
+        trainer_state: Any = None,
+        logged: dict[str, list[float]] | None = None,
+    ) -> list[list[float | None]]:
+        """K lists of N values as the functions give them, None where one does not apply; there need not be another.
+
+        Args:
+            completions, columns, trainer_state: see ``score``; ``reward`` may name functions of another rubric.
+            logged: takes what the functions log, by name.
+
+        Raises:
+            RewardError: see the class.
+        """
+        n = len(completions)
+        for name, values in columns.items():
+            if len(values) != n:
+                raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
+        logged = {} if logged is None else logged
+        shared = {
+            "trainer_state": trainer_state,
+            "log_metric": lambda name, value: logged.setdefault(str(name), []).append(float(value)),
+        }
+        return self._components(completions, columns, shared)
 
     def check_solution(self, solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
         """Why a record with this solution (and these fields) cannot be scored, or None if it can; for reading data."""
@@ -149,9 +172,6 @@ class Rubric:
         """K lists of N values: each function is called once, on the rows that are its own."""
         n = len(completions)
         routes = columns.get("reward", [None] * n)
-        for row, route in enumerate(routes):
-            if problem := route_problem(route, self.names):
-                raise RewardError(f"{record_name(columns, row)}: {problem}")
         texts = [Completion(text) for text in completions]
         rows_of = {name: [row for row in range(n) if is_routed(routes[row], name)] for name in self.names}
         calls = {

@@ -21,6 +21,8 @@ from qwenvl.data.records import ReadOptions
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
+from qwenvl.rewards.build import resolve
+from qwenvl.rewards.plugins import plugin_functions
 from qwenvl.rewards.settings import FunctionSettings
 from qwenvl.rewards.table import readers_of
 from qwenvl.train.contrast import TemporalContrast
@@ -106,11 +108,19 @@ def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContra
     """The bonus for answers that need the order of the frames, if the flags ask for it."""
     if not args.temporal_contrast:
         return None
+    plugins = plugin_functions(args.external_plugins or ())
+    correctness = resolve(args.correctness_func, _reward_settings(args).values(), plugins)
     return TemporalContrast(
         share=args.temporal_contrast_share,
         margin=args.temporal_contrast_margin,
         bonus=args.temporal_contrast_bonus,
-        correctness=build_rubric([args.correctness_func], settings=_reward_settings(args)),
+        correctness=Rubric(
+            [correctness],
+            [1.0],
+            on_error=args.on_reward_error,
+            timeout=args.reward_timeout,
+            workers=args.reward_workers,
+        ),
         temporal_patch_size=temporal_patch_size,
     )
 

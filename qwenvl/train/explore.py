@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -74,7 +74,7 @@ class Explorer:
         with self.meter.time("time/sample_s"):
             rollouts = self._sample(model, batches, prompts, size, self.args.generation_temperature)
         with self.meter.time("time/reward_s"):
-            rewards = self._score(self.rubric, batches, rollouts, state, group_size=size)
+            rewards = self._score(batches, rollouts, state, group_size=size)
         if self.contrast is not None:
             rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state)
         parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), strict=True)
@@ -86,7 +86,7 @@ class Explorer:
         size = self.args.eval_sample_size
         temperature = 0.0 if size == 1 else self.args.generation_temperature
         (rollout,) = self._sample(model, [batch], [self._encode(model, batch)], size, temperature)
-        return rollout, self._score(self.rubric, [batch], [rollout], state)
+        return rollout, self._score([batch], [rollout], state)
 
     def _contrast(
         self,
@@ -107,8 +107,8 @@ class Explorer:
         with self.meter.time("time/contrast_s"):
             prompts = [self._features(model, inputs) for _, inputs in pairs]
             again = self._sample(model, parts, prompts, size, self.args.generation_temperature)
-            score = partial(self._score, contrast.correctness, state=state)
-            (other,), (ordered,) = score(parts, again).components, score(batches, rollouts).components
+            (other,) = contrast.correctness.values(*_texts_and_columns(parts, again), trainer_state=state)
+            (ordered,) = contrast.correctness.values(*_texts_and_columns(batches, rollouts), trainer_state=state)
         known = [[v for v in other[n : n + size] if v is not None] for n in range(0, len(other), size)]
         means = iter([sum(values) / len(values) if values else None for values in known])
         videos = [count > 0 for batch in batches for count in batch.videos_per_prompt]
@@ -156,32 +156,14 @@ class Explorer:
 
     def _score(
         self,
-        rubric: Rubric,
         batches: Sequence[PromptBatch],
         rollouts: Sequence[RolloutBatch],
         state: TrainerState,
         group_size: int | None = None,
     ) -> RewardBatch:
         """Rewards of all completions in one call; ``group_size`` where they are groups to be compared."""
-        rows = [
-            (text, ids[mask].tolist(), reason)
-            for each in rollouts
-            for text, ids, mask, reason in zip(
-                each.texts, each.completion_ids, each.completion_mask, each.finish_reasons, strict=True
-            )
-        ]
-        columns = reward_columns(
-            [record for batch in batches for record in batch.records],
-            len(rows) // max(1, sum(len(batch) for batch in batches)),
-            completion_ids=[ids for _, ids, _ in rows],
-            finish_reasons=[reason for _, _, reason in rows],
-        )
-        return rubric.score(
-            [text for text, _, _ in rows],
-            columns,
-            group_size=group_size,
-            trainer_state=state,
-        )
+        texts, columns = _texts_and_columns(batches, rollouts)
+        return self.rubric.score(texts, columns, group_size=group_size, trainer_state=state)
 
     def _advantages(self, totals: Tensor) -> Tensor:
         """N advantages; with ``scale_rewards batch`` the spread is that of the whole step, on all processes."""
@@ -191,6 +173,26 @@ class Explorer:
         advantages = group_advantages(joined, self.args.grpo_sample_size, self.args.scale_rewards)
         own = self.args.process_index if shared else 0
         return advantages.split([len(process) for process in by_process])[own].to(self.args.device)
+
+
+def _texts_and_columns(
+    batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch]
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """What reward functions take: the N completions of all prompts, and the columns beside them."""
+    rows = [
+        (text, ids[mask].tolist(), reason)
+        for each in rollouts
+        for text, ids, mask, reason in zip(
+            each.texts, each.completion_ids, each.completion_mask, each.finish_reasons, strict=True
+        )
+    ]
+    columns = reward_columns(
+        [record for batch in batches for record in batch.records],
+        len(rows) // max(1, sum(len(batch) for batch in batches)),
+        completion_ids=[ids for _, ids, _ in rows],
+        finish_reasons=[reason for _, _, reason in rows],
+    )
+    return [text for text, _, _ in rows], columns
 
 
 def split_rewards(rewards: RewardBatch, sizes: Sequence[int]) -> list[RewardBatch]:

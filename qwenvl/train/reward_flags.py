@@ -56,7 +56,7 @@ class RewardArguments(FunctionSettings):
     )
     temporal_contrast_share: float = flag(0.5, "Size of that second group, as a share of --grpo_sample_size, above 0.")
     temporal_contrast_margin: float = flag(
-        0.0, "What the ordered group's share of correct completions must exceed the other's by, 0 to 1."
+        0.0, "What the ordered group's mean of --correctness_func must exceed the other's by, 0 to 1."
     )
     temporal_contrast_bonus: float = flag(0.3, "The bonus, added to the total, above 0.")
     reward_timeout: float | None = flag(None, "Seconds that one call of a reward function may take.", unset="no limit")

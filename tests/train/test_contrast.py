@@ -1,5 +1,6 @@
 """The bonus for answers that need the order of the frames, by hand-made numbers."""
 
+import json
 import random
 
 import pytest
@@ -84,6 +85,33 @@ def test_steps_without_video_go_on(make_trainer):
     trainer = make_trainer(temporal_contrast=True, max_steps=8)
     trainer.train()
     assert len({row.record_id for row in read_rollouts(trainer.args.output_dir)}) == 8
+
+
+def test_correctness_may_be_a_plugin_that_does_not_apply_to_every_record(make_trainer, sop_data, tmp_path):
+    """Nor need it be heavy for other functions to have workers; a record may be routed past it."""
+    marked = '@reward("{0}", cpu_heavy={1})\ndef {0}(completions, id, **columns):\n    return {2}\n'
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
+        "from qwenvl.rewards import reward\n"
+        + marked.format("clips", False, "[1.0 if name.startswith('clip') else None for name in id]")
+        + marked.format("heavy", True, "[float(len(text)) for text in completions]")
+    )
+    rows = json.loads(sop_data.read_text())
+    rows[0]["reward"] = "heavy"
+    (sop_data.parent / "routed.json").write_text(json.dumps(rows))
+    trainer = make_trainer(
+        functions=("clips", "heavy"),
+        external_plugins=[str(plugin)],
+        correctness_func="clips",
+        reward_workers=1,
+        dataset_use=str(sop_data.parent / "routed.json"),
+        temporal_contrast=True,
+        per_device_train_batch_size=8,
+        max_steps=1,
+    )
+    trainer.train()
+    given = {row.record_id: row.rewards["temporal_contrast"] for row in read_rollouts(trainer.args.output_dir)}
+    assert given == {"clip-0": None, "text": None, "image": None} | {f"clip-{n}": 0.0 for n in range(1, 6)}
 
 
 def test_its_settings_need_it(make_trainer):
