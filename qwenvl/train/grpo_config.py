@@ -73,8 +73,9 @@ class GRPOConfig(
             self.learning_rate = LORA_LEARNING_RATE if self.lora_enable else FULL_LEARNING_RATE
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and computes_in_bf16()
-        follows_metric = self.save_strategy == "best" or self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-        if self.metric_for_best_model is None and (follows_metric or self.load_best_model_at_end):
+        rate_follows_metric = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        follows_metric = rate_follows_metric or self.save_strategy == "best" or self.load_best_model_at_end
+        if self.metric_for_best_model is None and follows_metric:
             self.metric_for_best_model = "eval_total_reward"
         if getattr(self, "activation_checkpointing", True) is None:
             # The name in newer versions of transformers; the older one, which all versions know, would only warn.
@@ -82,6 +83,9 @@ class GRPOConfig(
         if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
             self.fsdp = str(self.fsdp).lower() == "true"
         super().__post_init__()
+        if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
+            better = "max" if self.greater_is_better else "min"
+            self.lr_scheduler_kwargs = {"mode": better, **(self.lr_scheduler_kwargs or {})}
         step = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
         if self.train_sampling_strategy == "group_by_length" and step == 1:
             raise ValueError(

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from transformers import get_scheduler
 
 from qwenvl.train.flags import FLAG_GROUPS
 from qwenvl.train.grpo_config import GRPOConfig, computes_in_bf16
@@ -105,6 +106,29 @@ def test_best_checkpoint_is_the_one_of_highest_total_reward(make):
     assert (config.metric_for_best_model, config.greater_is_better) == ("eval_total_reward", True)
     assert make(save_strategy="best", eval_strategy="steps").metric_for_best_model == "eval_total_reward"
     assert make().metric_for_best_model is None
+
+
+def rate_after(config, metrics: list[float]) -> float:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = get_scheduler(config.lr_scheduler_type, optimizer, scheduler_specific_kwargs=config.lr_scheduler_kwargs)
+    for metric in metrics:
+        schedule.step(metric)
+    return optimizer.param_groups[0]["lr"]
+
+
+def test_rates_that_follow_the_reward_fall_where_it_does(make):
+    def config(**options):
+        every = {"eval_strategy": "steps", "eval_steps": 5, "lr_scheduler_type": "reduce_lr_on_plateau"}
+        return make(**every, **options, lr_scheduler_kwargs={"patience": 0, "factor": 0.5})
+
+    assert rate_after(config(), [0.1, 0.5, 0.9]) == 0.1
+    assert rate_after(config(), [0.9, 0.5, 0.1]) == 0.025
+    assert rate_after(config(metric_for_best_model="eval_loss"), [0.9, 0.5, 0.1]) == 0.1
+    greedy = make(eval_strategy="steps", eval_steps=5, lr_scheduler_type="greedy")
+    assert rate_after(greedy, [0.1 * n for n in range(30)]) > 0.1
+    assert rate_after(greedy, [-0.1 * n for n in range(30)]) < 0.1
+    asked = make(eval_strategy="steps", lr_scheduler_type="greedy", lr_scheduler_kwargs={"mode": "min"})
+    assert asked.lr_scheduler_kwargs == {"mode": "min"}
 
 
 def test_a_group_of_one_is_refused_with_the_reason(make):
