@@ -93,7 +93,8 @@ not apply. It gets the columns that its signature names, all of them with `**col
   the data is read, so that a run does not find out on its last day.
 - A function that raises, or gives NaN, infinity or something that is no number, stops the run with its name, the record
   and the completion. With `--on_reward_error skip` the value becomes None and is counted (`reward/<name>/skipped`); a
-  row left without any value gets the mean of its group; above 5 % of a function's last 1,000 rows the run stops anyway.
+  row left without any value gets the mean of its group, and does not count in evaluation; above 5 % of a function's
+  last 1,000 rows the run stops anyway.
 
 ## Functions written for other libraries
 

@@ -33,7 +33,7 @@ class Rubric:
             does not drown the others.
         on_error: ``error`` stops at the first row that a function fails on; ``skip`` makes the value None, counts it,
             and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
-            left without any value gets the mean total of its group.
+            left without any value gets the mean total of its group, 0 where rows are no groups.
         timeout: seconds for one call of a function; None: no limit.
         workers: processes in which functions that say ``cpu_heavy`` run, one completion at a time; 0: they run here.
 
@@ -108,7 +108,7 @@ class Rubric:
             weighted = [normalized(values, group_size) for values in components]
         totals = weighted_sums(weighted, self.weights)
         for row, total in enumerate(totals):
-            if total is None and (self._on_error == "error" or group_size is None):
+            if total is None and self._on_error == "error":
                 raise RewardError(
                     f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
                     f"{', '.join(self.names)}\n  completion: {completions[row][:2000]!r}"
