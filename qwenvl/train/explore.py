@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,7 +70,8 @@ class Explorer:
     def explore(self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState) -> list[Experience]:
         """One experience for each micro-batch of an optimizer step; all processes must call it together."""
         size = self.args.grpo_sample_size
-        prompts = [self._encode(model, batch) for batch in batches]
+        with self.meter.time("time/vision_s") if self.encode is not None else nullcontext():
+            prompts = [self._encode(model, batch) for batch in batches]
         sizes = [len(batch) * size for batch in batches]
         with self.meter.time("time/sample_s"):
             rollouts = self._sample(model, batches, prompts, size, self.args.generation_temperature)
@@ -121,7 +123,7 @@ class Explorer:
     def _features(self, model: nn.Module, prompts: PromptInputs) -> PromptInputs:
         if self.encode is None:
             return prompts
-        with self.meter.time("time/vision_s"), self.accelerator.autocast():
+        with self.accelerator.autocast():
             return self.encode(model, prompts)
 
     def _sample(

@@ -21,3 +21,11 @@ def test_a_prompt_whose_rewards_were_skipped_does_not_count(make_trainer, sop_da
     for name in ("total", "judge"):
         assert metrics[f"eval_{name}_reward_n"] == 7
         assert metrics[f"eval_{name}_reward"] == pytest.approx(sum(lengths) / 7)
+
+
+def test_its_time_is_not_that_of_a_training_step(make_trainer, sop_data):
+    trainer = make_trainer(eval_dataset_use=str(sop_data))
+    trainer.evaluate()
+    assert not [name for name in trainer.meter.flush() if name.startswith("time/")]
+    trainer.train()
+    assert all("time/vision_s" in row for row in trainer.state.log_history if "loss" in row)
