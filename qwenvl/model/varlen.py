@@ -86,8 +86,10 @@ class CudaFlash:
     """Flash attention on GPUs of compute capability 8 and above, float16 and bfloat16."""
 
     def forward(self, q, k, v, q_spans, k_spans, *, causal, scale):
+        # Told that no sequence is longer than one token, the operator expects one in each of them.
+        longest = max(2, q_spans.longest)
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, q_spans.offsets, k_spans.offsets, q_spans.longest, k_spans.longest, 0.0, causal, False, scale=scale
+            q, k, v, q_spans.offsets, k_spans.offsets, longest, k_spans.longest, 0.0, causal, False, scale=scale
         )
         return out, lse
 

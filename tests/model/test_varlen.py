@@ -7,7 +7,36 @@ import torch
 
 from qwenvl.model.varlen import Blockwise, CpuFlash, CudaFlash, Spans, kernel_for
 
-KERNELS = [CpuFlash(), Blockwise()]
+KERNELS = [CpuFlash(), Blockwise(), CudaFlash()]
+
+
+@pytest.fixture(autouse=True)
+def gpu_operators_on_cpu():
+    """The operators that ``CudaFlash`` calls, for CPU tensors: their conditions around the arithmetic spelled out."""
+
+    def spans(offsets, longest):
+        assert offsets.dtype == torch.int32
+        lengths = offsets.diff().tolist()
+        assert longest >= max(lengths)
+        return Spans.of(lengths)
+
+    def forward(q, k, v, q_offsets, k_offsets, max_q, max_k, dropout, causal, debug, *, scale):
+        q_spans, k_spans = spans(q_offsets, max_q), spans(k_offsets, max_k)
+        if max_q == 1 and q.shape[1] > k.shape[1]:
+            assert len(q) == len(q_spans.slices()), "a token in every sequence"
+        unused = q.new_empty(0)
+        return *Blockwise().forward(q, k, v, q_spans, k_spans, causal=causal, scale=scale), unused, unused, unused
+
+    def backward(grad, q, k, v, out, lse, q_offsets, k_offsets, max_q, max_k, dropout, causal, seeds, unused, *, scale):
+        assert grad.is_contiguous() and lse.is_contiguous() and seeds.dtype == torch.uint64
+        q_spans, k_spans = spans(q_offsets, max_q), spans(k_offsets, max_k)
+        return Blockwise().backward(grad, q, k, v, out, lse, q_spans, k_spans, causal=causal, scale=scale)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_flash_attention_forward", forward, "CPU")
+    library.impl("_flash_attention_backward", backward, "CPU")
+    yield
+    library._destroy()
 
 
 def written_out(q, k, v, q_spans, k_spans, causal, scale):
@@ -64,6 +93,18 @@ def test_backward_takes_the_output_and_lse_of_a_softmax_over_more_keys(kernel):
     torch.testing.assert_close(torch.cat(halves), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
+@pytest.mark.parametrize("causal", [True, False])
+def test_sequences_of_one_token_and_of_none(kernel, causal):
+    q_spans = Spans.of([1, 0, 1])
+    k_spans = q_spans if causal else Spans.of([4, 6, 2])
+    q, k, v = tensors(q_spans.total, k_spans.total)
+    expected_out, expected_lse = written_out(q, k, v, q_spans, k_spans, causal, 0.3)
+    out, lse = kernel.forward(q, k, v, q_spans, k_spans, causal=causal, scale=0.3)
+    torch.testing.assert_close(out, expected_out, rtol=0, atol=1e-12)
+    torch.testing.assert_close(lse, expected_lse, rtol=0, atol=1e-12)
+
+
 def test_spans_of_lengths():
     spans = Spans.of([3, 0, 2])
     assert spans.bounds == (0, 3, 3, 5) and spans.longest == 3 and spans.total == 5
@@ -73,8 +114,9 @@ def test_spans_of_lengths():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_gpu_kernel_agrees_with_the_arithmetic(causal):
-    q_spans = Spans.of([50, 0, 70], "cuda")
+@pytest.mark.parametrize("lengths", [[50, 0, 70], [1, 0, 1]])
+def test_the_gpu_kernel_agrees_with_the_arithmetic(causal, lengths):
+    q_spans = Spans.of(lengths, "cuda")
     k_spans = q_spans if causal else Spans.of([40, 60, 20], "cuda")
     q, k, v = (x.repeat(1, 1, 8).bfloat16().cuda() for x in tensors(q_spans.total, k_spans.total))
     kernel = kernel_for(q)
