@@ -224,10 +224,12 @@ def build_sampler(
         shuffle=args.train_sampling_strategy != "sequential",
         grouping=grouping,
     )
-    if args.num_iterations == 1:
-        return sampler
-    if not isinstance(dataset, GRPODataset):
+    if args.num_iterations > 1 and not isinstance(dataset, GRPODataset):
         raise ValueError("--num_iterations above 1 needs a GRPODataset, as load_dataset makes it")
+    # Several processes would draw an epoch's first records again to have as many each in its last step.
+    shared = args.world_size > 1 and not args.dataloader_drop_last and isinstance(dataset, GRPODataset)
+    if args.num_iterations == 1 and not shared:
+        return sampler
     return RepeatedSteps(sampler, step, args.num_iterations)
 
 

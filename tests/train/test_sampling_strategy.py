@@ -1,11 +1,15 @@
 """The order of training by ``--train_sampling_strategy``."""
 
+import copy
 import json
 
 import pytest
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import BatchSampler
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.assemble import build_sampler
 
 
 @pytest.fixture
@@ -53,6 +57,18 @@ def test_steps_hold_prompts_of_like_length_and_less_is_padded(make_trainer, unev
                 one, other = sorted([lengths[n] for n in names[:2]]), sorted([lengths[n] for n in names[2:]])
                 assert one[1] <= other[0] or other[1] <= one[0]
     assert padding["group_by_length"] < padding["random"]
+
+
+def test_processes_draw_every_record_once_between_them(make_trainer):
+    """Eight records in steps of six: the second step has two, and empty places."""
+    trainer = make_trainer(per_device_train_batch_size=3)
+    two = copy.copy(trainer.args)
+    two.__class__ = type("TwoProcesses", (type(two),), {"world_size": 2})
+    order = BatchSampler(build_sampler(trainer.train_dataset, two, 3, trainer.data_collator), 3, drop_last=False)
+    shares = [list(BatchSamplerShard(order, 2, process)) for process in range(2)]
+    assert [len(share) for share in shares] == [2, 2]
+    drawn = [key for share in shares for batch in share for key in batch if key is not None]
+    assert sorted(drawn) == [(0, index) for index in range(8)]
 
 
 def test_a_cut_run_goes_on_in_the_same_order(make_trainer, uneven, tmp_path):
