@@ -37,18 +37,20 @@ def logits_processors(
     top_p: float = 1.0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
+    device: torch.device | str = "cpu",
 ) -> LogitsProcessorList:
     """The processors of transformers for these settings, in the order of ``generate``; none for a setting that is off.
 
     Args:
         suppress: tokens that are never sampled.
         temperature: 0 for greedy, which leaves out all but the repetition penalty and ``suppress``.
+        device: that of the logits; on another one ``suppress`` would be copied for each token.
     """
     chosen = LogitsProcessorList()
     if repetition_penalty != 1.0:
         chosen.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
     if suppress:
-        chosen.append(SuppressTokensLogitsProcessor(suppress))
+        chosen.append(SuppressTokensLogitsProcessor(suppress, device=device))
     if temperature == 0:
         return chosen
     if temperature != 1.0:
@@ -163,9 +165,10 @@ class _Draw:
             done = torch.isin(tokens, ends)
             if stopping is not None:
                 done = done | stopping(self._ids[self._going, self._start : now + 1])
-            if t + 1 == length or done.all():
+            ended = int(done.sum())  # a GPU is waited for here, so it is asked once
+            if t + 1 == length or ended == len(done):
                 return self._ids[:, self._start : now + 1], self._logprobs[:, : t + 1]
-            if done.any():
+            if ended:
                 self._going, tokens = self._going[~done], tokens[~done]
                 decoder.keep(~done)
             logits = decoder.step(tokens, self._positions[:, self._going, t])

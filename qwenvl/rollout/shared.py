@@ -44,6 +44,7 @@ class SharedPrefixSampler(LocalSampler):
                 top_p=params.top_p,
                 min_p=params.min_p,
                 repetition_penalty=params.repetition_penalty,
+                device=prompts.input_ids.device,
             ),
             end_ids=self.end_ids,
             pad_id=self.tokenizer.pad_token_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
@@ -118,6 +119,35 @@ def test_stopping_sees_the_completions_alone(random_prompts):
     expected, expected_logprobs = shared(model, prompts, end_ids=ends)
     assert torch.equal(ids, expected) and torch.equal(logprobs, expected_logprobs)
     assert torch.equal(seen[2], free[:, :3]) and len(seen[3]) < len(free)
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a GPU's queue has to be emptied for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.name() in ("aten::item", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::nonzero")
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_token_that_ends_nothing_waits_once(random_prompts):
+    model = tiny()
+    prompts = random_prompts(model, ["t", "t"])
+    settings = {"temperature": 1.0, "processors": logits_processors(suppress=[3]), "end_ids": [], "pad_id": 0}
+    counts = []
+    for tokens in (3, 8):
+        with Waits() as waits:
+            sample_shared(model, prompts, GROUP, max_new_tokens=tokens, **settings)
+        counts.append(waits.count)
+    assert counts[1] - counts[0] == 8 - 3
+
+
+def test_suppressed_tokens_lie_where_the_logits_do():
+    (processor,) = logits_processors(suppress=[3], temperature=0, device="meta")
+    assert processor.suppress_tokens.is_meta
 
 
 def test_a_single_new_token(random_prompts):
