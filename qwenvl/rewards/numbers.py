@@ -17,13 +17,13 @@ _NUMBER = re.compile(
 
 
 def numbers_in(text: str) -> list[Decimal]:
-    """The numbers of a text: ``-3``, ``0.5``, ``1,000``, ``2e-3``.
+    """The numbers of a text: ``-3``, also with the minus sign of typography, ``0.5``, ``1,000``, ``2e-3``.
 
     Example:
         >>> numbers_in("1,250 of 3.0 or -2")
         [Decimal('1250'), Decimal('3.0'), Decimal('-2')]
     """
-    return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text)]
+    return [Decimal(number.replace(",", "")) for number in _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))]
 
 
 def only_number(text: str | None) -> Decimal | None:
