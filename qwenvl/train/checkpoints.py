@@ -27,15 +27,29 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
         if not (Path(resume) / _STATE).is_file():
             raise FileNotFoundError(f"{resume}: not a checkpoint (no {_STATE} in it)")
         return str(resume)
-    folders = [f for f in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if _step(f) is not None]
-    # The state is the last file of a checkpoint to be written: without it the saving was cut short.
-    whole = sorted((f for f in folders if (f / _STATE).is_file()), key=_step)
+    whole, unfinished = _checkpoints(output_dir)
     if not whole:
         raise FileNotFoundError(
-            f"{output_dir}: no whole checkpoint to resume from ({len(folders)} unfinished); leave out "
+            f"{output_dir}: no whole checkpoint to resume from ({unfinished} unfinished); leave out "
             "--resume_from_checkpoint to start anew"
         )
     return str(whole[-1])
+
+
+def require_no_checkpoints(output_dir: str | Path) -> None:
+    """Refuse a folder with the checkpoints of an earlier run to one that starts anew.
+
+    They would stand among its own: resuming takes the highest step, ``save_total_limit`` deletes the lowest.
+
+    Raises:
+        FileExistsError: naming the newest of them.
+    """
+    whole, _ = _checkpoints(output_dir)
+    if whole:
+        raise FileExistsError(
+            f"{whole[-1]}: a checkpoint of an earlier run, with which a new one would mix its own; give another "
+            "--output_dir, go on with --resume_from_checkpoint True, or delete the folder"
+        )
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
@@ -50,6 +64,14 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
     """
     saved = type(model).from_pretrained(folder, dtype="auto")
     model.load_state_dict(saved.state_dict(), strict=True)
+
+
+def _checkpoints(output_dir: str | Path) -> tuple[list[Path], int]:
+    """The whole checkpoints of a folder, the newest last, and how many are unfinished."""
+    folders = [f for f in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if _step(f) is not None]
+    # The state is the last file of a checkpoint to be written: without it the saving was cut short.
+    whole = sorted((f for f in folders if (f / _STATE).is_file()), key=_step)
+    return whole, len(folders) - len(whole)
 
 
 def _step(folder: Path) -> int | None:

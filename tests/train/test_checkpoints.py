@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qwenvl.train.checkpoints import find_checkpoint, load_weights
+from qwenvl.train.checkpoints import find_checkpoint, load_weights, require_no_checkpoints
 
 
 def checkpoint(folder, step, whole=True):
@@ -29,6 +29,16 @@ def test_what_is_not_there_is_an_error(tmp_path):
         find_checkpoint("true", tmp_path)
     with pytest.raises(FileNotFoundError, match="not a checkpoint"):
         find_checkpoint(str(tmp_path / "checkpoint-3"), tmp_path)
+
+
+def test_a_new_run_does_not_mix_with_an_earlier_one(tmp_path):
+    require_no_checkpoints(tmp_path / "none")
+    checkpoint(tmp_path, 3, whole=False)
+    require_no_checkpoints(tmp_path)
+    checkpoint(tmp_path, 20)
+    checkpoint(tmp_path, 5)
+    with pytest.raises(FileExistsError, match=r"checkpoint-20: a checkpoint of an earlier run, "):
+        require_no_checkpoints(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])

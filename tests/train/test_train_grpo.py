@@ -50,3 +50,14 @@ def test_a_clip_that_is_bad_in_the_middle_of_training(workers, flags, sop_data, 
     assert code == 1
     assert line.startswith(f"qwenvl train: {tmp_path}/bad.json[0] (id clip-0): {tmp_path}/clip-0.mp4: ")
     assert line.endswith("Mend the file or the record, or pass --on_bad_sample skip")
+
+
+def test_a_folder_with_checkpoints_of_an_earlier_run_is_left_as_it_is(flags, tmp_path, capfd):
+    older = tmp_path / "out" / "checkpoint-500"
+    older.mkdir(parents=True)
+    (older / "trainer_state.json").write_text("{}")
+    (tmp_path / "out" / "metrics.jsonl").write_text('{"step": 500}\n')
+    code, line = refused(capfd, *flags, "--dataset_use=example")
+    assert code == 2
+    assert line.startswith(f"qwenvl train: {older}: a checkpoint of an earlier run")
+    assert (tmp_path / "out" / "metrics.jsonl").read_text() == '{"step": 500}\n'
