@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __package__ in (None, ""):
     # Run as a file: Python puts this folder first on the path; what is meant is the one that holds the package.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from qwenvl.train.arguments import parse_args
+
+if TYPE_CHECKING:
+    from qwenvl.train.grpo_trainer import GRPOTrainer
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -33,10 +37,17 @@ def main(argv: list[str] | None = None) -> None:
         trainer = GRPOTrainer(args=args)
     with told_to_the_user("qwenvl train", (*DATA_ERRORS, SettingsError)):
         trainer.train(resume_from_checkpoint=checkpoint)
-        if trainer.eval_dataset is not None:
+        if trainer.eval_dataset is not None and not evaluated_last(trainer):
             trainer.evaluate()
     trainer.save_model()
     trainer.accelerator.end_training()  # Trainer.end, in the versions that have it
+
+
+def evaluated_last(trainer: GRPOTrainer) -> bool:
+    """Whether the weights that are to be saved were evaluated after their last step already, by ``eval_strategy``."""
+    state = trainer.state
+    done = any(row["step"] == state.global_step and "eval_total_reward" in row for row in state.log_history)
+    return done and not trainer.args.load_best_model_at_end  # which took the place of those evaluated
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.train_grpo import main
 
 
@@ -61,3 +62,12 @@ def test_a_folder_with_checkpoints_of_an_earlier_run_is_left_as_it_is(flags, tmp
     assert code == 2
     assert line.startswith(f"qwenvl train: {older}: a checkpoint of an earlier run")
     assert (tmp_path / "out" / "metrics.jsonl").read_text() == '{"step": 500}\n'
+
+
+@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"], ["--eval_strategy=epoch"]])
+def test_the_trained_model_is_evaluated_once(when, flags, tmp_path):
+    settings = ["--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2"]
+    main([*flags, *settings, *when, "--save_strategy=no", "--disable_tqdm=True"])
+    evaluations = [row for row in read_metrics(tmp_path / "out") if "eval_total_reward" in row]
+    assert [row["step"] for row in evaluations] == [1]
+    assert len(list(read_rollouts(tmp_path / "out", split="eval"))) == 1
