@@ -18,7 +18,7 @@ from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.base import Sampler, SamplingParams, split_rollouts
-from qwenvl.train.contrast import TemporalContrast
+from qwenvl.train.contrast import NAME, TemporalContrast
 from qwenvl.train.grpo_config import GRPOConfig
 from qwenvl.train.meter import Meter
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
@@ -108,7 +108,7 @@ class Explorer:
         parts = [part for part, _ in pairs]
         with self.meter.time("time/contrast_s"):
             prompts = [self._features(model, inputs) for _, inputs in pairs]
-            again = self._sample(model, parts, prompts, size, self.args.generation_temperature)
+            again = self._sample(model, parts, prompts, size, self.args.generation_temperature, NAME)
             (other,) = contrast.correctness.values(*_texts_and_columns(parts, again), trainer_state=state)
             (ordered,) = contrast.correctness.values(*_texts_and_columns(batches, rollouts), trainer_state=state)
         known = [[v for v in other[n : n + size] if v is not None] for n in range(0, len(other), size)]
@@ -133,8 +133,9 @@ class Explorer:
         prompts: Sequence[PromptInputs],
         size: int,
         temperature: float,
+        *purpose: str,
     ) -> list[RolloutBatch]:
-        """Rollouts of all micro-batches, drawn together."""
+        """Rollouts of all micro-batches, drawn together; those of the same prompts for another purpose are others."""
         drawn = [pair for batch in batches for pair in zip(batch.epochs, (r.id for r in batch.records), strict=True)]
         if not drawn:  # all samples were bad
             empty = torch.zeros(0, 1, dtype=torch.long, device=self.args.device)
@@ -150,7 +151,7 @@ class Explorer:
             token_budget=self.args.rollout_token_budget,
         )
         # The process is part of the seed: two that draw the same prompt should not draw the same completions.
-        seed = stable_random(self.args.seed, self.args.process_index, *drawn).getrandbits(63)
+        seed = stable_random(self.args.seed, self.args.process_index, *drawn, *purpose).getrandbits(63)
         with self.accelerator.autocast():
             joined = PromptInputs.join([part for part in prompts if len(part)])
             rollout = self.sampler.sample(model, joined, size, params, seed)
