@@ -122,7 +122,7 @@ def test_stopping_sees_the_completions_alone(random_prompts):
 
 
 class Waits(TorchDispatchMode):
-    """Counts what a GPU's queue is emptied for, but for the two looks that ``multinomial`` itself takes at its input."""
+    """Counts what empties a GPU's queue, without the two looks that ``multinomial`` itself takes at its input."""
 
     def __init__(self):
         super().__init__()
