@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
+from qwenvl.data.errors import RecordError
 from qwenvl.data.fit import Fitter
 from qwenvl.data.lengths import Ruler, render_prompt, timed_metadata
 from qwenvl.data.resize import resize
@@ -45,7 +46,7 @@ class GRPOCollator:
         fit_frames: make a ``fitter`` for the data set, which shows less of prompts that are too long.
 
     Raises:
-        ValueError: when called, for a prompt above ``max_prompt_length``, naming the record.
+        RecordError: when called, for a prompt above ``max_prompt_length``, naming the record.
 
     Example:
         >>> batch = GRPOCollator(processor)([dataset[0], dataset[1]])["prompts"]
@@ -91,7 +92,11 @@ class GRPOCollator:
             prompt = self._process(sample)
             if problem := self._too_long(prompt):
                 if self.on_long_prompt == "error":
-                    raise ValueError(problem)
+                    raise RecordError(
+                        f"{problem}; raise it, show less (--video_max_frames, --video_max_frame_pixels, --max_pixels, "
+                        "or the bounds in `meta`), or pass --on_long_prompt skip",
+                        kind="too long",
+                    )
                 bad.append(BadSample(sample.record, problem))
                 continue
             prompts.append(prompt)
@@ -137,8 +142,7 @@ class GRPOCollator:
         least = " even with the fewest frames and pixels," if prompt.sample.fitted else ""
         return (
             f"{record.where} (id {record.id}): the prompt has {length} tokens, {n_vision} of them vision,{least} but "
-            f"max_prompt_length is {self.max_prompt_length}; raise it, show less (--video_max_frames, "
-            "--video_max_frame_pixels, --max_pixels, or the bounds in `meta`), or pass --on_long_prompt skip"
+            f"max_prompt_length is {self.max_prompt_length}"
         )
 
     def _join(self, prompts: list[_Prompt], bad: list[BadSample]) -> PromptBatch:

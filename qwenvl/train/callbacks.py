@@ -106,7 +106,7 @@ class RunFolder(TrainerCallback):
         bad = self._journal.bad_samples
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
-            logger.warning(f"{len(bad)} records were left out because their media could not be used:\n  {lines}")
+            logger.warning(f"{len(bad)} records were left out:\n  {lines}")
 
 
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:

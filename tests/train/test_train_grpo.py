@@ -53,6 +53,15 @@ def test_a_clip_that_is_bad_in_the_middle_of_training(workers, flags, sop_data, 
     assert line.endswith("Mend the file or the record, or pass --on_bad_sample skip")
 
 
+def test_a_prompt_that_is_too_long(flags, tmp_path, capfd, caplog):
+    longest = ["--dataset_use=example%20", "--max_prompt_length=9", "--save_strategy=no", "--disable_tqdm=True"]
+    code, line = refused(capfd, *flags, *longest)
+    assert code == 1
+    assert re.match(r"qwenvl train: .*: the prompt has \d+ tokens, .* or pass --on_long_prompt skip$", line), line
+    main([*flags, *longest, "--on_long_prompt=skip"])
+    assert re.search(r"1 records were left out:\n .* but max_prompt_length is 9$", caplog.text, re.M), caplog.text
+
+
 def test_a_folder_with_checkpoints_of_an_earlier_run_is_left_as_it_is(flags, tmp_path, capfd):
     older = tmp_path / "out" / "checkpoint-500"
     older.mkdir(parents=True)
