@@ -128,7 +128,7 @@ def parameter_groups(
     model: nn.Module, *, weight_decay: float, decayed: set[str], learning_rates: dict[Part, float]
 ) -> list[dict]:
     """Optimizer groups of what is trained: one per part with a learning rate of its own, one for the rest, each split
-    by weight decay.
+    by weight decay. The rest comes first: the Trainer logs the learning rate of the first group.
 
     Args:
         decayed: names of the parameters that weight decay applies to.
@@ -146,5 +146,5 @@ def parameter_groups(
             "weight_decay": weight_decay if decay else 0.0,
             **({"lr": learning_rates[part]} if part is not None else {}),
         }
-        for (part, decay), parameters in groups.items()
+        for (part, decay), parameters in sorted(groups.items(), key=lambda group: group[0][0] is not None)
     ]

@@ -286,6 +286,9 @@ def test_own_learning_rates_reach_the_optimizer(make_trainer):
     for name, parameter in trainer.model.named_parameters():
         expected = 5e-4 if "merger" in name else 2e-4 if ".visual." in name else 1e-3
         assert rates[id(parameter)] == expected, name
+    trainer.train()
+    logged = [row["learning_rate"] for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    assert logged == [1e-3, 5e-4]  # that of --learning_rate, falling
 
 
 def test_a_frozen_part_does_not_move(make_trainer):
