@@ -236,7 +236,7 @@ class TrainerArguments:
     bf16: bool | None = flag(
         None, "Compute in bfloat16.", unset="where a CUDA device has it, never on a CPU", nargs="?", const=True
     )
-    num_train_epochs: float = flag(1.0, "Passes over the data; --max_steps overrides it.")
+    num_train_epochs: float = flag(1.0, "Passes over the data, above 0; --max_steps overrides it.")
     per_device_train_batch_size: int = flag(
         1, "Prompts per process and micro-batch, at least 1; each has --grpo_sample_size completions."
     )
@@ -264,6 +264,11 @@ class TrainerArguments:
         yield from out_of_range(self, "learning_rate", above=0)
         yield from out_of_range(self, "per_device_train_batch_size", least=1)
         yield from out_of_range(self, "per_device_eval_batch_size", least=1)
+        yield from out_of_range(self, "gradient_accumulation_steps", least=1)
+        yield from out_of_range(self, "num_train_epochs", above=0)
+        yield from out_of_range(self, "dataloader_num_workers", least=0)
+        if self.max_steps == 0:  # to the Trainer any number below 1 means none
+            yield "--max_steps must be at least 1, got 0; -1, the default, leaves it to --num_train_epochs"
         if self.remove_unused_columns:
             yield "--remove_unused_columns must stay False: it would strip the prompts from the batch"
 
