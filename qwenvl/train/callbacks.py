@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
+from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.train.flags import saves_within_windows
@@ -107,6 +110,20 @@ class RunFolder(TrainerCallback):
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
             logger.warning(f"{len(bad)} records were left out:\n  {lines}")
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Refuse ``report_to`` a tracker whose package is not there, before a model is loaded.
+
+    Raises:
+        ImportError: naming them.
+    """
+    told_of = INTEGRATION_TO_CALLBACK.keys() - {"azure_ml", "flyte"}  # of these transformers doesn't tell it beforehand
+    if missing := told_of & set(names) - set(get_available_reporting_integrations()):
+        raise ImportError(
+            f"--report_to {' '.join(sorted(missing))}: its package is not installed; install it or leave the flag out: "
+            "metrics.jsonl in the run folder has the same numbers"
+        )
 
 
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:

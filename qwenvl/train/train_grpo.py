@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
         for names in filter(None, (args.dataset_use, args.eval_dataset_use)):
             resolve_datasets(names, args.dataset_catalog)
     # After the flags are known to be good: these imports take seconds.
-    from qwenvl.train.callbacks import SettingsError
+    from qwenvl.train.callbacks import SettingsError, require_trackers
     from qwenvl.train.checkpoints import find_checkpoint, require_no_checkpoints
     from qwenvl.train.grpo_trainer import GRPOTrainer
 
@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> None:
         checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
         if checkpoint is None:
             require_no_checkpoints(args.output_dir)
+        require_trackers(args.report_to)
         trainer = GRPOTrainer(args=args)
     with told_to_the_user("qwenvl train", (*DATA_ERRORS, SettingsError)):
         trainer.train(resume_from_checkpoint=checkpoint)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec
 
 import pytest
 
@@ -39,6 +40,13 @@ def test_wrong_settings_and_data(wrong, code, message, flags, capfd):
     found, line = refused(capfd, *flags, *wrong)
     assert found == code
     assert re.search(message, line), line
+
+
+@pytest.mark.skipif(find_spec("dvclive") is not None, reason="dvclive is installed")
+def test_a_tracker_that_is_not_installed(flags, capfd):
+    code, line = refused(capfd, *flags, "--dataset_use=example", "--report_to=dvclive")
+    assert code == 2
+    assert line.startswith("qwenvl train: --report_to dvclive: its package is not installed")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
