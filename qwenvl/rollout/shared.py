@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
@@ -14,19 +15,19 @@ from qwenvl.rollout.prefill import logits_processors, sample_shared
 class SharedPrefixSampler(LocalSampler):
     """As ``LocalSampler``; ask ``supports_shared_prefix`` whether the model can."""
 
-    def __init__(self, tokenizer, model: nn.Module, *, compiled: bool = False):
+    def __init__(self, tokenizer, model: nn.Module, *, compile_for: torch.device | None = None):
         """
         Args:
             tokenizer, model: see ``LocalSampler``.
-            compiled: compile the step from token to token.
+            compile_for: compile the step from token to token, for the device where the model will be.
 
         Raises:
             RuntimeError: if nothing can be compiled here.
         """
         super().__init__(tokenizer, model)
-        self._compiled = compiled
-        if compiled:
-            require_compiler(model.device)
+        self._compiled = compile_for is not None
+        if compile_for is not None:
+            require_compiler(compile_for)
 
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams

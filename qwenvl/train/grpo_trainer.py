@@ -60,7 +60,8 @@ class GRPOTrainer(Trainer):
         model: a checkpoint folder or hub name, or a model; None for ``args.model_name_or_path``.
         args: the settings; batch sizes count prompts.
         train_dataset, eval_dataset: data sets of ``qwenvl.data``, or what ``dataset_use`` takes: catalog names or paths
-            of annotation files. None for ``args.dataset_use`` and ``args.eval_dataset_use``.
+            of annotation files. None for ``args.dataset_use`` and ``args.eval_dataset_use``. Those for evaluation may
+            be several, by name.
         processing_class: the processor; None for the one beside the model.
         reward_funcs: names of the table or functions ``f(completions, **columns) -> list[float | None]``; None for
             ``format`` and ``accuracy``.
@@ -80,8 +81,8 @@ class GRPOTrainer(Trainer):
         self,
         model: str | Path | nn.Module | None = None,
         args: GRPOConfig | None = None,
-        train_dataset: Dataset | str | None = None,
-        eval_dataset: Dataset | str | None = None,
+        train_dataset: Dataset | str | Path | None = None,
+        eval_dataset: Dataset | str | Path | dict[str, Dataset | str | Path] | None = None,
         processing_class: ProcessorMixin | None = None,
         reward_funcs: Sequence[str | RewardFunction] | None = None,
         reward_weights: Sequence[float] | None = None,
@@ -103,7 +104,7 @@ class GRPOTrainer(Trainer):
             processor.tokenizer,
             share=args.shared_prefix == "auto",
             cache=cache,
-            compile_decoding=args.compile_decoding,
+            compile_for=args.device if args.compile_decoding else None,
         )
         accept_features(policy)
         collator = build_collator(args, processor)

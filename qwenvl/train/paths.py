@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from qwenvl.model import logprobs, shared_prefix
@@ -43,13 +44,13 @@ def choose_paths(
     *,
     share: bool,
     cache: VisionCache | None = None,
-    compile_decoding: bool = False,
+    compile_for: torch.device | None = None,
 ) -> Paths:
     """The paths for ``policy``; with ``share``, what keeps it from a fast one is logged, never passed over.
 
     Args:
         cache: keeps the features of the vision tower on disk.
-        compile_decoding: compile the fast path of sampling.
+        compile_for: compile the fast path of sampling, for this device.
 
     Raises:
         ValueError: if there is a cache and the tower's features cannot be kept, or nothing to compile.
@@ -62,7 +63,7 @@ def choose_paths(
     prefix_reason, vision_reason = shared_prefix.supports_shared_prefix(policy), supports_encode_once(policy)
     if prefix_reason is not None:
         logger.warning(f"each completion computes its prompt again: {prefix_reason}")
-        if compile_decoding:
+        if compile_for is not None:
             raise ValueError(f"--compile_decoding cannot be used: {prefix_reason}")
     if vision_reason is not None:
         logger.warning(f"the vision tower runs in every pass: {vision_reason}")
@@ -70,6 +71,6 @@ def choose_paths(
             raise ValueError(f"--vision_cache cannot be used: {vision_reason}")
     return Paths(
         plain.completion_logprobs if prefix_reason else shared_prefix.completion_logprobs,
-        plain.sampler if prefix_reason else SharedPrefixSampler(tokenizer, bare, compiled=compile_decoding),
+        plain.sampler if prefix_reason else SharedPrefixSampler(tokenizer, bare, compile_for=compile_for),
         None if vision_reason else partial(encode_vision, cache=cache),
     )
