@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -130,30 +131,35 @@ def _reward_settings(args: GRPOConfig) -> RewardSettings:
 
 
 def build_dataset(
-    dataset: Dataset | str | None,
+    dataset: Dataset | str | Path | dict[str, Dataset | str | Path] | None,
     args: GRPOConfig,
     rubric: Rubric,
     fitter: Fitter | None = None,
     frame_cache: FrameCache | None = None,
     *,
     training: bool,
-) -> Dataset | None:
+) -> Dataset | dict[str, Dataset] | None:
     """The data set that ``dataset`` names, every solution checked by the rewards that will score it.
 
     Args:
-        dataset: what ``dataset_use`` takes; a data set is checked and returned as it is, None gives None.
+        dataset: what ``dataset_use`` takes; a data set is checked and returned as it is, None gives None. For
+            evaluation also several of them by name.
         fitter: of the collator, with ``fit_frames``.
         frame_cache: as ``build_frame_cache`` makes it.
 
     Raises:
         RecordError: naming the first record that no reward can score.
+        TypeError: rows, or a data set of another library.
         ValueError: a flag that has no effect on this data set.
     """
     if dataset is None:
         return None
-    if isinstance(dataset, str):
+    if isinstance(dataset, dict) and not training:
+        build = partial(build_dataset, args=args, rubric=rubric, fitter=fitter, frame_cache=frame_cache, training=False)
+        return {name: build(each) for name, each in dataset.items()}
+    if isinstance(dataset, (str, Path)):
         dataset = load_dataset(
-            dataset,
+            str(dataset),
             catalog_path=args.dataset_catalog,
             **vars(ReadOptions.of(args)),
             check_record=rubric.check_record,
@@ -170,6 +176,11 @@ def build_dataset(
             training=training,
             fitter=fitter,
             frame_cache=frame_cache,
+        )
+    elif not isinstance(dataset, Dataset):
+        raise TypeError(
+            "expected a data set of qwenvl.data or what --dataset_use takes, the path of a file of records for one, "
+            f"got {type(dataset).__name__}"
         )
     else:
         if fitter is not None and getattr(dataset, "fitter", None) is None:

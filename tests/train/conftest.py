@@ -68,7 +68,9 @@ def make_trainer(tiny_checkpoint, sop_data, tmp_path) -> Callable:
     from qwenvl.train.grpo_config import GRPOConfig
     from qwenvl.train.grpo_trainer import GRPOTrainer
 
-    def make(*, model=None, functions=(letters,), callbacks=None, peft_config=None, **settings) -> GRPOTrainer:
+    def make(
+        *, model=None, functions=(letters,), callbacks=None, peft_config=None, datasets=(), **settings
+    ) -> GRPOTrainer:
         defaults = {
             "output_dir": str(tmp_path / "run"),
             "dataset_use": str(sop_data),
@@ -85,6 +87,7 @@ def make_trainer(tiny_checkpoint, sop_data, tmp_path) -> Callable:
         return GRPOTrainer(
             model or str(tiny_checkpoint(initializer_range=0.1)),
             GRPOConfig(**{**defaults, **settings}),
+            *datasets,
             reward_funcs=None if functions is None else list(functions),
             callbacks=callbacks,
             peft_config=peft_config,
