@@ -124,7 +124,8 @@ class Runner:
         """One loop for the life of the runner: clients and semaphores belong to the loop they were first used in."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
+            run = _on_this_device(self._loop.run_forever)
+            threading.Thread(target=run, name="async-rewards", daemon=True).start()
         return self._loop
 
 
@@ -138,8 +139,23 @@ def _in_thread(function: Callable, positional: list, keywords: dict) -> Future:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=work, name="reward", daemon=True).start()
+    threading.Thread(target=_on_this_device(work), name="reward", daemon=True).start()
     return future
+
+
+def _on_this_device(work: Callable[[], None]) -> Callable[[], None]:
+    """``work`` for another thread, which would begin on the machine's first GPU whichever this process computes on."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return work
+    device = torch.cuda.current_device()
+
+    def there() -> None:
+        torch.cuda.set_device(device)
+        work()
+
+    return there
 
 
 def _value_or_error(call: Call, future: Future) -> Any:

@@ -3,6 +3,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from qwenvl.rewards.function import RewardError, RewardFunction
 from qwenvl.rewards.rubric import Rubric
@@ -106,3 +107,21 @@ def test_plain_functions_without_a_deadline_stay_in_this_thread():
 
     rubric(where).score(["a"], {})
     assert threads == [threading.current_thread()]
+
+
+def test_threads_compute_on_the_gpu_of_their_process(monkeypatch):
+    current = threading.local()  # as CUDA has it: a device for each thread, at first 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "device", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(current, "device", device))
+    torch.cuda.set_device(3)
+
+    def plain(completions):
+        return [float(torch.cuda.current_device())]
+
+    async def later(completions):
+        return [float(torch.cuda.current_device())]
+
+    made = rubric(plain, later, timeout=5)
+    assert made.score(["a"], {}).components == [[3.0], [3.0]]
+    made.close()
