@@ -108,8 +108,9 @@ def fetch(url: str, timeout: float = 60.0) -> str:
 def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str:
     full = Path(os.path.realpath(media_root / path))
     if not allow_outside and not full.is_relative_to(media_root):
+        link = "" if os.path.normpath(media_root / path) == str(full) else f" by a link, to {full}"
         raise RecordError(
-            f"{place}: {path!r} leads out of the media root {media_root}; move the file or the root, or pass "
+            f"{place}: {path!r} leads out of the media root {media_root}{link}; move the file or the root, or pass "
             "--allow_outside_media",
             "media path",
         )
