@@ -166,6 +166,8 @@ class CsvRows(TextRows):
         reader = self._reader(lines())
         try:
             self._names = [_utf8(name.encode("latin-1"), str(self.path)) for name in next(reader, [])]
+            if twice := sorted({name for name in self._names if name and self._names.count(name) > 1}):
+                raise RecordError(f"{self.path}:1: {', '.join(twice)}: a name of several columns; rename them", "CSV")
             line, start = reader.line_num + 1, end
             for cells in reader:
                 if cells:
