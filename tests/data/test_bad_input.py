@@ -39,7 +39,10 @@ BAD_ROWS = {
     "a tag too many": (GOOD | turns("<video><video>"), "has 2 <video> tags but `video` names 1"),
     "a path with dots": (with_video("../outside.mp4"), "leads out of the media root"),
     "an absolute path": (with_video("/etc/hostname"), "leads out of the media root"),
-    "a link out of the root": (with_video("link.mp4"), r"leads out of the media root \S+ by a link, to \S+/outer\d*/outside.mp4; "),
+    "a link out of the root": (
+        with_video("link.mp4"),
+        r"leads out of the media root \S+ by a link, to \S+/outer\d*/outside.mp4; ",
+    ),
     "a device": (with_video("/dev/zero"), "leads out of the media root"),
     "a link to a device": (with_video("zero.mp4"), "leads out of the media root"),
     "a pipe": (with_video("pipe.mp4"), "a pipe, socket or device"),
