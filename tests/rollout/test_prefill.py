@@ -145,6 +145,27 @@ def test_a_token_that_ends_nothing_waits_once(random_prompts):
     assert counts[1] - counts[0] == 8 - 3
 
 
+class Casts(TorchDispatchMode):
+    """Counts how often a weight is rounded."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.count = weight, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.to, torch.ops.aten._to_copy):
+            self.count += args[0] is self.weight
+        return function(*args, **(kwargs or {}))
+
+
+def test_autocast_rounds_weights_that_learn_once_for_all_tokens(random_prompts):
+    model = tiny().requires_grad_(True)
+    prompts = random_prompts(model, ["t", "t"])
+    with torch.autocast("cpu", torch.bfloat16), Casts(model.lm_head.weight) as casts:
+        ids, _ = shared(model, prompts, temperature=1.0)
+    assert ids.shape[1] == NEW and casts.count == 1
+
+
 def test_suppressed_tokens_lie_where_the_logits_do():
     (processor,) = logits_processors(suppress=[3], temperature=0, device="meta")
     assert processor.suppress_tokens.is_meta
