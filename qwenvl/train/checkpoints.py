@@ -52,6 +52,19 @@ def require_no_checkpoints(output_dir: str | Path) -> None:
         )
 
 
+def require_same_tuning(checkpoint: str | Path, lora: bool) -> None:
+    """Refuse a checkpoint of adapters to a run that trains whole weights, and one of whole weights to LoRA.
+
+    Raises:
+        ValueError: naming it, and how to go on from it.
+    """
+    adapters = (Path(checkpoint) / "adapter_config.json").is_file()
+    if adapters and not lora:
+        raise ValueError(f"{checkpoint}: holds LoRA adapters; go on with --lora_enable, as that run was made")
+    if lora and not adapters:
+        raise ValueError(f"{checkpoint}: holds a whole model, no LoRA adapters; go on without --lora_enable")
+
+
 def load_weights(model: nn.Module, folder: str | Path) -> None:
     """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
 

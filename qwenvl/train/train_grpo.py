@@ -27,13 +27,15 @@ def main(argv: list[str] | None = None) -> None:
             resolve_datasets(names, args.dataset_catalog)
     # After the flags are known to be good: these imports take seconds.
     from qwenvl.train.callbacks import SettingsError, require_trackers
-    from qwenvl.train.checkpoints import find_checkpoint, require_no_checkpoints
+    from qwenvl.train.checkpoints import find_checkpoint, require_no_checkpoints, require_same_tuning
     from qwenvl.train.grpo_trainer import GRPOTrainer
 
     with told_to_the_user("qwenvl train", (ValueError, OSError, ImportError)):  # names, files, flags, packages
         checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
         if checkpoint is None:
             require_no_checkpoints(args.output_dir)
+        else:
+            require_same_tuning(checkpoint, args.lora_enable)
         require_trackers(args.report_to)
         trainer = GRPOTrainer(args=args)
     with told_to_the_user("qwenvl train", (*DATA_ERRORS, SettingsError)):

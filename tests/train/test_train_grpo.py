@@ -88,3 +88,13 @@ def test_the_trained_model_is_evaluated_once(when, flags, tmp_path):
     evaluations = [row for row in read_metrics(tmp_path / "out") if "eval_total_reward" in row]
     assert [row["step"] for row in evaluations] == [1]
     assert len(list(read_rollouts(tmp_path / "out", split="eval"))) == 1
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_adapters_and_whole_weights_do_not_go_on_from_each_other(lora, flags, tmp_path, capfd):
+    settings = [*flags, "--dataset_use=example%20", "--generation_max_length=2", "--disable_tqdm=True"]
+    main([*settings, f"--lora_enable={lora}"])
+    code, line = refused(capfd, *settings, f"--lora_enable={not lora}", "--resume_from_checkpoint=True")
+    held = "LoRA adapters; go on with" if lora else "a whole model, no LoRA adapters; go on without"
+    assert code == 2
+    assert line.startswith(f"qwenvl train: {tmp_path}/out/checkpoint-1: holds {held} --lora_enable")
