@@ -38,9 +38,14 @@ class Reference:
         with torch.no_grad():
             if self._adapter is None:
                 yield self._copy
-            else:
+                return
+            training = [module for module in self._adapter.modules() if module.training]
+            try:
                 with self._adapter.disable_adapter():
-                    yield self._adapter
+                    yield self._adapter.eval()
+            finally:
+                for module in training:
+                    module.training = True
 
     def to(self, device: torch.device) -> Reference:
         """Moves the copied tensors; shared ones move with the policy."""

@@ -45,10 +45,14 @@ def test_with_an_adapter_the_reference_is_the_base(tiny_pair, random_prompts, ra
     reference = Reference(policy)
     for _ in range(2):  # the first update leaves lora_A without gradient, the second moves both
         one_update(policy, *batch)
+    policy.train()
+    base.model.visual.eval()
     with reference.model() as frozen:
+        assert not any(module.training for module in frozen.modules())  # dropout in attention, say
         result = logprobs(frozen, *batch)
         assert not result.requires_grad
         torch.testing.assert_close(result, before)
+    assert base.model.language_model.training and not base.model.visual.training
     assert not torch.allclose(logprobs(policy, *batch), before)
 
 
