@@ -89,6 +89,27 @@ class WholeWindows(TrainerCallback):
             raise SettingsError("\n".join(problems))
 
 
+class ResumedRates(TrainerCallback):
+    """A resumed run keeps the learning rates of its checkpoint, which come back with optimizer and schedule.
+
+    Raises:
+        SettingsError: when training begins, if other ones are set: they would have no effect.
+    """
+
+    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+        """Compares the flags with the rates that the schedule starts from."""
+        if not state.global_step:
+            return
+        kept = {group["initial_lr"] for group in optimizer.param_groups if "initial_lr" in group}
+        for name in ("learning_rate", "mm_projector_lr", "vision_tower_lr"):
+            if kept and (rate := getattr(args, name)) is not None and rate not in kept:
+                raise SettingsError(
+                    f"--{name} {rate:g} has no effect on a resumed run, which keeps the rates of its checkpoint, "
+                    f"{' and '.join(f'{each:g}' for each in sorted(kept))}: give those, or start anew from its weights "
+                    "with --model_name_or_path"
+                )
+
+
 class RunFolder(TrainerCallback):
     """Writes log entries to the run folder; at the end it lists the samples that were left out."""
 
@@ -133,4 +154,5 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
         trainer.add_callback(ProgressLine)
     trainer.add_callback(EqualRewardsWarning())
     trainer.add_callback(WholeWindows())
+    trainer.add_callback(ResumedRates())
     trainer.add_callback(RunFolder(journal))

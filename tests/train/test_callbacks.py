@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
-from qwenvl.train.callbacks import EqualRewardsWarning, ProgressLine
+import pytest
+
+from qwenvl.train.callbacks import EqualRewardsWarning, ProgressLine, SettingsError
 
 
 def test_equal_rewards_are_warned_of_once(caplog):
@@ -31,3 +33,15 @@ def test_the_line_shows_reward_kl_and_time_left(capsys):
     text = shown.err + shown.out
     assert "reward=0.500, kl=0.025" in text and "reward=0.500, kl=0.037" in text and "3/4" in text
     assert "step 3: eval_total_reward 0.500 +- 0.040" in text
+
+
+def test_a_resumed_run_keeps_its_learning_rates(make_trainer, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3, "mm_projector_lr": 2e-3}
+    make_trainer(**settings, max_steps=1).train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    for name in ("learning_rate", "mm_projector_lr"):
+        with pytest.raises(SettingsError, match=rf"--{name} 0.005 has no effect .* its checkpoint, 0.001 and 0.002:"):
+            make_trainer(**settings | {name: 5e-3}).train(resume_from_checkpoint=checkpoint)
+    trainer = make_trainer(**settings)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    assert trainer.state.global_step == 2
