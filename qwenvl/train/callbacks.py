@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 
+from accelerate.utils import gather_object
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import ProgressCallback
 
+from qwenvl.data.errors import RecordError
 from qwenvl.train.flags import saves_within_windows
 from qwenvl.train.journal import Journal
 
@@ -93,7 +96,7 @@ class ResumedRates(TrainerCallback):
     """A resumed run keeps the learning rates of its checkpoint, which come back with optimizer and schedule.
 
     Raises:
-        SettingsError: when training begins, if other ones are set: they would have no effect.
+        SettingsError: when training begins, if one of them is not set: the one set in its place would have no effect.
     """
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
@@ -101,17 +104,20 @@ class ResumedRates(TrainerCallback):
         if not state.global_step:
             return
         kept = {group["initial_lr"] for group in optimizer.param_groups if "initial_lr" in group}
-        for name in ("learning_rate", "mm_projector_lr", "vision_tower_lr"):
-            if kept and (rate := getattr(args, name)) is not None and rate not in kept:
-                raise SettingsError(
-                    f"--{name} {rate:g} has no effect on a resumed run, which keeps the rates of its checkpoint, "
-                    f"{' and '.join(f'{each:g}' for each in sorted(kept))}: give those, or start anew from its weights "
-                    "with --model_name_or_path"
-                )
+        if changed := kept - {args.learning_rate, args.mm_projector_lr, args.vision_tower_lr}:
+            raise SettingsError(
+                f"a resumed run keeps the learning rates of its checkpoint, {_listed(changed)} among them, which none of "
+                "--learning_rate, --mm_projector_lr and --vision_tower_lr now is: set it again, or start anew from the "
+                "checkpoint's weights with --model_name_or_path"
+            )
 
 
 class RunFolder(TrainerCallback):
-    """Writes log entries to the run folder; at the end it lists the samples that were left out."""
+    """Writes log entries to the run folder; at the end it lists the samples that were left out.
+
+    Raises:
+        RecordError: when training ends, if no sample was left.
+    """
 
     def __init__(self, journal: Journal):
         self._journal = journal
@@ -131,6 +137,13 @@ class RunFolder(TrainerCallback):
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
             logger.warning(f"{len(bad)} records were left out:\n  {lines}")
+        counts = sum(gather_object([self._journal.drawn_for_training]), Counter())
+        if counts["left_out"] and not counts["used"]:
+            raise RecordError("nothing was trained: every record that was drawn was left out, for the reasons above")
+
+
+def _listed(rates: Iterable[float]) -> str:
+    return " and ".join(f"{rate:g}" for rate in sorted(rates))
 
 
 def require_trackers(names: Iterable[str]) -> None:

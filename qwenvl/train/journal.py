@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -29,6 +30,7 @@ class Journal:
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
+        self.drawn_for_training = Counter(used=0, left_out=0)
         self._args = args
         self._decoder = getattr(dataset, "decoder", None)
         parts = getattr(dataset, "parts", ())
@@ -69,6 +71,7 @@ class Journal:
     def drawn(self, batch: PromptBatch) -> None:
         """Counts what training drew from each data set, samples that were left out among them."""
         self.left_out(batch)
+        self.drawn_for_training.update(used=len(batch), left_out=len(batch.bad))
         names = [record.dataset for record in (*batch.records, *(bad.record for bad in batch.bad))]
         for name in self._datasets:
             self._meter.count(f"dataset/{name}/drawn", names.count(name))

@@ -66,7 +66,9 @@ def test_a_prompt_that_is_too_long(flags, tmp_path, capfd, caplog):
     code, line = refused(capfd, *flags, *longest)
     assert code == 1
     assert re.match(r"qwenvl train: .*: the prompt has \d+ tokens, .* or pass --on_long_prompt skip$", line), line
-    main([*flags, *longest, "--on_long_prompt=skip"])
+    code, line = refused(capfd, *flags, *longest, "--on_long_prompt=skip")
+    assert code == 1
+    assert line.startswith("qwenvl train: nothing was trained: every record that was drawn was left out")
     assert re.search(r"1 records were left out:\n .* but max_prompt_length is 9$", caplog.text, re.M), caplog.text
 
 
