@@ -106,9 +106,9 @@ class ResumedRates(TrainerCallback):
         kept = {group["initial_lr"] for group in optimizer.param_groups if "initial_lr" in group}
         if changed := kept - {args.learning_rate, args.mm_projector_lr, args.vision_tower_lr}:
             raise SettingsError(
-                f"a resumed run keeps the learning rates of its checkpoint, {_listed(changed)} among them, which none of "
-                "--learning_rate, --mm_projector_lr and --vision_tower_lr now is: set it again, or start anew from the "
-                "checkpoint's weights with --model_name_or_path"
+                f"a resumed run keeps the learning rates of its checkpoint, {_listed(changed)} among them, which none "
+                "of --learning_rate, --mm_projector_lr and --vision_tower_lr now is: set it again, or start anew from "
+                "the checkpoint's weights with --model_name_or_path"
             )
 
 
