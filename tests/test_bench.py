@@ -26,18 +26,16 @@ def test_flops_of_the_ideal_step(family, monkeypatch):
     from bench_model import Case, Step, forward_flops, tower_flops
 
     from qwenvl.model.shared_prefix import completion_logprobs
-    from qwenvl.model.vision import encode_vision
 
     monkeypatch.setattr(bench_model, "FRAME", (4, 4))  # whole windows
     step = Step.of(Case(60, 3, 8), family)
     mergers = [step.model.model.visual.merger, *getattr(step.model.model.visual, "deepstack_merger_list", ())]
     of_mergers = sum(2 * m.weight.numel() for merger in mergers for m in merger.modules() if hasattr(m, "in_features"))
     of_mergers *= step.patches // 4
-    tower = sum(counted(lambda: encode_vision(step.model, step.prompts)).values())
+    tower = sum(counted(step.tower).values())
     assert tower - of_mergers == pytest.approx(tower_flops(step), rel=1e-6)
 
-    encoded = encode_vision(step.model, step.prompts)
-    forward = counted(lambda: step.reference_logprobs(completion_logprobs, encoded))
+    forward = counted(lambda: step.reference_logprobs(completion_logprobs, step.encoded))
     attention = sum(flops for operator, flops in forward.items() if "attention" in operator)
     text = step.model.config.text_config
     tokens = step.prompt_tokens + 3 * 8

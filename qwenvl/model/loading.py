@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,6 +85,21 @@ def unwrap(model: nn.Module) -> nn.Module:
 
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """The unwrapped model in eval mode; afterwards each module is in the mode that it was in.
+
+    Eval mode matters beyond dropout: with gradient checkpointing, layers in train mode drop the cache without a word.
+    """
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield unwrap(model)
+    finally:
+        for module, was_training in training.items():
+            module.training = was_training
 
 
 def part_of(name: str) -> Part:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from qwenvl.model.engines import is_partitioned, whole_weights
+from qwenvl.model.loading import evaluating
 
 
 class Reference:
@@ -38,14 +39,9 @@ class Reference:
         with torch.no_grad():
             if self._adapter is None:
                 yield self._copy
-                return
-            training = [module for module in self._adapter.modules() if module.training]
-            try:
-                with self._adapter.disable_adapter():
-                    yield self._adapter.eval()
-            finally:
-                for module in training:
-                    module.training = True
+            else:
+                with evaluating(self._adapter), self._adapter.disable_adapter():
+                    yield self._adapter
 
     def to(self, device: torch.device) -> Reference:
         """Moves the copied tensors; shared ones move with the policy."""

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import unwrap
+from qwenvl.model.loading import evaluating
 from qwenvl.rollout.base import SamplingParams, completion_mask, within_budget
 from qwenvl.rollout.stops import StopStrings
 from qwenvl.types import RolloutBatch
@@ -157,21 +157,6 @@ def padded_with_own(prompts: PromptInputs) -> PromptInputs:
     mask = prompts.attention_mask.bool()
     first = prompts.input_ids.gather(1, mask.long().argmax(1, keepdim=True))
     return replace(prompts, input_ids=prompts.input_ids.where(mask, first))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The unwrapped model in eval mode; afterwards each module is in the mode that it was in.
-
-    Eval mode matters beyond dropout: with gradient checkpointing, layers in train mode drop the cache without a word.
-    """
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield unwrap(model)
-    finally:
-        for module, was_training in training.items():
-            module.training = was_training
 
 
 @contextmanager

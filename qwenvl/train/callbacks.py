@@ -105,8 +105,9 @@ class ResumedRates(TrainerCallback):
             return
         kept = {group["initial_lr"] for group in optimizer.param_groups if "initial_lr" in group}
         if changed := kept - {args.learning_rate, args.mm_projector_lr, args.vision_tower_lr}:
+            rates = " and ".join(f"{rate:g}" for rate in sorted(changed))
             raise SettingsError(
-                f"a resumed run keeps the learning rates of its checkpoint, {_listed(changed)} among them, which none "
+                f"a resumed run keeps the learning rates of its checkpoint, {rates} among them, which none "
                 "of --learning_rate, --mm_projector_lr and --vision_tower_lr now is: set it again, or start anew from "
                 "the checkpoint's weights with --model_name_or_path"
             )
@@ -140,10 +141,6 @@ class RunFolder(TrainerCallback):
         counts = sum(gather_object([self._journal.drawn_for_training]), Counter())
         if counts["left_out"] and not counts["used"]:
             raise RecordError("nothing was trained: every record that was drawn was left out, for the reasons above")
-
-
-def _listed(rates: Iterable[float]) -> str:
-    return " and ".join(f"{rate:g}" for rate in sorted(rates))
 
 
 def require_trackers(names: Iterable[str]) -> None:

@@ -49,7 +49,7 @@ class Step:
         self.reference = Reference(model)
         with self.reference.model() as frozen:
             accept_features(frozen)
-        self.encoded = encode_vision(model, prompts)
+        self.encoded = self.tower()
         generator, device = torch.Generator().manual_seed(1), prompts.input_ids.device
         self.completion_ids = torch.randint(0, 250, (case.group, case.length), generator=generator).to(device)
         self.mask = torch.ones_like(self.completion_ids, dtype=torch.bool)

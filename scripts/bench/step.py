@@ -71,7 +71,7 @@ def report_case(case: Case, options: argparse.Namespace, rate: float) -> None:
         memory = {} if options.no_memory else {path: child_memory(case, options, path, phase) for path in whole}
         print(f"  {phase:7}" + comparison(spent, memory))
     tower = in_turn({"tower": step.tower}, options.repeats)["tower"]
-    again = spent["plain"].cpu / (spent["shared"].cpu + tower.cpu)
+    again = spent["plain"].cpu / (spent["shared"].cpu + tower.cpu)  # of the last phase, sampling
     print(f"  tower {tower.cpu:.2f} ({tower.wall:.2f}), once, in train; sampling with a tower of its own {again:.1f} x")
     if options.compile_decoding:
         report_compiled(step, options.repeats)
