@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qwenvl.train.grpo_config import GRPOConfig as GRPOConfig
+    from qwenvl.config.grpo_config import GRPOConfig as GRPOConfig
     from qwenvl.train.grpo_trainer import GRPOTrainer as GRPOTrainer
 
 _HOMES = {
-    "GRPOConfig": "qwenvl.train.grpo_config",
+    "GRPOConfig": "qwenvl.config.grpo_config",
     "GRPOTrainer": "qwenvl.train.grpo_trainer",
 }
 

@@ -8,9 +8,9 @@ from importlib import import_module
 
 COMMANDS = {
     "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
-    "data": ("qwenvl.data.doctor", "check a data set, count what is in it, convert it"),
-    "preview": ("qwenvl.data.preview", "see what the model will see: frames, prompts and solutions on one page"),
-    "rewards": ("qwenvl.rewards.command", "list the reward functions, or score a completion by hand"),
+    "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it"),
+    "preview": ("qwenvl.doctor.preview", "see what the model will see: frames, prompts and solutions on one page"),
+    "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),
     "demo": ("qwenvl.demo.run", "watch a tiny model learn to name the steps of assembly videos"),
 }
 """Each command, the module whose ``main(argv)`` it runs, and what it does."""

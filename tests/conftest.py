@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest_plugins = ["tests.made_clips"]
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")

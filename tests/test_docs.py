@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qwenvl.cli import COMMANDS
-from qwenvl.train.arguments import parse_args
+from qwenvl.config.command_line import parse_args
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

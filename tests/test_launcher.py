@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from qwenvl.train.arguments import parse_args
+from qwenvl.config.command_line import parse_args
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = ROOT / "scripts" / "train_grpo.sh"

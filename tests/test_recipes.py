@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
 from qwenvl.rewards import RewardSettings, build_rubric, reward_columns
 from qwenvl.runlog import read_metrics
-from qwenvl.train.arguments import parse_args
 from qwenvl.train.train_grpo import main as train
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ from transformers import ProcessorMixin
 from qwenvl.data.errors import RecordError
 from qwenvl.data.fit import Fitter
 from qwenvl.data.lengths import Ruler, render_prompt, timed_metadata
-from qwenvl.data.resize import resize
+from qwenvl.data.media.resize import resize
 from qwenvl.types import BadSample, PromptBatch, Sample
 
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")

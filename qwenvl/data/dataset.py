@@ -14,20 +14,20 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from qwenvl.data.catalog import resolve_datasets
-from qwenvl.data.decode import Clip, open_clip, resolve_backend
+from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
 from qwenvl.data.fit import Fitter
-from qwenvl.data.frame_cache import CachedClip, FrameCache
 from qwenvl.data.frames import FrameOptions, FramePlan, frames_between, plan_frames
-from qwenvl.data.images import load_image
 from qwenvl.data.lengths import Size
-from qwenvl.data.media_source import fetch
+from qwenvl.data.media.frame_cache import CachedClip, FrameCache
+from qwenvl.data.media.images import load_image
+from qwenvl.data.media.open import Clip, open_clip, resolve_backend
+from qwenvl.data.media.resize import check_shape
+from qwenvl.data.media.source import fetch
 from qwenvl.data.order import Part
-from qwenvl.data.prompts import chat_messages
-from qwenvl.data.record_file import STREAM_ABOVE, JoinedRecords, open_records
-from qwenvl.data.records import ReadOptions, RecordCheck
-from qwenvl.data.resize import check_shape
+from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.data.records.parse import ReadOptions, RecordCheck
+from qwenvl.data.records.record_file import STREAM_ABOVE, JoinedRecords, open_records
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
@@ -53,7 +53,7 @@ class GRPODataset(Dataset):
         base_interval: seconds between the frames of clips without ``meta``.
         video_fps: frames per second, in place of ``base_interval``.
         video_min_frames, video_max_frames: bounds on the frames of a clip.
-        video_backend: ``auto``, ``torchcodec``, ``pyav`` or ``decord``; see ``qwenvl.data.decode``.
+        video_backend: ``auto``, ``torchcodec``, ``pyav`` or ``decord``; see ``qwenvl.data.media.open``.
         decode_timeout: seconds after which the decoder of a clip is killed; 0 decodes without bounds, in this process.
         decode_memory_gb: what the decoder may take for one clip, in GB.
         on_bad_sample: media that can't be used stop the run (``error``) or give a ``BadSample`` (``skip``).

@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import av
 
-from qwenvl.data.clip_index import video_stream
+from qwenvl.data.chat import chat_messages
 from qwenvl.data.dataset import GRPODataset, Timeline
 from qwenvl.data.errors import BadMediaError, FramePlanError
-from qwenvl.data.frame_folder import FrameFolder
-from qwenvl.data.images import image_size
 from qwenvl.data.lengths import Ruler, Size
-from qwenvl.data.media_source import frame_list
-from qwenvl.data.mediafile import video_format
-from qwenvl.data.prompts import chat_messages
+from qwenvl.data.media.clip_index import video_stream
+from qwenvl.data.media.frame_folder import FrameFolder
+from qwenvl.data.media.images import image_size
+from qwenvl.data.media.mediafile import video_format
+from qwenvl.data.media.source import frame_list
 from qwenvl.types import ClipMeta, Record
 
 HEADER_SECONDS = 5.0

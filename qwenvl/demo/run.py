@@ -218,8 +218,8 @@ def _train(demo: Demo) -> None:
 
 def _evaluate(demo: Demo) -> dict[str, Score]:
     """Before and after as the run wrote them down, and the trained model on clips that do not fit the record."""
+    from qwenvl.config.command_line import parse_args
     from qwenvl.data.dataset import load_dataset
-    from qwenvl.train.arguments import parse_args
     from qwenvl.train.grpo_trainer import GRPOTrainer
 
     print("[4/4] the same questions with a blank video, and with the video of another record")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from qwenvl.rewards.format import ResponseFormat
 from qwenvl.rewards.function import RewardError, RewardFunction, name_of
+from qwenvl.rewards.functions.format import ResponseFormat
+from qwenvl.rewards.functions.reward_model import RewardModel
 from qwenvl.rewards.plugins import by_path, made, plugin_functions
-from qwenvl.rewards.reward_model import RewardModel
 from qwenvl.rewards.rubric import Aggregation, OnError, Rubric
 from qwenvl.rewards.settings import RewardSettings
 from qwenvl.rewards.table import TABLE, make

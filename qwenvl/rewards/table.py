@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qwenvl.rewards.actions import accuracy, action_order, check_action_numbers, check_actions
-from qwenvl.rewards.boxes import BoxGIoUReward, BoxIoUReward
-from qwenvl.rewards.contrast import temporal_contrast
-from qwenvl.rewards.countdown import check_countdown, countdown
-from qwenvl.rewards.format import FormatReward, StrictFormatReward
 from qwenvl.rewards.function import RewardFunction
-from qwenvl.rewards.judge import JudgeReward
-from qwenvl.rewards.length import CosineReward, LengthWindowReward, RepetitionReward, SoftOverlongReward
-from qwenvl.rewards.matching import (
+from qwenvl.rewards.functions.actions import accuracy, action_order, check_action_numbers, check_actions
+from qwenvl.rewards.functions.boxes import BoxGIoUReward, BoxIoUReward
+from qwenvl.rewards.functions.contrast import temporal_contrast
+from qwenvl.rewards.functions.countdown import check_countdown, countdown
+from qwenvl.rewards.functions.format import FormatReward, StrictFormatReward
+from qwenvl.rewards.functions.judge import JudgeReward
+from qwenvl.rewards.functions.length import CosineReward, LengthWindowReward, RepetitionReward, SoftOverlongReward
+from qwenvl.rewards.functions.matching import (
     check_letters,
     check_text,
     check_yes_no,
@@ -26,10 +26,10 @@ from qwenvl.rewards.matching import (
     rouge,
     yes_no,
 )
-from qwenvl.rewards.maths import MathReward
-from qwenvl.rewards.numbers import NumericReward, check_number, count, regression
-from qwenvl.rewards.reward_model import RewardModel
-from qwenvl.rewards.temporal import TemporalIoUReward
+from qwenvl.rewards.functions.maths import MathReward
+from qwenvl.rewards.functions.numbers import NumericReward, check_number, count, regression
+from qwenvl.rewards.functions.reward_model import RewardModel
+from qwenvl.rewards.functions.temporal import TemporalIoUReward
 
 
 @dataclass(frozen=True)

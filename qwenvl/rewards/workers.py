@@ -36,7 +36,7 @@ class Workers:
 
     Example:
         >>> workers = Workers(1)
-        >>> workers.submit("qwenvl.rewards.countdown:solves", "1 + 2", [1, 2], 3).result()
+        >>> workers.submit("qwenvl.rewards.functions.countdown:solves", "1 + 2", [1, 2], 3).result()
         True
         >>> workers.close()
     """

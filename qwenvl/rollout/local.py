@@ -19,7 +19,7 @@ from transformers import (
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
-from qwenvl.rollout.base import SamplingParams, completion_mask, within_budget
+from qwenvl.rollout.engine import SamplingParams, completion_mask, within_budget
 from qwenvl.rollout.stops import StopStrings
 from qwenvl.types import RolloutBatch
 

@@ -25,8 +25,8 @@ from qwenvl.model.positions import completion_positions
 from qwenvl.model.prefix_attention import install_prefix_attention
 from qwenvl.model.prefix_cache import PrefixCache
 from qwenvl.model.shared_prefix import pack
-from qwenvl.rollout.base import within_budget
 from qwenvl.rollout.decoding import Decoder
+from qwenvl.rollout.engine import within_budget
 
 
 def logits_processors(

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.rollout.base import SamplingParams
 from qwenvl.rollout.decoding import require_compiler
+from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalSampler
 from qwenvl.rollout.prefill import logits_processors, sample_shared
 

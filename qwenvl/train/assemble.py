@@ -11,14 +11,16 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from qwenvl.config.checks import was_set
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.estimate import LengthEstimate
 from qwenvl.data.fit import Fitter
-from qwenvl.data.frame_cache import FrameCache
+from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
-from qwenvl.data.records import ReadOptions
+from qwenvl.data.records.parse import ReadOptions
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
@@ -27,8 +29,6 @@ from qwenvl.rewards.plugins import plugin_functions
 from qwenvl.rewards.settings import FunctionSettings
 from qwenvl.rewards.table import readers_of
 from qwenvl.train.contrast import TemporalContrast
-from qwenvl.train.flag_checks import was_set
-from qwenvl.train.grpo_config import GRPOConfig
 
 
 def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_config=None) -> nn.Module:

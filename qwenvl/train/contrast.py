@@ -18,7 +18,7 @@ from torch import Tensor
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rewards import Rubric
-from qwenvl.rewards.contrast import temporal_contrast
+from qwenvl.rewards.functions.contrast import temporal_contrast
 from qwenvl.types import PromptBatch, RewardBatch
 
 NAME = "temporal_contrast"

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.engines import whole_weights
@@ -35,13 +36,12 @@ from qwenvl.train.assemble import (
 )
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.checkpoints import load_weights
+from qwenvl.train.collect import Experience, Explorer
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
-from qwenvl.train.explore import Experience, Explorer
-from qwenvl.train.grpo_config import GRPOConfig
+from qwenvl.train.fast_paths import choose_paths
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.parity import check_parity, wants_parity
-from qwenvl.train.paths import choose_paths
 from qwenvl.train.sharding import settle_sharding
 from qwenvl.train.window import Window
 from qwenvl.types import PromptBatch, RolloutBatch

@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 from torch.utils.data import Dataset
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
-from qwenvl.train.explore import Experience
-from qwenvl.train.grpo_config import GRPOConfig
+from qwenvl.train.collect import Experience
 from qwenvl.train.meter import Meter
 from qwenvl.types import BadSample, LossOutput, PromptBatch, RewardBatch, RolloutBatch
 

@@ -6,8 +6,8 @@ import logging
 
 from torch import Tensor
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import logprob_gap
-from qwenvl.train.grpo_config import GRPOConfig
 from qwenvl.train.meter import Meter
 from qwenvl.types import RolloutBatch
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from qwenvl.train.grpo_config import GRPOConfig
+from qwenvl.config.grpo_config import GRPOConfig
 
 
 def settle_sharding(args: GRPOConfig, accelerator: Accelerator, policy: nn.Module) -> torch.dtype | None:

@@ -10,7 +10,7 @@ if __package__ in (None, ""):
     # Run as a file: Python puts this folder first on the path; what is meant is the one that holds the package.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from qwenvl.train.arguments import parse_args
+from qwenvl.config.command_line import parse_args
 
 if TYPE_CHECKING:
     from qwenvl.train.grpo_trainer import GRPOTrainer
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> None:
     """Trains, evaluates if there is data for it, saves model and processor; see ``--help`` for the flags."""
     args = parse_args(sys.argv[1:] if argv is None else argv)
-    from qwenvl.data.catalog import resolve_datasets
     from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
+    from qwenvl.data.records.catalog import resolve_datasets
 
     with told_to_the_user("qwenvl train"):  # before a model is loaded, which may take minutes
         for names in filter(None, (args.dataset_use, args.eval_dataset_use)):

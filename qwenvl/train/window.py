@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from qwenvl.train.explore import Experience
+from qwenvl.train.collect import Experience
 from qwenvl.types import PromptBatch
 
 

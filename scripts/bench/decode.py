@@ -36,7 +36,7 @@ Read = Callable[[str, list[int]], np.ndarray]
 
 def ours(backend: str, timeout: float) -> Read:
     """This library, in its guarded child (``timeout`` above 0, as in training) or in the reader's own process."""
-    from qwenvl.data.decode import open_clip
+    from qwenvl.data.media.open import open_clip
 
     def read(path: str, wanted: list[int]) -> np.ndarray:
         with open_clip(path, backend, timeout=timeout) as clip:
@@ -227,7 +227,7 @@ def main() -> None:
 
 
 def clip_of(path: Path) -> BenchClip:
-    from qwenvl.data.decode import open_clip
+    from qwenvl.data.media.open import open_clip
 
     with open_clip(str(path), "pyav") as clip:
         return BenchClip(path, clip.frame_count)

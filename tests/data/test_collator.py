@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers.video_utils import VideoMetadata
 
+from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.prompts import chat_messages
 from qwenvl.demo.tiny import FAMILIES, make_processor
 from qwenvl.types import BadSample, FrameInfo, Message, Record, Sample, VideoClip
 

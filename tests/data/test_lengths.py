@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.lengths import Ruler
-from qwenvl.data.prompts import chat_messages
 from qwenvl.demo.tiny import FAMILIES, make_processor
 from qwenvl.types import ClipMeta, FrameInfo, Message, Record, Sample, VideoClip
 

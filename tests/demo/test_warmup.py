@@ -12,7 +12,7 @@ from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.demo.warmup import WarmupSettings, warm_up
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.positions import position_rule
-from qwenvl.rollout.base import SamplingParams
+from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalSampler
 
 

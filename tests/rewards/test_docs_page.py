@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from qwenvl.doctor.rewards import main
 from qwenvl.rewards import build_rubric
-from qwenvl.rewards.command import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "rewards.md"

@@ -11,8 +11,8 @@ from torch._inductor.utils import fresh_cache
 
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.rollout import decoding
-from qwenvl.rollout.base import completion_mask
 from qwenvl.rollout.decoding import require_compiler
+from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.prefill import logits_processors, sample_shared
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")

@@ -6,7 +6,7 @@ import torch
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import completion_positions, position_rule, prompt_positions
-from qwenvl.rollout.base import SamplingParams, completion_mask
+from qwenvl.rollout.engine import SamplingParams, completion_mask
 from qwenvl.rollout.local import LocalSampler
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]

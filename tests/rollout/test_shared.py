@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from qwenvl.model.logprobs import completion_logprobs
-from qwenvl.rollout.base import SamplingParams
+from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalSampler
 from qwenvl.rollout.shared import SharedPrefixSampler
 

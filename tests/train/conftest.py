@@ -65,7 +65,7 @@ def letters(completions: list[str], **columns) -> list[float]:
 @pytest.fixture
 def make_trainer(tiny_checkpoint, sop_data, tmp_path) -> Callable:
     """``make_trainer(**settings)`` -> GRPOTrainer on the tiny model and ``sop_data``, with a reward that varies."""
-    from qwenvl.train.grpo_config import GRPOConfig
+    from qwenvl.config.grpo_config import GRPOConfig
     from qwenvl.train.grpo_trainer import GRPOTrainer
 
     def make(

@@ -14,10 +14,10 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 
 from qwenvl import GRPOTrainer
-from qwenvl.rollout.base import completion_mask
-from qwenvl.train.arguments import parse_args
+from qwenvl.config.command_line import parse_args
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.rollout.engine import completion_mask
 from qwenvl.train.checkpoints import find_checkpoint
-from qwenvl.train.grpo_config import GRPOConfig
 from qwenvl.types import RolloutBatch
 
 

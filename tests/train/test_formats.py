@@ -19,7 +19,7 @@ from transformers import AutoProcessor
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.record_file import RecordFile
+from qwenvl.data.records.record_file import RecordFile
 from qwenvl.runlog import read_metrics, read_rollouts
 
 RATE, SHOWN = 10, (5, 8, 11, 14)  # frames of the clip's 0.5 to 1.45 seconds, four, evenly spaced

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl import GRPOConfig, GRPOTrainer
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.frame_cache import FrameCache
+from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.runlog import read_config, read_metrics, read_rollouts

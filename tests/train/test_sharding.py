@@ -9,7 +9,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from qwenvl.train.grpo_config import GRPOConfig
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.train.sharding import settle_sharding
 
 MODEL = torch.nn.Linear(2, 2)

@@ -1,0 +1,199 @@
+"""From a command line, with or without a settings file, to a ``GRPOConfig``.
+
+    train_grpo.py --model_name_or_path MODEL --dataset_use data.json --max_steps 100
+    train_grpo.py run.yaml
+    train_grpo.py --config run.yaml --max_steps 100
+
+A file sets the same names as the flags; flags override it. Its values are read as the command line reads them: ``1e-6``
+is a number and ``no`` a word, which YAML 1.1 sees otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
+
+from qwenvl.config.checks import choices_of, kinds_of
+from qwenvl.config.flags import FLAG_GROUPS
+
+if TYPE_CHECKING:
+    from qwenvl.config.grpo_config import GRPOConfig
+
+USAGE = "train_grpo.py [FILE.yaml | FILE.json] [--config FILE] [--flag value ...]"
+SUCCESSORS = {
+    "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
+    "overwrite_output_dir": "another --output_dir, or --resume_from_checkpoint",
+    "evaluation_strategy": "--eval_strategy",
+    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
+    "no_cuda": "--use_cpu",
+    "lr": "--learning_rate",
+    "num_generations": "--grpo_sample_size",
+    "max_completion_length": "--generation_max_length",
+    "beta": "--grpo_beta",
+    "temperature": "--generation_temperature",
+    "top_k": "--generation_top_k",
+    "top_p": "--generation_top_p",
+    "min_p": "--generation_min_p",
+    "repetition_penalty": "--generation_repetition_penalty",
+}
+"""Flags of earlier transformers versions and of other trainers, and what to use here."""
+
+
+def parse_args(argv: Sequence[str] | None = None) -> GRPOConfig:
+    """The settings of a training run from ``argv``, by default those of the process.
+
+    Wrong settings end the process with status 2 and a message that says where, what and what to do, ``--help`` with 0.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in argv or "-h" in argv:
+        print(help_text())
+        raise SystemExit(0)
+    try:
+        config = config_from(*split_file(argv))
+        require_what_a_run_needs(config)
+    except ValueError as error:
+        print(f"usage: {USAGE}\nerror: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    return config
+
+
+def config_from(file: Path | None, argv: Sequence[str]) -> GRPOConfig:
+    """The settings of ``file``, overridden by the flags in ``argv``.
+
+    Raises:
+        ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
+    """
+    from qwenvl.config.grpo_config import GRPOConfig
+
+    parser = make_parser()
+    known = {each.name: each.default for each in fields(GRPOConfig)}
+    namespace = argparse.Namespace()
+    for where, tokens in ((f"{file}: ", file_tokens(file, known)), ("", list(argv))):
+        parser.error = raising(where)
+        _, unknown = parser.parse_known_args(tokens, namespace)
+        if unknown:
+            raise ValueError(unknown_flag(unknown[0], known))
+    for name in ("report_to", "optim_target_modules"):
+        if isinstance(value := getattr(namespace, name), list) and len(value) == 1:
+            setattr(namespace, name, value[0])
+    return GRPOConfig(**vars(namespace))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """A parser with every field of ``GRPOConfig`` as a flag."""
+    from transformers import HfArgumentParser
+
+    from qwenvl.config.grpo_config import GRPOConfig
+
+    parser = HfArgumentParser(GRPOConfig, add_help=False, allow_abbrev=False)
+    for action in parser._actions:
+        if action.dest in ("report_to", "optim_target_modules"):  # a string or a list; read by the parser as a string
+            action.nargs = "+"
+    return parser
+
+
+def raising(where: str) -> Any:
+    """What a parser does with an error: raise it, prefixed with the place."""
+
+    def error(message: str) -> NoReturn:
+        raise ValueError(where + message)
+
+    return error
+
+
+def split_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The settings file of a command line, given first or by ``--config``, and the other arguments."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    finder.error = raising("")
+    found, rest = finder.parse_known_args(argv)
+    if rest and rest[0] == argv[0] and Path(rest[0]).suffix in (".yaml", ".yml", ".json"):
+        if found.config is not None:
+            raise ValueError(f"two settings files: {rest[0]} and {found.config}; give one")
+        return Path(rest[0]), rest[1:]
+    return found.config, rest
+
+
+def file_tokens(file: Path | None, known: dict[str, Any]) -> list[str]:
+    """The settings of a YAML or JSON file as a command line; empty without a file.
+
+    Args:
+        known: names of all settings, with their defaults.
+
+    Raises:
+        ValueError: the file cannot be read, is not a mapping, repeats a name or has an unknown one.
+    """
+    if file is None:
+        return []
+    from qwenvl.config.settings_file import read_settings, typed
+
+    try:
+        settings = read_settings(file)
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file}: expected settings as `name: value`, got a {type(settings).__name__}")
+    tokens = []
+    for name, value in settings.items():
+        if name not in known:
+            raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
+        if value is None and known[name] is not None:
+            raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name]}")
+        if isinstance(value, list):
+            tokens += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            tokens.append(f"--{name}={json.dumps(typed(value)) if isinstance(value, dict) else value}")
+    return tokens
+
+
+def unknown_flag(token: str, known: Iterable[str]) -> str:
+    """What to say of a flag that does not exist, or of a word that belongs to none."""
+    name = token.split("=")[0].lstrip("-").replace("-", "_")
+    if name in SUCCESSORS:
+        return f"unknown flag {name}; use {SUCCESSORS[name]}"
+    near = get_close_matches(name, list(known))
+    return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "docs/flags.md lists them all")
+
+
+def require_what_a_run_needs(config: GRPOConfig) -> None:
+    """Raise ValueError where the command lacks something that a script may pass to the trainer itself."""
+    if config.model_name_or_path is None:
+        raise ValueError("--model_name_or_path is missing: a folder or a name such as Qwen/Qwen2.5-VL-3B-Instruct")
+    if config.dataset_use is None:
+        raise ValueError("--dataset_use is missing: a name of the catalog or a path of a .json or .jsonl file")
+    if config.eval_strategy != "no" and config.eval_dataset_use is None:
+        raise ValueError(f"--eval_strategy {config.eval_strategy.value} needs --eval_dataset_use: nothing to evaluate")
+
+
+def help_text() -> str:
+    """The flags of this library by topic, with their defaults."""
+    parser = argparse.ArgumentParser(
+        usage=USAGE,
+        add_help=False,
+        description="Train Qwen-VL by GRPO. A file sets the same names as the flags; flags override it.",
+        epilog="Every setting of transformers' TrainingArguments is a flag too, such as --output_dir, --max_steps, "
+        "--gradient_accumulation_steps, --eval_strategy, --save_total_limit, --deepspeed, --resume_from_checkpoint.",
+    )
+    for group in FLAG_GROUPS:
+        section = parser.add_argument_group(group.__doc__.rstrip("."))
+        for name, kind, default, text in describe(group):
+            shown = text if default is None else f"{text} [{default}]"
+            section.add_argument(f"--{name}", metavar=kind, help=shown.replace("%", "%%"))
+    return parser.format_help()
+
+
+def describe(group: type) -> Iterable[tuple[str, str, Any, str]]:
+    """Name, kind of value, default and help text of each flag of a group."""
+    hints = get_type_hints(group)
+    for each in fields(group):
+        hint = hints[each.name]
+        kind = "|".join(choices_of(hint)) or kinds_of(hint)[0].__name__
+        yield each.name, kind, each.default, each.metadata["help"].replace("%%", "%")

@@ -1,0 +1,103 @@
+"""``GRPOConfig``: every setting of a run, checked when it is made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from transformers import TrainingArguments
+
+from qwenvl.config.checks import was_set
+from qwenvl.config.flags import (
+    FULL_LEARNING_RATE,
+    LORA_LEARNING_RATE,
+    DataArguments,
+    ModelArguments,
+    ObjectiveArguments,
+    RewardArguments,
+    SamplingArguments,
+    TrainerArguments,
+    all_problems,
+)
+
+_NO_LABELS = "GRPO has no labels"
+_EVALUATION = "evaluation samples completions as training does and scores them with the reward functions"
+WITHOUT_EFFECT = {
+    "label_smoothing_factor": _NO_LABELS,
+    "label_names": _NO_LABELS,
+    "prediction_loss_only": _EVALUATION,
+    "include_for_metrics": _EVALUATION,
+    "batch_eval_metrics": _EVALUATION,
+    "eval_do_concat_batches": _EVALUATION,
+    "eval_use_gather_object": _EVALUATION,
+    "eval_accumulation_steps": _EVALUATION,
+    "bf16_full_eval": _EVALUATION,
+    "fp16_full_eval": _EVALUATION,
+    "length_column_name": "lengths are estimated from the text and the headers of the media",
+}
+"""Settings of the Trainer that nothing here would read, and why."""
+
+
+@dataclass
+class GRPOConfig(
+    ModelArguments,
+    DataArguments,
+    RewardArguments,
+    SamplingArguments,
+    ObjectiveArguments,
+    TrainerArguments,
+    TrainingArguments,
+):
+    """The flags of this library and all ``TrainingArguments`` of transformers, in one object.
+
+    Batch sizes count prompts, not completions. A value out of range, or one that would have no effect, is refused.
+
+    Raises:
+        ValueError: naming every flag that is wrong, and what to do about it.
+
+    Example:
+        >>> GRPOConfig(output_dir="runs/sop", grpo_sample_size=8, max_steps=200).learning_rate
+        1e-06
+    """
+
+    def __post_init__(self) -> None:
+        problems = all_problems(self) + [
+            f"--{name} has no effect: {reason}; leave it out"
+            for name, reason in WITHOUT_EFFECT.items()
+            if was_set(self, name)
+        ]
+        if problems:
+            raise ValueError("\n".join(problems))
+        if self.learning_rate is None:
+            self.learning_rate = LORA_LEARNING_RATE if self.lora_enable else FULL_LEARNING_RATE
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and not self.use_cpu and computes_in_bf16()
+        rate_follows_metric = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        follows_metric = rate_follows_metric or self.save_strategy == "best" or self.load_best_model_at_end
+        if self.metric_for_best_model is None and follows_metric:
+            self.metric_for_best_model = "eval_total_reward"
+        if getattr(self, "activation_checkpointing", True) is None:
+            # The name in newer versions of transformers; the older one, which all versions know, would only warn.
+            self.activation_checkpointing = self.gradient_checkpointing
+        if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
+            self.fsdp = str(self.fsdp).lower() == "true"
+        super().__post_init__()
+        if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
+            better = "max" if self.greater_is_better else "min"
+            self.lr_scheduler_kwargs = {"mode": better, **(self.lr_scheduler_kwargs or {})}
+        step = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+        if self.train_sampling_strategy == "group_by_length" and step == 1:
+            raise ValueError(
+                "--train_sampling_strategy group_by_length has no effect on steps of one prompt: leave it out, or "
+                "raise --per_device_train_batch_size or --gradient_accumulation_steps"
+            )
+        # Pinned memory speeds up copies to a CUDA device; without one the loader would only warn.
+        self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"
+
+
+def computes_in_bf16() -> bool:
+    """Whether the CUDA device computes in bfloat16 itself, and ``accelerate launch`` was not told another precision."""
+    if os.environ.get("ACCELERATE_MIXED_PRECISION") in ("fp16", "fp8"):
+        return False
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,0 +1,212 @@
+"""Exact frames of a clip, by number, decoded in this process.
+
+Every backend shares one index (``clip_index``), so that frame i is the same picture for all: the i-th that a player
+would show, whatever the container says of counts or rates. Each decoded frame is checked against its time in the index.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import av
+import numpy as np
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+from PIL import Image
+from PIL.Image import Transpose
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.backends import FOREIGN_DECODERS
+from qwenvl.data.media.clip_index import index_clip, video_stream
+from qwenvl.data.media.mediafile import video_format
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Empty = Callable[[tuple[int, ...]], np.ndarray]
+"""A shape to an array of uint8."""
+SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
+
+
+class ClipReader:
+    """An open clip; a context manager. Opening indexes the frames and decodes nothing.
+
+    Args:
+        path: the file.
+        backend: ``pyav``, ``torchcodec`` or ``decord``.
+
+    Attributes:
+        frame_times: seconds of every frame after the first one, strictly rising.
+
+    Raises:
+        BadMediaError: not a video, damaged, cut short, or without pictures.
+    """
+
+    def __init__(self, path: str, backend: str = "pyav") -> None:
+        self.path = path
+        self._backend = backend
+        self._open()
+        try:
+            self._index = index_clip(self._container, self._stream, path)
+        except av.FFmpegError as error:
+            self.close()
+            raise BadMediaError(path, f"can't be read: {_reason(error)}") from None
+        except BaseException:
+            self.close()
+            raise
+        self.frame_times = self._index.times
+
+    def _open(self) -> None:
+        container_format = video_format(self.path)
+        try:
+            # The format is forced: left to guess, FFmpeg would follow a playlist to other files.
+            self._container = av.open(self.path, format=container_format)
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise BadMediaError(self.path, f"can't be opened as {container_format}: {_reason(error)}") from None
+        try:
+            self._stream = video_stream(self._container, self.path)
+        except BaseException:
+            self.close()
+            raise
+        self._stream.codec_context.thread_count = 1  # workers are the parallelism
+
+    def __enter__(self) -> ClipReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the file and the decoder; PyAV leaks descriptors and threads without it."""
+        self._container.close()
+
+    @property
+    def frame_count(self) -> int:
+        return len(self.frame_times)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first frame to the end of the last, which is taken to stay as long as the mean one."""
+        return self._index.duration
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """Decode frames by number: len(indices) x 3 x H x W, uint8 RGB, upright, in the order asked.
+
+        Raises:
+            IndexError: a number outside the clip.
+            BadMediaError: a frame can't be decoded, or comes out damaged.
+        """
+        import torch
+
+        return torch.from_numpy(self.read_array(indices)).permute(0, 3, 1, 2)
+
+    def read_array(self, indices: Sequence[int], empty: Empty | None = None) -> np.ndarray:
+        """As ``read``, but len(indices) x H x W x 3, in an array made by ``empty`` if given, and without torch."""
+        empty = empty or partial(np.empty, dtype=np.uint8)
+        if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
+            raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
+        rows = defaultdict(list)
+        for row, index in enumerate(indices):
+            rows[index].append(row)
+        frames = None
+        for index, picture in zip(sorted(rows), self._decode(sorted(rows)), strict=True):
+            if frames is None:
+                frames = empty((len(indices), *picture.shape))
+            if picture.shape != frames.shape[1:]:
+                raise BadMediaError(self.path, "the size of the picture changes within the clip")
+            for row in rows[index]:
+                frames[row] = picture
+        return frames
+
+    def _decode(self, wanted: list[int]) -> Iterable[np.ndarray]:
+        """Frames with rising numbers, H x W x 3 each."""
+        if self._backend == "pyav":
+            return self._decode_with_pyav(wanted)
+        try:
+            return FOREIGN_DECODERS[self._backend](self.path, self._index, wanted)
+        except MemoryError:
+            raise
+        except Exception as error:  # these raise whatever their C++ side does
+            raise BadMediaError(self.path, f"{self._backend}: {_reason(error)}") from error
+
+    def _decode_with_pyav(self, wanted: list[int]) -> Iterator[np.ndarray]:
+        reformatter = VideoReformatter()  # one for all frames: it keeps its tables
+        found = self._frames_by_count(wanted) if self._index.by_count else self._frames_by_time(wanted)
+        try:
+            for index, frame in zip(wanted, found, strict=True):
+                if frame is None:
+                    raise BadMediaError(
+                        self.path, f"the frame at {self.frame_times[index]:.3f} s is missing when decoded"
+                    )
+                if frame.is_corrupt:
+                    raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is damaged")
+                rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+                (plane,) = rgb.planes
+                picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
+                yield _upright(picture, round(frame.rotation / 90) % 4)
+        except MemoryError:  # FFmpeg's own among them
+            raise
+        except av.FFmpegError as error:
+            raise BadMediaError(self.path, f"can't be decoded: {_reason(error)}") from None
+
+    def _frames_by_time(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
+        """Seek to the key frame of each, unless decoding on gets there without, and decode to its exact time."""
+        targets = {self._index.pts[index] for index in wanted}
+        decoded: Iterator[VideoFrame] = iter(())
+        position: int | None = None  # time of the last frame taken from `decoded`
+        for index in wanted:
+            target = self._index.pts[index]
+            key = self._index.key_before(target)
+            if position is None or key > position:
+                self._container.seek(key, stream=self._stream, backward=True)
+                decoded = self._decode_for(targets)
+            frame = _advance(decoded, target)
+            if frame is None:  # the seek landed too late: some demuxers do, and raw AVI can't seek at all
+                decoded = self._decode_from_the_start()
+                frame = _advance(decoded, target)
+            position = target
+            yield frame
+
+    def _decode_for(self, targets: set[int]) -> Iterator[VideoFrame]:
+        """Frames from here on; ones that are neither wanted nor needed for others may be left out."""
+        context = self._stream.codec_context
+        skips = context.name in SKIPPING_CODECS
+        for packet in self._container.demux(self._stream):
+            if skips:
+                context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in targets else "NONREF"
+            yield from packet.decode()
+
+    def _frames_by_count(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
+        decoded = enumerate(self._decode_from_the_start())
+        for index in wanted:
+            yield next((frame for number, frame in decoded if number == index), None)
+
+    def _decode_from_the_start(self) -> Iterator[VideoFrame]:
+        self.close()
+        self._open()
+        return self._container.decode(self._stream)
+
+
+def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
+    """The frame with presentation time ``target``, or None where the stream has gone past it or ends."""
+    for frame in frames:
+        if frame.pts is not None and frame.pts >= target:
+            return frame if frame.pts == target else None
+    return None
+
+
+def _upright(picture: np.ndarray, quarter_turns: int) -> np.ndarray:
+    """Turned counter-clockwise as often as the file's display matrix says; Pillow does it faster than numpy."""
+    if quarter_turns == 0:
+        return picture
+    turn = (Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)[quarter_turns - 1]
+    return np.asarray(Image.fromarray(picture).transpose(turn))
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what a decoder complains of, without the path that the message already begins with."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().splitlines()[0]

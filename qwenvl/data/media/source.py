@@ -1,0 +1,134 @@
+"""A medium as a row writes it to a path that can be opened: every later step knows paths alone.
+
+Bytes are kept in a cache under the name of their content, so that a picture that many rows share is stored once and
+several processes may write it at the same time.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import re
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from qwenvl.data.errors import BadMediaError, RecordError, kind_of
+from qwenvl.data.media.unpacked import cache_root
+
+FRAME_LIST_SUFFIX = ".frames.json"
+MAX_DOWNLOAD_BYTES = 4 * 2**30
+_DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
+
+
+def media_cache() -> Path:
+    """The folder of stored media."""
+    return cache_root() / "media"
+
+
+def media_path(
+    medium: Any, place: str, media_root: Path, *, allow_outside: bool = False, allow_remote: bool = False
+) -> str:
+    """The absolute path of a medium, or its URL.
+
+    Args:
+        medium: a path of a file or of a folder of frames, a list of frame paths, bytes,
+            ``{"bytes": ..., "path": ...}``, a data URL, base64 text, or an http(s) URL.
+        place: where it is written, for errors.
+        media_root: with its links resolved; paths start there and may not leave it unless ``allow_outside``.
+
+    Raises:
+        RecordError: none of these, a path that leaves the root, or a URL without ``allow_remote``.
+    """
+    if isinstance(medium, dict) and {"bytes", "path"} & set(medium):
+        medium = medium["bytes"] if medium.get("bytes") is not None else medium.get("path")
+    if isinstance(medium, bytes):
+        return store_bytes(medium)
+    if isinstance(medium, list) and medium and all(isinstance(frame, str) for frame in medium):
+        frames = [_inside(frame, f"{place}[{i}]", media_root, allow_outside) for i, frame in enumerate(medium)]
+        return store_bytes(json.dumps(frames).encode(), FRAME_LIST_SUFFIX)
+    if not isinstance(medium, str) or not medium.strip() or "\0" in medium:
+        raise RecordError(f"{place}: expected a path, got {kind_of(medium)}", "media path")
+    if medium.startswith(("http://", "https://")):
+        if not allow_remote:
+            raise RecordError(f"{place}: {medium!r} is remote; download it, or pass --allow_remote_media", "media path")
+        return medium
+    encoded = _DATA_URL.match(medium[:200])
+    if encoded or _is_base64(medium):
+        return store_bytes(_from_base64(medium[encoded.end() if encoded else 0 :], place))
+    return _inside(medium, place, media_root, allow_outside)
+
+
+def store_bytes(data: bytes, suffix: str = "") -> str:
+    """Write bytes to the cache under their SHA-256, unless they are there, and return the path."""
+    digest = hashlib.sha256(data).hexdigest()
+    path = media_cache() / digest[:2] / f"{digest}{suffix}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)  # whole or not at all, whoever else writes it
+    return str(path)
+
+
+def frame_list(path: str) -> list[str] | None:
+    """The frame paths of a list that ``media_path`` stored; None for any other path."""
+    if not path.endswith(FRAME_LIST_SUFFIX) or not Path(path).is_relative_to(media_cache()):
+        return None
+    return json.loads(Path(path).read_text())
+
+
+def fetch(url: str, timeout: float = 60.0) -> str:
+    """Download an http(s) URL to the cache, unless it is there, and return the path.
+
+    Raises:
+        BadMediaError: no answer, an error, or more than 4 GiB.
+    """
+    pointer = media_cache() / "urls" / hashlib.sha256(url.encode()).hexdigest()
+    if pointer.exists() and os.path.exists(path := pointer.read_text()):
+        return path
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            data = answer.read(MAX_DOWNLOAD_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise BadMediaError(url, f"can't be fetched: {error}", "remote media") from None
+    if len(data) > MAX_DOWNLOAD_BYTES:
+        raise BadMediaError(url, f"larger than {MAX_DOWNLOAD_BYTES // 2**30} GiB", "remote media")
+    path = store_bytes(data)
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    pointer.write_text(path)
+    return path
+
+
+def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str:
+    full = Path(os.path.realpath(media_root / path))
+    if not allow_outside and not full.is_relative_to(media_root):
+        link = "" if os.path.normpath(media_root / path) == str(full) else f" by a link, to {full}"
+        raise RecordError(
+            f"{place}: {path!r} leads out of the media root {media_root}{link}; move the file or the root, or pass "
+            "--allow_outside_media",
+            "media path",
+        )
+    return str(full)
+
+
+def _is_base64(text: str) -> bool:
+    """Base64 of a picture or a clip; a long path may be of the same letters, but does not begin like those."""
+    if not _BASE64.fullmatch(text):
+        return False
+    head = base64.b64decode("".join(text[:200].split())[:64])
+    return head.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"\x1a\x45\xdf\xa3")) or (
+        head[4:8] in (b"ftyp", b"moov", b"mdat")
+    )
+
+
+def _from_base64(text: str, place: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except binascii.Error as error:
+        raise RecordError(f"{place}: not valid base64: {error}", "media path") from None

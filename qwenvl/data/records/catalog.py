@@ -1,0 +1,175 @@
+"""Names of data sets to files: ``--dataset_use demo:0.3,my/steps.jsonl%20:0.7``."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from qwenvl.data.records.rows import HUB_PREFIX
+
+DEFAULT_CATALOG = Path(__file__).resolve().parents[3] / "data" / "datasets.yaml"
+ANNOTATION_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".parquet", ".csv", ".tsv")
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """One data set to read.
+
+    Attributes:
+        name: as written in ``dataset_use``, without percentage and weight.
+        annotation_path: the file of records, a folder written by ``save_to_disk``, or ``hf:name:split``.
+        media_root: folder that the records' media paths start from and may not leave.
+        percent: share of the records to take, in (0, 100].
+        weight: how often it is drawn from, relative to the others; None where every record has its turn once an epoch.
+    """
+
+    name: str
+    annotation_path: Path
+    media_root: Path
+    percent: float = 100.0
+    weight: float | None = None
+
+
+def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -> list[DatasetSource]:
+    """The data sets of a comma-separated list of ``name[%percent][:weight]``, names being catalog names or paths.
+
+    What ends in one of ``ANNOTATION_SUFFIXES`` or contains a slash is a path, ``hf:name:split`` a data set of the hub.
+    A catalog is a YAML file of ``name: {annotation_path, media_root}``, relative paths starting at the catalog's
+    folder; by default the repository's ``data/datasets.yaml``. The media root of a path given directly is its folder.
+    A number after the last colon is a weight, so a name that itself ends in a colon and a number needs one after it.
+
+    Raises:
+        ValueError: an unknown name (the near ones are listed), a bad percentage or weight, weights for some data sets
+            and not for others or for a single one, or a malformed catalog.
+        FileNotFoundError: an annotation file or the catalog does not exist.
+
+    Example:
+        >>> [source.percent for source in resolve_datasets("example%50")]
+        [50.0]
+    """
+    entries = [entry.strip() for entry in dataset_use.split(",") if entry.strip()]
+    if not entries:
+        raise ValueError(f"dataset_use: expected names or paths separated by commas, got {dataset_use!r}")
+    catalog_path = Path(catalog_path) if catalog_path is not None else None
+    sources = [_resolve_entry(entry, catalog_path) for entry in entries]
+    for i, source in enumerate(sources):
+        if source.annotation_path in {earlier.annotation_path for earlier in sources[:i]}:
+            raise ValueError(f"dataset_use: {source.name!r} is named twice in {dataset_use!r}")
+    _check_weights(sources)
+    return sources
+
+
+def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
+    """All data sets of a catalog file, checked for form; their annotation files need not exist."""
+    path = catalog_path or DEFAULT_CATALOG
+    if not path.is_file():
+        hint = "" if catalog_path else " (the installed package carries no catalog; the repository does)"
+        raise FileNotFoundError(
+            f"{path}: no such catalog{hint}; name one with --dataset_catalog, or give dataset_use a path of "
+            f"a file ({', '.join(ANNOTATION_SUFFIXES)})"
+        )
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8-sig")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"{path}: expected a mapping of data set names, got {type(entries).__name__}")
+    return {name: _catalog_source(name, entry, path) for name, entry in entries.items()}
+
+
+def _catalog_source(name: object, entry: object, path: Path) -> DatasetSource:
+    where = f"{path}: {name}"
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f"{where}: expected a name of letters, digits, '_', '-' and '.'")
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: expected {{annotation_path: ..., media_root: ...}}, got {entry!r}")
+    if unknown := set(entry) - {"annotation_path", "media_root"}:
+        raise ValueError(f"{where}: unknown key {sorted(map(str, unknown))[0]!r}; known: annotation_path, media_root")
+    for key in entry:
+        if not isinstance(entry[key], str):
+            raise ValueError(f"{where}.{key}: expected a path, got {entry[key]!r}")
+    if "annotation_path" not in entry:
+        raise ValueError(f"{where}: annotation_path is missing")
+    annotation_path = path.parent / Path(entry["annotation_path"]).expanduser()
+    root = entry.get("media_root")
+    media_root = path.parent / Path(root).expanduser() if root is not None else annotation_path.parent
+    return DatasetSource(name, annotation_path, media_root)
+
+
+def _check_weights(sources: list[DatasetSource]) -> None:
+    """Weights are relative: beside data sets without one, or alone, they would say nothing."""
+    weighted = [source for source in sources if source.weight is not None]
+    if weighted and len(weighted) < len(sources):
+        without = next(source for source in sources if source.weight is None)
+        raise ValueError(
+            f"dataset_use: {weighted[0].name!r} has a weight and {without.name!r} has none; give each data set one, "
+            "relative to the others, or none"
+        )
+    if len(sources) == 1 and weighted and weighted[0].weight != 1:
+        raise ValueError(
+            f"dataset_use: the weight of {weighted[0].name!r} has no effect: weights mix several data sets. "
+            f"{weighted[0].name}%NN takes a part of one; a name that itself ends in a colon and a number is followed "
+            "by a weight, :1"
+        )
+
+
+def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
+    unweighted, weight = _split_weight(entry)
+    name, percent = _split_percent(unweighted)
+    if name.startswith(HUB_PREFIX):
+        return DatasetSource(name, Path(name), Path.cwd(), percent, weight)
+    if name.lower().endswith(ANNOTATION_SUFFIXES) or "/" in name:
+        path = Path(name).expanduser()
+        source = DatasetSource(name, path, path if path.is_dir() else path.parent, percent, weight)
+    else:
+        catalog = read_catalog(catalog_path)
+        if name not in catalog:
+            near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
+            meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'}."
+            raise ValueError(
+                f"dataset_use: no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
+                f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
+            )
+        found = catalog[name]
+        source = DatasetSource(name, found.annotation_path, found.media_root, percent, weight)
+    if not source.annotation_path.exists():
+        raise FileNotFoundError(f"dataset_use: {entry}: no such file: {source.annotation_path}")
+    return source
+
+
+def _split_weight(entry: str) -> tuple[str, float | None]:
+    """What stands before the weight, and the weight; None where no number follows the last colon."""
+    name, colon, text = entry.rpartition(":")
+    weight = _number(text) if colon else None
+    if weight is None:
+        before, percent, _ = text.partition("%")
+        if percent and _number(before) is not None and not entry.startswith(HUB_PREFIX):
+            raise ValueError(f"dataset_use: {entry!r}: the weight comes last: name%percent:weight")
+        return entry, None
+    if not math.isfinite(weight) or weight <= 0:
+        raise ValueError(
+            f"dataset_use: {entry!r}: expected a weight above 0 after ':', got {text}; leave a data set out that "
+            "should not be drawn from"
+        )
+    return name, weight
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _split_percent(entry: str) -> tuple[str, float]:
+    name, sign, number = entry.rpartition("%")
+    if not sign:
+        return entry, 100.0
+    if not re.fullmatch(r"\d+(\.\d+)?", number) or not 0 < float(number) <= 100:
+        raise ValueError(f"dataset_use: {entry!r}: expected a percentage above 0 and at most 100 after '%'")
+    return name, float(number)

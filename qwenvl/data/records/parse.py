@@ -1,0 +1,219 @@
+"""Rows to validated records.
+
+A row of the conversations form; ``schemas`` knows others:
+
+    {"id": 17, "conversations": [{"from": "human", "value": "<video>\\nWhich steps?"},
+                                 {"from": "gpt", "value": "<answer>(1) take the lid</answer>"}],
+     "video": "clips/17.mp4",
+     "meta": {"frame_cnts": [30, 45], "min_frames": 4, "max_frames": 6, "dynamic_sample": true}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from qwenvl.data.errors import RecordError, kind_of
+from qwenvl.data.media.source import media_path
+from qwenvl.data.records.rows import Row
+from qwenvl.data.records.schemas import MAIN_KEYS, Draft, draft_of, with_types
+from qwenvl.types import ClipMeta, Message, Record
+
+RecordCheck = Callable[[Record], "str | None"]
+"""Says in a sentence why the rewards can't score a record, or None."""
+
+_FRAME_BOUNDS = ("min_frames", "max_frames")
+_PIXEL_BOUNDS = ("min_pixels", "max_pixels")
+_RATES = ("video_fps", "frames_fps")
+_SECONDS = ("video_start", "video_end")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How rows are read.
+
+    Attributes:
+        allow_outside_media: let media paths leave the media root.
+        allow_remote_media: let media be http(s) URLs.
+        columns: names in the file to the names known here, ``{"question": "prompt"}``.
+        prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
+        system: a system turn for every prompt, in place of its own.
+    """
+
+    allow_outside_media: bool = False
+    allow_remote_media: bool = False
+    columns: dict[str, str] = field(default_factory=dict)
+    prompt_template: str | None = None
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
+            raise ValueError("prompt_template: expected a text that contains {prompt}")
+
+    @classmethod
+    def of(cls, flags: Any) -> ReadOptions:
+        """From the flags of these names, which say columns as text and prompt_template as a file.
+
+        Raises:
+            ValueError, OSError: columns of another form, a template that can't be read or has no ``{prompt}``.
+        """
+        template = flags.prompt_template
+        return cls(
+            allow_outside_media=flags.allow_outside_media,
+            allow_remote_media=flags.allow_remote_media,
+            columns=parse_columns(flags.columns or ""),
+            prompt_template=None if template is None else Path(template).read_text("utf-8"),
+            system=text_or_file(flags.system),
+        )
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """``question=prompt,answer=solution`` as ``ReadOptions.columns``; an empty text gives none.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    if not all(name and known for name, _, known in pairs):
+        raise ValueError(f"--columns: expected name=known,name=known, got {text!r}")
+    return {name: known for name, _, known in pairs}
+
+
+def text_or_file(text: str | None) -> str | None:
+    """The content of the file if there is one of that name, else the text itself."""
+    if text is None or "\n" in text or not Path(text).is_file():
+        return text
+    return Path(text).read_text("utf-8").strip()
+
+
+def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:
+    """Validate one row; ``media_root`` has its links resolved.
+
+    Raises:
+        RecordError: beginning with the row's place.
+    """
+    options = options or ReadOptions()
+    where, value = row.where, row.value
+    if isinstance(value, RecordError):
+        raise value
+    if not isinstance(value, dict):
+        raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
+    value = _renamed(value, options.columns, where)
+    if row.untyped:
+        value = with_types(value)
+    draft = _dressed(draft_of(value, where), options)
+    media = [
+        [
+            media_path(
+                medium,
+                place,
+                media_root,
+                allow_outside=options.allow_outside_media,
+                allow_remote=options.allow_remote_media,
+            )
+            for place, medium in listed
+        ]
+        for listed in (draft.videos, draft.images)
+    ]
+    metas = [
+        None if meta is None else parse_meta(meta, f"{where}.meta{f'[{i}]' if len(draft.metas) > 1 else ''}")
+        for i, meta in enumerate(draft.metas)
+    ]
+    return Record(
+        id=_parse_id(value.get("id"), where, row.default_id),
+        messages=tuple(draft.messages),
+        solution=draft.solution,
+        videos=tuple(media[0]),
+        images=tuple(media[1]),
+        clip_meta=tuple(metas),
+        fields=value | {"solution": draft.solution} if "solution" in value else value,
+        where=where,
+    )
+
+
+def parse_meta(meta: Any, where: str) -> ClipMeta:
+    """Validate what a row says of one clip; keys that are not known here are left to the reward functions."""
+    if not isinstance(meta, dict):
+        known = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
+        raise RecordError(f"{where}: expected an object with some of {', '.join(known)}, got {kind_of(meta)}")
+    dynamic = meta.get("dynamic_sample")
+    dynamic = False if dynamic is None else dynamic
+    if not isinstance(dynamic, bool):
+        raise RecordError(f"{where}.dynamic_sample: expected true or false, got {kind_of(dynamic)}")
+    bounds = {key: _whole(meta, key, where) for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}
+    seconds = {key: _positive(meta, key, where, zero=True) for key in _SECONDS}
+    for low, high in (_FRAME_BOUNDS, _PIXEL_BOUNDS, _SECONDS):
+        values = bounds | seconds
+        if values[low] is not None and values[high] is not None and values[low] > values[high]:
+            raise RecordError(f"{where}: expected {low} <= {high}, got {values[low]} and {values[high]}")
+    counts = _frame_counts(meta.get("frame_cnts"), where)
+    if counts is not None and any(value is not None for value in seconds.values()):
+        raise RecordError(f"{where}: frame_cnts speak of the whole clip; expected no video_start and video_end beside")
+    rates = {key: _positive(meta, key, where) for key in _RATES}
+    return ClipMeta(counts, dynamic_sample=dynamic, **bounds, **rates, **seconds)
+
+
+def _renamed(row: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:
+    for column, name in columns.items():
+        if column not in row:
+            raise RecordError(f"{where}: --columns names {column!r}; the row has {', '.join(row)}")
+        if name in row and name not in columns:
+            raise RecordError(f"{where}: --columns {column}={name} would hide the row's own {name!r}")
+    return {columns.get(name, name): value for name, value in row.items()}
+
+
+def _dressed(draft: Draft, options: ReadOptions) -> Draft:
+    """The draft with the template and the system turn of the options."""
+    messages = draft.messages
+    if options.prompt_template is not None:
+        asked = messages[-1]
+        messages = [*messages[:-1], Message("user", options.prompt_template.replace("{prompt}", asked.text))]
+    if options.system is not None:
+        messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
+    return replace(draft, messages=messages)
+
+
+def _parse_id(value: Any, where: str, default_id: str) -> str:
+    if value is None:
+        return default_id
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise RecordError(f"{where}.id: expected a string or a whole number, got {kind_of(value)}")
+    return str(value)
+
+
+def _frame_counts(counts: Any, where: str) -> tuple[float, ...] | None:
+    if counts is None:
+        return None
+    if not isinstance(counts, list) or not counts:
+        raise RecordError(f"{where}.frame_cnts: expected a list of frame counts, got {kind_of(counts)}")
+    for i, count in enumerate(counts):
+        if not _is_number(count) or not 0 < count < 1e9:
+            raise RecordError(f"{where}.frame_cnts[{i}]: expected a number of frames above 0, got {kind_of(count)}")
+    return tuple(float(count) for count in counts)
+
+
+def _whole(meta: dict[str, Any], key: str, where: str) -> int | None:
+    value = meta.get(key)
+    if value is None:
+        return None
+    if not _is_number(value) or not float(value).is_integer() or value < 1:
+        unit = "frames" if key in _FRAME_BOUNDS else "pixels"
+        raise RecordError(f"{where}.{key}: expected a whole number of {unit} of at least 1, got {kind_of(value)}")
+    return int(value)
+
+
+def _positive(meta: dict[str, Any], key: str, where: str, zero: bool = False) -> float | None:
+    value = meta.get(key)
+    if value is None:
+        return None
+    if not _is_number(value) or not 0 <= value < 1e9 or (value == 0 and not zero):
+        raise RecordError(
+            f"{where}.{key}: expected a number {'of at least' if zero else 'above'} 0, got {kind_of(value)}"
+        )
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

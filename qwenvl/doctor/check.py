@@ -1,0 +1,236 @@
+"""Look at every record of a data set as training would see it, and say what is wrong with it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
+from qwenvl.data.fit import what_was_lowered
+from qwenvl.data.records.catalog import DatasetSource
+from qwenvl.data.records.parse import ReadOptions, RecordCheck
+from qwenvl.data.records.record_file import JoinedRecords, RecordFile
+from qwenvl.types import Fitted, Record
+
+ADVICE = {
+    "JSON": "A file is one array of objects, or one object a line; mend the places named.",
+    "form": "docs/data.md shows the forms of records.",
+    "tags": "Write one <video> or <image> in the prompt for each medium, in their order.",
+    "media path": "Media paths start at the media root: that of the catalog, else the annotation's folder.",
+    "missing media": "Put the files under the media root, or take the rows out with --write-clean.",
+    "empty media": "A copy or download was probably interrupted: fetch these files again.",
+    "cut short": "A copy or download was probably interrupted: fetch these files again.",
+    "not a video": "The name says video, the content does not: look at how these files were made.",
+    "unreadable media": "Fetch or encode these files again, or take the rows out with --write-clean.",
+    "meta and clip disagree": "frame_cnts must sum to the clip's frames: were the clips cut or re-encoded after it?",
+    "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
+    "duplicate id": "Give each record its own id, or none.",
+    "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "
+    "everywhere.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one record.
+
+    Attributes:
+        where: its place and id.
+        problem: why it can't be trained on, beginning with its place; None for a good one.
+        kind: the problem in a few words.
+        images: how many it has.
+        frames, seconds: of each of its clips: frames shown, and the time from the first to the last of them.
+        tokens: length of the prompt, vision tokens included; None without a processor.
+        fitted: what was lowered to make it fit.
+        rescaled: clips that differ a little from what ``meta`` says.
+    """
+
+    where: str = ""
+    problem: str | None = None
+    kind: str = ""
+    images: int = 0
+    frames: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+    tokens: int | None = None
+    fitted: Fitted | None = None
+    rescaled: int = 0
+
+
+@dataclass
+class Report:
+    """What ``examine`` found.
+
+    Attributes:
+        good: records that can be trained on, in the order read; each is read again when it is asked for.
+        problems: {"kind", "message"} of each row that can't.
+        warnings: as ``problems``, of rows that can.
+        findings: of the good ones.
+    """
+
+    good: Sequence[Record] = ()
+    problems: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[dict[str, str]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add_problem(self, kind: str, message: str) -> None:
+        self.problems.append({"kind": kind, "message": message})
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers for machines: counts, problems by kind, and quantiles of what the good records hold."""
+        fine = self.findings
+        tokens = [finding.tokens for finding in fine if finding.tokens is not None]
+        return {
+            "records": len(self.good) + len(self.problems),
+            "good": len(self.good),
+            "bad": len(self.problems),
+            "bad_by_kind": dict(Counter(problem["kind"] for problem in self.problems).most_common()),
+            "clips": sum(len(finding.frames) for finding in fine),
+            "images": sum(finding.images for finding in fine),
+            "text_only": sum(not finding.frames and not finding.images for finding in fine),
+            "frames_per_clip": quantiles([n for finding in fine for n in finding.frames]),
+            "seconds_per_clip": quantiles([s for finding in fine for s in finding.seconds]),
+            "prompt_tokens": quantiles(tokens),
+            "fitted_prompts": sum(finding.fitted is not None for finding in fine),
+            "rescaled_clips": sum(finding.rescaled for finding in fine),
+            "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
+            "problems": self.problems,
+            "warnings": self.warnings,
+        }
+
+
+def examine(
+    sources: Sequence[DatasetSource],
+    *,
+    options: ReadOptions | None = None,
+    check_record: RecordCheck | None = None,
+    dataset_options: dict[str, Any] | None = None,
+    collator: GRPOCollator | None = None,
+    jobs: int = 2,
+    progress: Callable[[Iterator, int], Iterator] | None = None,
+) -> Report:
+    """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
+
+    Args:
+        dataset_options: of ``GRPODataset``, for the frames.
+        jobs: clips decoded at the same time, each in a process of its own.
+        progress: wraps what comes one by one for each row, given the number of rows.
+    """
+    report = Report()
+    files = list(_opened(sources, options, check_record, report))
+    tokenizing = threading.Lock()  # tokenizers may not be shared
+    fixed = {"training": False, "on_bad_sample": "error", "fitter": _one_at_a_time(collator, tokenizing)}
+    dataset = GRPODataset((), **(dataset_options or {}) | fixed)
+    good: list[list[int]] = [[] for _ in files]
+    asked: dict[int, tuple[str, str]] = {}
+    rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
+
+    def look(place: tuple[int, int, Record | RecordError]) -> tuple[Finding, tuple[int, int, Record | RecordError]]:
+        return _finding(place[2], dataset, collator, tokenizing), place
+
+    with ThreadPoolExecutor(jobs) as pool:
+        found = _in_order(pool, look, rows, ahead=4 * jobs)
+        for finding, (number, index, record) in progress(found, sum(map(len, files))) if progress else found:
+            if finding.problem is not None:
+                report.add_problem(finding.kind, finding.problem)
+                continue
+            good[number].append(index)
+            report.findings.append(finding)
+            report.warnings += _repeated(record, asked)
+    report.good = JoinedRecords([file.subset(indices) for file, indices in zip(files, good, strict=True)])
+    report.warnings += [
+        {"kind": "lowered to fit", "message": f"{finding.where}: {what_was_lowered(finding.fitted)}"}
+        for finding in report.findings
+        if finding.fitted is not None
+    ]
+    return report
+
+
+def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead: int) -> Iterator:
+    """``pool.map`` that asks for the next place only when one is done, so that few records are in memory."""
+    waiting: deque = deque()
+    for place in places:
+        waiting.append(pool.submit(look, place))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _one_at_a_time(collator: GRPOCollator | None, lock: threading.Lock) -> Callable | None:
+    """The collator's fitter, held to one thread."""
+    if collator is None or collator.fitter is None:
+        return None
+
+    def fitter(*args: Any) -> tuple[Fitted, int] | None:
+        with lock:
+            return collator.fitter(*args)
+
+    return fitter
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Least, median, 95th percentile and most; empty without values."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}
+
+
+def _opened(
+    sources: Sequence[DatasetSource], options: ReadOptions | None, check_record: RecordCheck | None, report: Report
+) -> Iterator[RecordFile]:
+    for source in sources:
+        try:
+            yield RecordFile(source, seed=0, options=options, check_record=check_record)
+        except RecordError as error:  # the file as a whole
+            report.add_problem(error.kind, str(error))
+
+
+def _finding(
+    record: Record | RecordError, dataset: GRPODataset, collator: GRPOCollator | None, tokenizing: threading.Lock
+) -> Finding:
+    if isinstance(record, RecordError):
+        return Finding(problem=str(record), kind=record.kind)
+    where = f"{record.where} (id {record.id})"
+    try:
+        sample = dataset.load(record)
+    except (BadMediaError, FramePlanError) as error:
+        return Finding(where, f"{where}: {error}", error.kind)
+    infos = [clip.info for clip in sample.videos]
+    tokens = None
+    if collator is not None:
+        with tokenizing:
+            batch = collator([sample])["prompts"]
+        if batch.bad:
+            return Finding(where, batch.bad[0].error, "too long")
+        tokens = batch.input_ids.shape[1]
+    return Finding(
+        where,
+        images=len(record.images),
+        frames=tuple(len(info.indices) for info in infos),
+        seconds=tuple(info.times[-1] - info.times[0] for info in infos),
+        tokens=tokens,
+        fitted=sample.fitted,
+        rescaled=sum(info.rescaled for info in infos),
+    )
+
+
+def _repeated(record: Record, asked: dict[int, tuple[str, str]]) -> list[dict[str, str]]:
+    """A warning if the record asks the same of the same media as one in ``asked``; adds it there if not.
+
+    Questions are known by their hash: of a billion, one would be taken for another by a chance of 3 %.
+    """
+    place, solution = asked.setdefault(
+        hash((record.messages, record.videos, record.images)), (record.where, record.solution)
+    )
+    if place == record.where:
+        return []
+    same = "and has the same solution" if solution == record.solution else "but has another solution"
+    return [{"kind": "repeated", "message": f"{record.where} asks the same as {place} {same}"}]

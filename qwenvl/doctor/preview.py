@@ -1,0 +1,270 @@
+"""``qwenvl preview``: an offline HTML page of what the model will see of a data set."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import RecordError, told_to_the_user
+from qwenvl.data.fit import what_was_lowered
+from qwenvl.data.frames import uniform_indices
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.record_file import RecordFile
+from qwenvl.doctor.flags import (
+    add_dataset_flags,
+    add_frame_flags,
+    frame_options,
+    make_collator,
+    sources_of,
+)
+from qwenvl.rewards.build import build_rubric
+from qwenvl.rewards.columns import reward_columns
+from qwenvl.rewards.functions.actions import action_numbers, action_phrases
+from qwenvl.rewards.functions.text import solution_of
+from qwenvl.rewards.rubric import Rubric
+from qwenvl.types import BadSample, FrameInfo, PromptBatch, Record, Sample
+
+THUMBNAIL_WIDTH = 168  # as the style has it
+
+
+@dataclass
+class Shown:
+    """One row as the page shows it.
+
+    Attributes:
+        record: None where the row could not be read.
+        problem: why it can't be trained on; empty for a good one.
+        sample: what was decoded; None for a bad one.
+        sizes: height and width in pixels at which the model sees each clip and each image; empty without a processor.
+        prompt: the text the model reads, vision tokens folded; the plain turns without a processor.
+        budget: tokens in a sentence; empty without a processor.
+        scores: what the rewards give the solution itself.
+    """
+
+    record: Record | None
+    problem: str = ""
+    sample: Sample | None = None
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    prompt: str = ""
+    budget: str = ""
+    scores: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page and say where it is; ends with status 1 when the data are bad, 2 when the command is."""
+    parser = argparse.ArgumentParser(prog="qwenvl preview", description=__doc__)
+    add_dataset_flags(parser)
+    add_frame_flags(parser)
+    parser.add_argument("--n", type=int, default=8, help="records to show, spread over the data set (8)")
+    parser.add_argument("--epoch", type=int, default=0, help="whose frames to draw where sampling is dynamic (0)")
+    parser.add_argument("--seed", type=int, default=42, help="run seed of the draw (42, as in training)")
+    parser.add_argument("--out", default="preview.html", help="the page to write (preview.html)")
+    args = parser.parse_args(argv)
+    with told_to_the_user("qwenvl preview"):
+        page = preview(args)
+        Path(args.out).write_text(page, encoding="utf-8")
+    print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")
+    return 0
+
+
+def preview(args: argparse.Namespace) -> str:
+    """The page for the flags of ``main``."""
+    if args.n < 1:
+        raise ValueError(f"--n: expected at least 1, got {args.n}")
+    files = [RecordFile(each, seed=0, options=ReadOptions.of(args)) for each in sources_of(args)]
+    rows = list(_spread(files, args.n))
+    collator = make_collator(args)
+    fitter = collator.fitter if collator else None
+    records = [row for row in rows if isinstance(row, Record)]
+    dataset = GRPODataset(records, seed=args.seed, on_bad_sample="skip", fitter=fitter, **frame_options(args))
+    samples = (dataset[args.epoch, index] for index in range(len(records)))
+    rubric = build_rubric()
+    shown = [
+        show(next(samples), collator, rubric) if isinstance(row, Record) else Shown(None, problem=str(row))
+        for row in rows
+    ]
+    rubric.close()
+    total = sum(map(len, files))
+    return render(shown, f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}")
+
+
+def _spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
+    """``n`` rows, evenly spread over all files."""
+    indices, first = uniform_indices(sum(map(len, files)), n), 0
+    for file in files:
+        yield from file.subset([i - first for i in indices if first <= i < first + len(file)]).iterate()
+        first += len(file)
+
+
+def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric) -> Shown:
+    """Build what the page says of one sample."""
+    record = sample.record
+    plain = "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages)
+    shown = Shown(record, prompt=plain, scores=own_scores(record, rubric))
+    if isinstance(sample, BadSample):
+        shown.problem = sample.error
+        return shown
+    shown.sample = sample
+    if collator is None:
+        return shown
+    batch = collator([sample])["prompts"]
+    if batch.bad:
+        shown.problem = batch.bad[0].error
+        return shown
+    ids = batch.input_ids[0].tolist()
+    processor = collator.processor
+    n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
+    shown.budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
+    if collator.max_prompt_length is not None:
+        shown.budget += f"; {collator.max_prompt_length - len(ids):,} below --max_prompt_length"
+    if sample.fitted:
+        shown.budget += f"; to fit, shown with {what_was_lowered(sample.fitted)}"
+    shown.prompt = folded_prompt(ids, batch, processor)
+    patch = processor.image_processor.patch_size
+    grids = [grid for grid in (batch.video_grid_thw, batch.image_grid_thw) if grid is not None]
+    shown.sizes = [(height * patch, width * patch) for grid in grids for _, height, width in grid.tolist()]
+    return shown
+
+
+def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
+    """The prompt as text, each run of vision tokens folded: ``<video: 8 frames, 4x6 patches, 96 tokens>``.
+
+    Patches are those of one frame, before the vision tower merges them.
+    """
+    grids = {
+        processor.video_token_id: iter([] if batch.video_grid_thw is None else batch.video_grid_thw.tolist()),
+        processor.image_token_id: iter([] if batch.image_grid_thw is None else batch.image_grid_thw.tolist()),
+    }
+    vision = processor.video_processor
+    open_clip = [0, 0, 0]  # temporal patches still to come, height, width
+    pieces = []
+    for token, run in groupby(ids, key=lambda i: i if i in grids else None):
+        tokens = list(run)
+        if token is None:
+            pieces.append(processor.tokenizer.decode(tokens))
+            continue
+        if token == processor.image_token_id:
+            pieces += _folded_images(len(tokens), grids[token], vision.merge_size)
+            continue
+        if open_clip[0] == 0:
+            open_clip = list(next(grids[token]))
+        patches = len(tokens) * vision.merge_size**2 // (open_clip[1] * open_clip[2])
+        open_clip[0] -= patches
+        frames = patches * vision.temporal_patch_size
+        pieces.append(f"<video: {frames} frames, {open_clip[1]}x{open_clip[2]} patches, {len(tokens)} tokens>")
+    return "".join(pieces)
+
+
+def _folded_images(n_tokens: int, grids: Any, merge_size: int) -> list[str]:
+    pieces = []
+    while n_tokens > 0:
+        _, height, width = next(grids)
+        own = height * width // merge_size**2
+        pieces.append(f"<image: {height}x{width} patches, {own} tokens>")
+        n_tokens -= own
+    return pieces
+
+
+def own_scores(record: Record, rubric: Rubric) -> str:
+    """How the accuracy reward reads the solution, and what the rewards give it as a completion."""
+    truth = solution_of(record.solution)
+    numbers = action_numbers(truth)
+    read = f"actions {numbers}" if numbers else f"phrases {action_phrases(truth)}"
+    if problem := rubric.check_record(record):
+        return f"can't be scored: {problem}"
+    scored = rubric.score([record.solution], reward_columns([record], 1))
+    values = ", ".join(f"{name} {values[0]}" for name, values in zip(scored.names, scored.components, strict=True))
+    return f"read as {read}; as a completion it would score {values}"
+
+
+def render(shown: list[Shown], title: str) -> str:
+    """The page: one file, no scripts, no network."""
+    records = "\n".join(_record(one) for one in shown)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>\n{records}\n</html>\n"
+    )
+
+
+def _record(shown: Shown) -> str:
+    if shown.record is None:
+        return f'<section><h2>a row that can\'t be read</h2><p class="bad">{html.escape(shown.problem)}</p></section>'
+    record, sample = shown.record, shown.sample
+    parts = [f"<section><h2>{html.escape(record.id)} <small>{html.escape(record.where)}</small></h2>"]
+    if shown.problem:
+        parts.append(f'<p class="bad">{html.escape(shown.problem)}</p>')
+    if sample is not None:
+        sizes = iter(shown.sizes)
+        parts += [_clip(clip.frames, clip.info, next(sizes, None)) for clip in sample.videos]
+        stills = "".join(_still(image, next(sizes, None)) for image in sample.images)
+        parts.append(f'<div class="frames">{stills}</div>' if stills else "")
+    parts.append(f"<h3>prompt</h3><pre>{html.escape(shown.prompt)}</pre>")
+    if shown.budget:
+        parts.append(f"<p>{html.escape(shown.budget)}</p>")
+    parts.append(f"<h3>solution</h3><pre>{html.escape(record.solution)}</pre><p>{html.escape(shown.scores)}</p>")
+    return "".join(parts) + "</section>"
+
+
+def _clip(frames: Tensor, info: FrameInfo, size: tuple[int, int] | None) -> str:
+    figures = []
+    for i, frame in enumerate(frames):
+        segment = None if info.segments is None else info.segments[i]
+        again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
+        place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
+        figures.append(_figure(frame, f"{info.times[i]:.2f} s", place, size, segment))
+    notes = [f"{len(frames)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(frames[0], size)]
+    notes += ["segments rescaled to the clip"] * info.rescaled
+    name = html.escape(Path(info.path).name)
+    return f'<p><b>{name}</b>: {", ".join(notes)}</p><div class="frames">{"".join(figures)}</div>'
+
+
+def _still(image: Tensor, size: tuple[int, int] | None) -> str:
+    return _figure(image, "image", _sizes(image, size), size)
+
+
+def _sizes(pixels: Tensor, size: tuple[int, int] | None) -> str:
+    own = f"{pixels.shape[2]} x {pixels.shape[1]} pixels"
+    return own if size is None else f"{own}, the model sees {size[1]} x {size[0]}"
+
+
+def _figure(
+    pixels: Tensor, title: str, caption: str, size: tuple[int, int] | None = None, segment: int | None = None
+) -> str:
+    """A picture in the pixels that the model sees, where these are known, else a thumbnail of it."""
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    if size is not None:
+        picture = picture.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    else:
+        picture.thumbnail((THUMBNAIL_WIDTH * 2, THUMBNAIL_WIDTH * 2))
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=90)
+    source = f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+    colour = "" if segment is None else f' style="border-color:hsl({segment * 137 % 360} 70% 50%)"'
+    return (
+        f'<figure{colour}><img alt="{title}, {caption}" src="{source}">'
+        f"<figcaption><b>{title}</b><br>{caption}</figcaption></figure>"
+    )
+
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222;background:#fafafa}
+h1{font-size:1.2rem}h2{font-size:1.05rem}h3{font-size:.9rem;margin:.8rem 0 .2rem;color:#666}
+small{color:#888;font-weight:400}
+section{background:#fff;border:1px solid #ddd;border-radius:8px;padding:.5rem 1rem 1rem;margin:1rem 0}
+pre{white-space:pre-wrap;background:#f4f4f4;padding:.6rem;border-radius:4px;margin:0;font-size:13px}
+.frames{display:flex;flex-wrap:wrap;gap:10px 6px}.bad{color:#b00020}
+figure{margin:0;width:168px;border-top:4px solid transparent}img{width:100%;display:block}
+figcaption{font-size:12px;line-height:1.3;color:#555;padding-top:2px}
+"""

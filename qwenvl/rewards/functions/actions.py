@@ -1,0 +1,86 @@
+"""Rewards for procedures: which actions a clip shows, and in what order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
+from qwenvl.rewards.optional import optional
+
+_NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
+_SEPARATOR = re.compile(r"[,;\n]")
+
+
+def action_numbers(text: str) -> list[int]:
+    """The ``(k)`` numbers of a text, in order, repetitions kept.
+
+    Example:
+        >>> action_numbers("(2) insert the fan (3) fasten the screw (2)")
+        [2, 3, 2]
+    """
+    return [int(number) for number in _NUMBER.findall(text)]
+
+
+def action_phrases(text: str) -> list[str]:
+    """The phrases between commas, semicolons and new lines, normalized (see ``text.normalized``).
+
+    Example:
+        >>> action_phrases("Insert the  fan, fasten the screw.")
+        ['insert the fan', 'fasten the screw']
+    """
+    phrases = (normalized(part) for part in _SEPARATOR.split(text))
+    return [phrase for phrase in phrases if phrase]
+
+
+def accuracy(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """Overlap (intersection over union) of the actions named with the solution's; 1 if they are the same.
+
+    Compares the sets of ``(k)`` numbers in the first answer block and in the solution; a solution without numbers is
+    compared as a set of phrases (see ``action_phrases``). Without an answer block, or with no action in it, 0.
+    """
+    return [_overlap(text, truth) for text, truth in zip(completions, solution, strict=True)]
+
+
+def action_order(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """1 - edit distance / longer length between the sequences of ``(k)`` numbers of answer and solution.
+
+    Insertions, deletions and substitutions cost 1 each (Levenshtein). Without an answer block, or with no number in
+    it, 0.
+    """
+    return [_order(text, truth) for text, truth in zip(completions, solution, strict=True)]
+
+
+def check_action_numbers(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record cannot be scored by the order of its actions: its solution has no numbers."""
+    if action_numbers(solution_of(solution)):
+        return None
+    return f'the solution names no action: expected "(1) ... (2) ..." numbers, got {solution[:80]!r}'
+
+
+def check_actions(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record cannot be scored by its actions: its solution names none."""
+    truth = solution_of(solution)
+    if action_numbers(truth) or action_phrases(truth):
+        return None
+    return f'the solution names no action: expected "(1) ..." numbers or phrases, got {solution[:80]!r}'
+
+
+def _overlap(completion: str, solution: str) -> float:
+    answer, truth = answer_of(completion), solution_of(solution)
+    if answer is None:
+        return 0.0
+    expected = set(action_numbers(truth))
+    named: set[Any] = set(action_numbers(answer))
+    if not expected:
+        expected, named = set(action_phrases(truth)), set(action_phrases(answer))
+    if not named or not expected:
+        return 0.0
+    return len(named & expected) / len(named | expected)
+
+
+def _order(completion: str, solution: str) -> float:
+    levenshtein = optional("rapidfuzz.distance").Levenshtein
+    named, expected = action_numbers(answer_of(completion) or ""), action_numbers(solution_of(solution))
+    return levenshtein.normalized_similarity(named, expected) if named and expected else 0.0

@@ -1,0 +1,149 @@
+"""Rewards for answers in words: choices, yes or no, exact and approximate text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
+from qwenvl.rewards.optional import optional
+
+_SPLIT = re.compile(r"[\s,;/&]+")
+_RUN = re.compile(r"[A-H]{2,8}")
+_MARKED = re.compile(r"(?:^|[\n,;])[ \t]{0,8}[(\[]?([A-Z])[).:\]](?=\s|$)")
+_SAID = re.compile(r"\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?:? ?[(\[]?([A-Z])\b")
+_YES_NO = re.compile(r"\b(?:yes|no)\b")
+_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
+
+
+def exact_match(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """1 if answer and solution are the same text, else 0.
+
+    Case, runs of white space, outer dots and quotes, and compatibility forms of characters do not matter.
+    """
+    return [
+        float(answer is not None and normalized(answer) == normalized(truth))
+        for answer, truth in _pairs(completions, solution)
+    ]
+
+
+def multiple_choice(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """1 if the answer chooses the same letters as the solution, else 0; several letters compare as sets.
+
+    Read as letters: "B", "b", "(B)", "B. some text", "A, C", "A and C", "AC" (A to H, rising), "the answer is B".
+    """
+    return [
+        float(bool(letters(truth)) and letters(answer or "") == letters(truth))
+        for answer, truth in _pairs(completions, solution)
+    ]
+
+
+def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """1 if answer and solution both say yes or both say no, else 0.
+
+    An answer that begins with one of the words says it; one that holds only one of them elsewhere says that.
+    """
+    return [
+        float(affirms(answer or "") is not None and affirms(answer or "") == affirms(truth))
+        for answer, truth in _pairs(completions, solution)
+    ]
+
+
+def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """1 - word error rate of the answer against the solution, not below 0.
+
+    The word error rate is (substitutions + insertions + deletions) / words of the solution; case and punctuation count.
+    """
+    word_error_rate = optional("jiwer").wer
+    return [
+        max(0.0, 1.0 - word_error_rate(truth, answer)) if answer else 0.0
+        for answer, truth in _pairs(completions, solution)
+    ]
+
+
+def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """Mean of the F measures of ROUGE-1, ROUGE-2 and ROUGE-L between answer and solution.
+
+    Words are lower-cased runs of letters and digits, without stemming; Chinese and Japanese characters are words of
+    their own.
+    """
+    return [_rouge(truth, answer) if answer else 0.0 for answer, truth in _pairs(completions, solution)]
+
+
+def letters(text: str) -> set[str]:
+    """The choices a text makes; empty where it makes none.
+
+    Example:
+        >>> sorted(letters("(A), C")), sorted(letters("B. a cat")), sorted(letters("a cat"))
+        (['A', 'C'], ['B'], [])
+    """
+    parts = [part for part in _SPLIT.split(text.strip()) if part]
+    words = [part.strip("()[].:*") for part in parts if part not in ("and", "or")]
+    is_list = len(words) < len(parts) or any(mark in text for mark in ",;/&")
+    # "B. x" is the choice B with its text, "B x" and "(B) (X)" are two choices.
+    if is_list or len({part[-1] in ").:]" for part in parts}) == 1:
+        if all(len(word) == 1 and word.isascii() and word.isalpha() for word in words):
+            return {word.upper() for word in words}
+        if len(words) == 1 and _RUN.fullmatch(words[0]) and list(words[0]) == sorted(set(words[0])):
+            return set(words[0])
+    return set(_MARKED.findall(text)) or set(_SAID.findall(text))
+
+
+def affirms(text: str) -> bool | None:
+    """Whether a text says yes (True) or no (False); None where it says neither or both."""
+    plain = normalized(text)
+    said = _YES_NO.findall(plain)
+    if not said or (len(set(said)) > 1 and not plain.startswith(said[0])):
+        return None
+    return said[0] == "yes"
+
+
+def check_text(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record cannot be scored by its text: it has none."""
+    return None if _WORD.search(solution_of(solution)) else f"the solution holds no word, got {solution[:80]!r}"
+
+
+def check_letters(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record cannot be scored by its choice: its solution makes none."""
+    return (
+        None
+        if letters(solution_of(solution))
+        else f'the solution must choose letters like "B" or "A, C", got {solution[:80]!r}'
+    )
+
+
+def check_yes_no(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record cannot be scored by yes or no: its solution says neither."""
+    return (
+        None
+        if affirms(solution_of(solution)) is not None
+        else f"the solution must say yes or no, got {solution[:80]!r}"
+    )
+
+
+class _Words:
+    """The tokenizer that rouge-score asks for."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return _WORD.findall(text.casefold())
+
+
+@lru_cache(maxsize=1)
+def _rouge_scorer() -> Any:
+    return optional("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2"], tokenizer=_Words())
+
+
+def _rouge(truth: str, answer: str) -> float:
+    overlaps = _rouge_scorer().score(truth, answer)
+    # The longest common subsequence by rapidfuzz: the one of rouge-score is quadratic in plain Python.
+    expected, words = _Words().tokenize(truth), _Words().tokenize(answer)
+    common = optional("rapidfuzz.distance").LCSseq.similarity(expected, words)
+    longest = 2 * common / (len(expected) + len(words)) if expected or words else 0.0
+    return (overlaps["rouge1"].fmeasure + overlaps["rouge2"].fmeasure + longest) / 3
+
+
+def _pairs(completions: list[str], solution: list[str]) -> list[tuple[str | None, str]]:
+    return [(answer_of(text), solution_of(truth)) for text, truth in zip(completions, solution, strict=True)]

@@ -1,0 +1,151 @@
+"""The reward for mathematical answers, checked by math-verify in a worker process."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from concurrent.futures import Future
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
+from qwenvl.rewards.optional import optional, require
+from qwenvl.rewards.workers import WorkerError, Workers
+
+LONGEST = 500  # characters of an expression
+SECONDS = 2.0  # a pair may take in a worker
+MEMORY = 3 * 2**30
+
+_PLAIN = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:/[0-9]{1,30})?")
+_WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_FUNCTION = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|lim|max|min|mod)\b")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_LONE_LETTER = re.compile(r"[\s().]*[^\W\d_]?[\s().]*")
+_AFTER_NUMBER = re.compile(r"[^0-9}\])°%]*$")
+_UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,})*")
+
+
+class MathReward:
+    """1 if the answer and the solution are the same mathematically, else 0.
+
+    Compared are the first answer block of the completion and that of the solution (all of it, where it has no block);
+    the thinking is never read. Equal after normalizing the text is equal. Otherwise both are parsed as LaTeX and
+    verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Words, single letters and
+    what holds a colon ("A", "yes", "12:30") compare as text; a unit in words must be the same. An answer that takes
+    longer than 2 s, or is longer than 500 characters, scores 0.
+    """
+
+    def __init__(self, reward_workers: int = 0) -> None:
+        require("math_verify")
+        self._workers = Workers(max(1, reward_workers), MEMORY, preload="math_verify")
+
+    def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+        verdicts: list[bool | Future] = []
+        for text, truth in zip(completions, solution, strict=True):
+            verdict = compare_as_text(solution_of(truth), answer_of(text))
+            verdicts.append(self._verify(*verdict) if isinstance(verdict, tuple) else verdict)
+        return [float(_result(each) if isinstance(each, Future) else each) for each in verdicts]
+
+    def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
+        """Why a record cannot be scored: its solution is empty, or looks like mathematics that cannot be parsed."""
+        gold = solution_of(solution)
+        if not normalized(gold):
+            return "the solution is empty"
+        if len(gold) > LONGEST:
+            return f"the solution has {len(gold)} characters; at most {LONGEST} can be verified"
+        expression, _ = split_unit(gold)
+        if not is_mathematical(expression) or _PLAIN.fullmatch(plain(expression)):
+            return None
+        if _result(self._verify(expression, expression)):
+            return None
+        return f"the solution cannot be parsed as mathematics: {gold!r}"
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._workers.close()
+
+    def _verify(self, gold: str, answer: str) -> Future:
+        return self._workers.submit("qwenvl.rewards.functions.maths:equivalent", gold, answer, seconds=SECONDS)
+
+
+def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
+    """Whether a pair is equal, where text can tell; else the two expressions that mathematics must tell apart."""
+    if answer is None or len(answer) > LONGEST:
+        return False
+    if plain(gold) == plain(answer):
+        return True
+    (gold_part, gold_unit), (answer_part, answer_unit) = split_unit(gold), split_unit(answer)
+    if gold_unit != answer_unit or not (is_mathematical(gold_part) and is_mathematical(answer_part)):
+        return False
+    if _PLAIN.fullmatch(plain(gold_part)) and _PLAIN.fullmatch(plain(answer_part)):
+        number = _fraction(plain(gold_part))
+        return number is not None and number == _fraction(plain(answer_part))
+    return gold_part, answer_part
+
+
+def plain(text: str) -> str:
+    """Normalized text without dollar signs and spaces."""
+    return normalized(text.replace("$", "")).replace(" ", "")
+
+
+def is_mathematical(text: str) -> bool:
+    """Whether a text can be compared as mathematics: no words, no colon, and more than a single letter.
+
+    Example:
+        >>> [is_mathematical(text) for text in ("x + 1", "3", "two", "12:30", "(A)")]
+        [True, True, False, False, False]
+    """
+    text = text.replace("$", " ")
+    bare = _FUNCTION.sub(" ", _COMMAND.sub(" ", text))
+    return not (":" in text or _WORD.search(bare) or _LONE_LETTER.fullmatch(text))
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """An expression and the words after its last number; no words where something else follows.
+
+    Example:
+        >>> split_unit("2.5 Cars"), split_unit("x + 1")
+        (('2.5', 'cars'), ('x + 1', ''))
+    """
+    unwrapped = _WRAPPED.sub(r" \1 ", text.replace("$", " ")).strip()
+    tail = _AFTER_NUMBER.search(unwrapped)
+    unit = normalized(tail[0])
+    if tail.start() == 0 or not _UNIT.fullmatch(unit) or _FUNCTION.search(unit):
+        return text, ""
+    return unwrapped[: tail.start()], unit
+
+
+def equivalent(gold: str, answer: str) -> bool:
+    """What math-verify says of two expressions; called in a worker, because either may be one that never ends."""
+    parsed_gold, parsed_answer = _parsed(gold), _parsed(answer)
+    if not parsed_gold or not parsed_answer:
+        return False
+    return bool(optional("math_verify").verify(parsed_gold, parsed_answer, timeout_seconds=None))
+
+
+@lru_cache(maxsize=1024)
+def _parsed(expression: str) -> list[Any]:
+    library = optional("math_verify")
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline: the worker has one
+    return library.parse(
+        f"${expression.replace('$', ' ').strip()}$",
+        extraction_config=[library.LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )
+
+
+def _fraction(text: str) -> Fraction | None:
+    numerator, _, denominator = text.partition("/")
+    return Fraction(numerator) / Fraction(denominator or 1) if Fraction(denominator or 1) else None
+
+
+def _result(future: Future) -> bool:
+    """A pair that no worker can finish is one that is not equal."""
+    try:
+        return future.result()
+    except WorkerError:
+        return False

@@ -1,0 +1,76 @@
+"""Which paths a run takes: each prompt computed once where the model can, the plain way where it cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qwenvl.model import logprobs, shared_prefix
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.loading import unwrap
+from qwenvl.model.vision import encode_vision, supports_encode_once
+from qwenvl.model.vision_cache import VisionCache
+from qwenvl.rollout.engine import Sampler
+from qwenvl.rollout.local import LocalSampler
+from qwenvl.rollout.shared import SharedPrefixSampler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The three computations that a fast path and a plain path exist for.
+
+    Attributes:
+        completion_logprobs: see ``qwenvl.model.logprobs``.
+        sampler: draws completions.
+        encode: runs the vision tower once per prompt; None where it runs in every forward.
+    """
+
+    completion_logprobs: Callable[..., Tensor]
+    sampler: Sampler
+    encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
+
+
+def choose_paths(
+    policy: nn.Module,
+    tokenizer: Any,
+    *,
+    share: bool,
+    cache: VisionCache | None = None,
+    compile_for: torch.device | None = None,
+) -> Paths:
+    """The paths for ``policy``; with ``share``, what keeps it from a fast one is logged, never passed over.
+
+    Args:
+        cache: keeps the features of the vision tower on disk.
+        compile_for: compile the fast path of sampling, for this device.
+
+    Raises:
+        ValueError: if there is a cache and the tower's features cannot be kept, or nothing to compile.
+        RuntimeError: if nothing can be compiled on this machine.
+    """
+    bare = unwrap(policy)
+    plain = Paths(logprobs.completion_logprobs, LocalSampler(tokenizer, bare), None)
+    if not share:
+        return plain
+    prefix_reason, vision_reason = shared_prefix.supports_shared_prefix(policy), supports_encode_once(policy)
+    if prefix_reason is not None:
+        logger.warning(f"each completion computes its prompt again: {prefix_reason}")
+        if compile_for is not None:
+            raise ValueError(f"--compile_decoding cannot be used: {prefix_reason}")
+    if vision_reason is not None:
+        logger.warning(f"the vision tower runs in every pass: {vision_reason}")
+        if cache is not None:
+            raise ValueError(f"--vision_cache cannot be used: {vision_reason}")
+    return Paths(
+        plain.completion_logprobs if prefix_reason else shared_prefix.completion_logprobs,
+        plain.sampler if prefix_reason else SharedPrefixSampler(tokenizer, bare, compile_for=compile_for),
+        None if vision_reason else partial(encode_vision, cache=cache),
+    )

@@ -1,0 +1,195 @@
+"""Command lines and settings files."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from qwenvl.config.command_line import parse_args
+
+NEEDED = ["--model_name_or_path", "tiny", "--dataset_use", "sop", "--use_cpu"]
+
+
+@pytest.fixture
+def parse(tmp_path):
+    """``parse(*argv)`` adds what every run needs."""
+    return lambda *argv: parse_args([*argv, *NEEDED, "--output_dir", str(tmp_path / "run")])
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str, name: str = "run.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def refusal(capsys, argv) -> str:
+    with pytest.raises(SystemExit) as exit:
+        parse_args(argv)
+    assert exit.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_flags_of_both_origins(parse):
+    config = parse("--grpo_beta", "0.04", "--max_steps", "7", "--loss_type=dr_grpo", "--lr_scheduler_type", "cosine")
+    assert (config.grpo_beta, config.max_steps, config.loss_type) == (0.04, 7, "dr_grpo")
+    assert config.lr_scheduler_type == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--tune_mm_llm", "False"], False),
+        (["--tune_mm_llm=false"], False),
+        (["--no_tune_mm_llm"], False),
+        (["--tune-mm-llm", "no"], False),
+        (["--tune_mm_llm"], True),
+        (["--tune_mm_llm", "1"], True),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_truth_values(parse, argv, expected):
+    assert parse(*argv).tune_mm_llm is expected
+
+
+def test_bare_flags_whose_default_is_unset(parse):
+    assert parse("--bf16").bf16 is True
+    assert parse("--ddp_broadcast_buffers").ddp_broadcast_buffers is True
+
+
+@pytest.mark.parametrize("argv", [["--report_to", "tensorboard"], ["--report_to=tensorboard"]], ids=" ".join)
+def test_one_tracker_or_several(parse, argv):
+    assert parse(*argv).report_to == ["tensorboard"]
+    assert parse("--report_to", "tensorboard", "mlflow").report_to == ["tensorboard", "mlflow"]
+    assert parse("--report_to", "none").report_to == []
+
+
+YAML = """
+# numbers and words as people write them, which YAML 1.1 reads otherwise
+learning_rate: 1e-6
+eval_strategy: no
+tune_mm_mlp: false
+mm_projector_lr: null
+max_prompt_length:
+run_name: 007
+report_to: [tensorboard, mlflow]
+lr_scheduler_type: cosine_with_min_lr
+lr_scheduler_kwargs: {min_lr: 1e-7}
+logging_steps: 0.5
+"""
+
+
+def check_file_values(config):
+    assert config.learning_rate == 1e-6
+    assert config.eval_strategy == "no"
+    assert config.tune_mm_mlp is False
+    assert config.mm_projector_lr is None and config.max_prompt_length is None
+    assert config.run_name == "007"
+    assert config.report_to == ["tensorboard", "mlflow"]
+    assert config.lr_scheduler_kwargs == {"min_lr": 1e-7}
+    assert config.logging_steps == 0.5
+
+
+def test_a_yaml_file_first_or_by_config(parse, write):
+    file = write(YAML)
+    check_file_values(parse(file))
+    check_file_values(parse("--config", file))
+    check_file_values(parse(f"--config={file}"))
+
+
+def test_a_json_file(parse, write):
+    settings = {
+        "learning_rate": 1e-6,
+        "eval_strategy": "no",
+        "tune_mm_mlp": False,
+        "mm_projector_lr": None,
+        "run_name": "007",
+        "report_to": ["tensorboard", "mlflow"],
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr": 1e-7},
+        "logging_steps": 0.5,
+    }
+    check_file_values(parse(write(json.dumps(settings), "run.json")))
+
+
+def test_a_file_as_the_only_argument(write, tmp_path):
+    file = write(f"model_name_or_path: tiny\ndataset_use: sop%50\nuse_cpu: true\noutput_dir: {tmp_path / 'run'}\n")
+    config = parse_args([file])
+    assert (config.model_name_or_path, config.dataset_use) == ("tiny", "sop%50")
+
+
+def test_flags_override_the_file_even_with_the_default_value(parse, write):
+    file = write("grpo_beta: 0.5\ngrpo_alpha: 0.7\ntune_mm_vision: true\n")
+    config = parse(file, "--grpo_beta", "0.1", "--tune_mm_vision", "False")
+    assert (config.grpo_beta, config.grpo_alpha, config.tune_mm_vision) == (0.1, 0.7, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        ("lerning_rate: 1e-6", "run.yaml", "unknown flag lerning_rate; near: learning_rate"),
+        ("warmup_ratio: 0.1", "run.yaml", "unknown flag warmup_ratio; use --warmup_steps with a value below 1"),
+        ("learning_rate: fast", "run.yaml", "argument --learning_rate/--learning-rate: invalid float value: 'fast'"),
+        ("loss_type: ppo", "run.yaml", "invalid choice: 'ppo'"),
+        ("grpo_beta: null", "run.yaml", "grpo_beta cannot be null; leave it out for its default, 0.1"),
+        ("seed: 1\nseed: 2", "run.yaml", "seed is given twice"),
+        ('{"seed": 1, "seed": 2}', "run.json", "seed is given twice"),
+        ("- a\n- b", "run.yaml", "expected settings as `name: value`, got a list"),
+        ("a: [1", "run.yaml", "line 1"),
+        ('{"seed": 1', "run.json", "line 1 column 11"),
+        ("seed: one, two", "run.yaml", "invalid int value: 'one, two'"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, expected):
+    file = write(text, name)
+    message = refusal(capsys, ["--config", file])
+    assert f"error: {file}: " in message and expected in message
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--grpo_sampl_size", "8"], "unknown flag --grpo_sampl_size; near: grpo_sample_size"),
+        (["--num_generations", "8"], "unknown flag num_generations; use --grpo_sample_size"),
+        (["--grpo_b", "1"], "unknown flag --grpo_b"),
+        (["stray"], "unknown flag stray"),
+        (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
+        (["--config", "/nowhere/run.yaml"], "/nowhere/run.yaml: No such file"),
+        (["--config"], "argument --config: expected one argument"),
+        (["--grpo_sample_size", "1"], "--grpo_sample_size must be at least 2, got 1"),
+        (["--eval_strategy", "steps"], "--eval_strategy steps needs --eval_dataset_use"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_told_what_is_wrong(capsys, argv, expected):
+    assert f"error: {expected}" in refusal(capsys, [*argv, *NEEDED])
+
+
+def test_two_files_are_refused(capsys, write):
+    assert "two settings files" in refusal(capsys, [write("seed: 1", "a.yaml"), "--config", write("seed: 1", "b.yaml")])
+
+
+@pytest.mark.parametrize("missing", ["model_name_or_path", "dataset_use"])
+def test_a_command_without_model_or_data_is_told_so(capsys, missing):
+    argv = {"model_name_or_path": "tiny", "dataset_use": "sop"}
+    del argv[missing]
+    message = refusal(capsys, ["--use_cpu", *(part for name, value in argv.items() for part in (f"--{name}", value))])
+    assert f"--{missing} is missing" in message
+
+
+def test_help_needs_no_torch_and_shows_range_and_default():
+    code = (
+        "import sys; from qwenvl.config.command_line import parse_args\n"
+        "try: parse_args(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    words = " ".join(shown.split())
+    assert "--generation_top_p float Sample among the likeliest tokens" in words and "above 0 to 1" in words
+    assert "%NN after one takes a seeded NN percent of it" in words
+    assert "--loss_type grpo|dr_grpo" in words and "[512]" in words

@@ -1,0 +1,284 @@
+"""The settings: defaults that suit this work, and a reason for everything that is refused."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import get_scheduler
+
+from qwenvl.config.flags import FLAG_GROUPS
+from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16
+
+NAMED_DEFAULTS = {
+    "tune_mm_llm": True,
+    "tune_mm_vision": False,
+    "tune_mm_mlp": True,
+    "mm_projector_lr": None,
+    "vision_tower_lr": None,
+    "grpo_alpha": 0.5,
+    "grpo_beta": 0.1,
+    "num_iterations": 1,
+    "grpo_epsilon": 0.2,
+    "grpo_epsilon_high": None,
+    "grpo_sample_size": 4,
+    "format_reward_weight": 0.3,
+    "accuracy_reward_weight": 0.7,
+    "generation_temperature": 0.7,
+    "generation_top_p": 0.9,
+    "generation_max_length": 512,
+    "base_interval": 2.0,
+    "video_fps": None,
+    "video_min_frames": 4,
+    "video_max_frames": 8,
+    "video_min_frame_pixels": 3136,
+    "video_max_frame_pixels": 25088,
+    "min_pixels": 12544,
+    "max_pixels": 451584,
+    "max_prompt_length": None,
+    "attn_implementation": "auto",
+    "lora_enable": False,
+    "scale_rewards": "group",
+    "loss_type": "grpo",
+    "kl_estimator": "k3",
+    "on_bad_sample": "error",
+    "response_format": "think_answer",
+    "remove_unused_columns": False,
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    return lambda **settings: GRPOConfig(output_dir=str(tmp_path), use_cpu=True, **settings)
+
+
+def refusal(make, **settings) -> str:
+    with pytest.raises(ValueError) as error:
+        make(**settings)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", NAMED_DEFAULTS)
+def test_defaults_are_those_of_the_documentation(make, name):
+    assert getattr(make(), name) == NAMED_DEFAULTS[name]
+
+
+def test_learning_rate_depends_on_what_is_trained_unless_it_is_given(make):
+    assert make().learning_rate == 1e-6
+    assert make(lora_enable=True).learning_rate == 1e-5
+    assert make(lora_enable=True, learning_rate=3e-4).learning_rate == 3e-4
+
+
+def test_bf16_is_never_the_default_on_a_cpu_and_follows_the_device(tmp_path, make, monkeypatch):
+    assert make().bf16 is False
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for supported in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, supported=supported: supported)
+        assert computes_in_bf16() is supported
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    assert not computes_in_bf16()
+
+
+def test_no_tracker_that_needs_an_account(make):
+    assert make().report_to == []
+
+
+def test_gradient_checkpointing_goes_by_one_name_in_all_versions(make, recwarn):
+    config = make(gradient_checkpointing=True)
+    assert config.gradient_checkpointing is True and getattr(config, "activation_checkpointing", True) is True
+    assert not make().gradient_checkpointing
+    assert not [each for each in recwarn if "checkpointing" in str(each.message)]
+
+
+def test_memory_is_pinned_only_for_a_cuda_device(make):
+    assert make().dataloader_pin_memory is False
+
+
+def test_a_copy_keeps_what_was_resolved(make):
+    config = make(lora_enable=True)
+    copy = dataclasses.replace(config, grpo_beta=0.0)
+    assert (copy.learning_rate, copy.grpo_beta, copy.bf16) == (1e-5, 0.0, False)
+
+
+def test_best_checkpoint_is_the_one_of_highest_total_reward(make):
+    config = make(load_best_model_at_end=True, eval_strategy="steps", eval_steps=5, save_steps=5)
+    assert (config.metric_for_best_model, config.greater_is_better) == ("eval_total_reward", True)
+    assert make(save_strategy="best", eval_strategy="steps").metric_for_best_model == "eval_total_reward"
+    assert make().metric_for_best_model is None
+
+
+def rate_after(config, metrics: list[float]) -> float:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = get_scheduler(config.lr_scheduler_type, optimizer, scheduler_specific_kwargs=config.lr_scheduler_kwargs)
+    for metric in metrics:
+        schedule.step(metric)
+    return optimizer.param_groups[0]["lr"]
+
+
+def test_rates_that_follow_the_reward_fall_where_it_does(make):
+    def config(**options):
+        every = {"eval_strategy": "steps", "eval_steps": 5, "lr_scheduler_type": "reduce_lr_on_plateau"}
+        return make(**every, **options, lr_scheduler_kwargs={"patience": 0, "factor": 0.5})
+
+    assert rate_after(config(), [0.1, 0.5, 0.9]) == 0.1
+    assert rate_after(config(), [0.9, 0.5, 0.1]) == 0.025
+    assert rate_after(config(metric_for_best_model="eval_loss"), [0.9, 0.5, 0.1]) == 0.1
+    greedy = make(eval_strategy="steps", eval_steps=5, lr_scheduler_type="greedy")
+    assert rate_after(greedy, [0.1 * n for n in range(30)]) > 0.1
+    assert rate_after(greedy, [-0.1 * n for n in range(30)]) < 0.1
+    asked = make(eval_strategy="steps", lr_scheduler_type="greedy", lr_scheduler_kwargs={"mode": "min"})
+    assert asked.lr_scheduler_kwargs == {"mode": "min"}
+
+
+def test_a_group_of_one_is_refused_with_the_reason(make):
+    assert "always 0" in refusal(make, grpo_sample_size=1)
+
+
+def test_nothing_to_train_is_refused_but_not_with_lora(make):
+    frozen = {"tune_mm_llm": False, "tune_mm_mlp": False, "tune_mm_vision": False}
+    assert "nothing is trained" in refusal(make, **frozen)
+    assert make(lora_enable=True, **frozen).lora_enable
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"vision_tower_lr": 1e-6},
+        {"mm_projector_lr": 1e-6, "tune_mm_mlp": False},
+        {"lora_r": 8},
+        {"lora_alpha": 8},
+        {"lora_dropout": 0.1},
+        {"on_long_prompt": "skip"},
+        {"fit_frames": True},
+        {"frame_cache_gb": 5.0},
+        {"kl_estimator": "k1", "grpo_beta": 0.0},
+        {"grpo_epsilon": 0.3},
+        {"grpo_epsilon_high": 0.3},
+        {"dataloader_drop_last": True, "num_iterations": 2},
+        {"compile_decoding": True, "shared_prefix": "off"},
+        {"label_smoothing_factor": 0.1},
+        {"prediction_loss_only": True},
+        {"include_for_metrics": ["inputs"]},
+        {"bf16_full_eval": True},
+        {"train_sampling_strategy": "group_by_length"},  # on one process, steps of one prompt
+        {"length_column_name": "tokens"},
+    ],
+    ids=str,
+)
+def test_settings_without_effect_are_refused(make, settings):
+    message = refusal(make, **settings)
+    assert f"--{next(iter(settings))}" in message and "has no effect" in message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"vision_tower_lr": 1e-6, "tune_mm_vision": True},
+        {"mm_projector_lr": 1e-6},
+        {"vision_tower_lr": 1e-6, "tune_mm_vision": True, "lora_enable": True, "lora_r": 8, "lora_alpha": 16},
+        {"on_long_prompt": "skip", "max_prompt_length": 1024},
+        {"fit_frames": True, "max_prompt_length": 1024},
+        {"kl_estimator": "k1"},
+        {"grpo_epsilon": 0.3, "grpo_epsilon_high": 0.28, "num_iterations": 2},
+        {"num_iterations": 4, "save_steps": 100, "eval_strategy": "steps", "eval_steps": 1},
+        {"num_iterations": 3, "save_strategy": "no"},
+        {"num_iterations": 3, "save_steps": 0.1},  # of how many is not known yet
+        {"num_iterations": 3, "save_strategy": "best", "eval_strategy": "epoch"},
+        {"video_fps": 0.5},
+        {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2},
+        {"train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 2},
+        {"train_sampling_strategy": "sequential"},
+        {"generation_top_p": 1.0, "generation_top_k": 0, "generation_min_p": 0.0, "generation_repetition_penalty": 1},
+        {"generation_top_k": 2, "generation_min_p": 0.1, "stop_strings": ["</answer>"]},
+        {"format_reward_weight": 0.0},
+        {"base_interval": 1},
+    ],
+    ids=str,
+)
+def test_the_same_settings_with_effect_are_taken(make, settings):
+    assert {name: getattr(make(**settings), name) for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"generation_temperature": 0.0}, "--generation_temperature must be above 0, got 0.0"),
+        (
+            {"train_sampling_strategy": "batch_rebalance"},
+            "--train_sampling_strategy must be one of random, sequential, group_by_length, got 'batch_rebalance'",
+        ),
+        ({"generation_top_p": 1.1}, "--generation_top_p must be at most 1, got 1.1"),
+        ({"generation_top_k": -1}, "--generation_top_k must be at least 0, got -1"),
+        ({"generation_top_k": 1}, "--generation_top_k 1 makes all completions of a group the same"),
+        ({"generation_min_p": 1.0}, "--generation_min_p must be below 1, got 1.0"),
+        ({"generation_repetition_penalty": 0.0}, "--generation_repetition_penalty must be above 0, got 0.0"),
+        ({"stop_strings": "</answer>"}, "--stop_strings must be a list or None, got '</answer>'"),
+        ({"stop_strings": ["</answer>", ""]}, "--stop_strings must be texts of at least one character"),
+        ({"generation_max_length": 0}, "--generation_max_length must be at least 1, got 0"),
+        ({"eval_sample_size": 0}, "--eval_sample_size must be at least 1, got 0"),
+        ({"grpo_alpha": 0.0}, "--grpo_alpha must be above 0, got 0.0"),
+        ({"grpo_beta": -0.1}, "--grpo_beta must be at least 0, got -0.1"),
+        ({"num_iterations": 0}, "--num_iterations must be at least 1, got 0"),
+        ({"num_iterations": 2, "grpo_epsilon": 1.0}, "--grpo_epsilon must be below 1, got 1.0"),
+        ({"num_iterations": 2, "grpo_epsilon_high": 0.0}, "--grpo_epsilon_high must be above 0, got 0.0"),
+        (
+            {"num_iterations": 3},
+            "--save_steps 100 is no multiple of --num_iterations 3: a checkpoint between the steps on the same "
+            "completions could not be resumed; give 99 or 102",
+        ),
+        ({"num_iterations": 8, "save_steps": 5}, "could not be resumed; give 8"),
+        (
+            {"num_iterations": 2, "save_strategy": "best", "eval_strategy": "steps", "eval_steps": 5},
+            "--eval_steps 5 is no multiple of --num_iterations 2",
+        ),
+        ({"num_iterations": 2, "enable_jit_checkpoint": True}, "--enable_jit_checkpoint saves at any step"),
+        ({"grpo_beta": float("nan")}, "--grpo_beta must be a finite number, got nan"),
+        ({"learning_rate": -1e-6}, "--learning_rate must be above 0, got -1e-06"),
+        ({"lora_enable": True, "lora_r": 0}, "--lora_r must be at least 1, got 0"),
+        ({"lora_enable": True, "lora_dropout": 1.0}, "--lora_dropout must be below 1, got 1.0"),
+        ({"video_fps": 0.0}, "--video_fps must be above 0, got 0.0"),
+        ({"base_interval": float("inf")}, "--base_interval must be a finite number, got inf"),
+        ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
+        ({"min_pixels": 500000}, "--min_pixels 500000 is above --max_pixels 451584"),
+        ({"video_min_frame_pixels": 0}, "--video_min_frame_pixels must be at least 1, got 0"),
+        ({"max_prompt_length": 0}, "--max_prompt_length must be at least 1, got 0"),
+        ({"format_reward_weight": -0.3}, "--format_reward_weight must be at least 0, got -0.3"),
+        ({"loss_type": "ppo"}, "--loss_type must be one of grpo, dr_grpo, got 'ppo'"),
+        ({"base_interval": "2"}, "--base_interval must be a number, got '2'"),
+        ({"grpo_sample_size": 4.5}, "--grpo_sample_size must be an integer, got 4.5"),
+        ({"tune_mm_llm": 1}, "--tune_mm_llm must be True or False, got 1"),
+        ({"max_prompt_length": True}, "--max_prompt_length must be an integer or None, got True"),
+        ({"remove_unused_columns": True}, "--remove_unused_columns must stay False"),
+        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size must be at least 1, got 0"),
+        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps must be at least 1, got 0"),
+        ({"num_train_epochs": 0}, "--num_train_epochs must be above 0, got 0"),
+        ({"dataloader_num_workers": -1}, "--dataloader_num_workers must be at least 0, got -1"),
+        ({"max_steps": 0}, "--max_steps must be at least 1, got 0"),
+        ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
+        ({"format_reward_weight": 0.0, "accuracy_reward_weight": 0.0}, "both 0"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused_with_the_range(make, settings, expected):
+    assert expected in refusal(make, **settings)
+
+
+def test_every_problem_is_told_at_once(make):
+    lines = refusal(make, grpo_sample_size=1, grpo_alpha=0.0, vision_tower_lr=1e-6).splitlines()
+    assert [line.split()[0] for line in lines] == ["--vision_tower_lr", "--grpo_sample_size", "--grpo_alpha"]
+
+
+def test_every_flag_has_help_and_a_home_in_the_config():
+    known = {each.name for each in dataclasses.fields(GRPOConfig)}
+    names = [each.name for group in FLAG_GROUPS for each in dataclasses.fields(group)]
+    assert len(names) == len(set(names)), "a flag stands in two groups"
+    assert set(names) <= known
+    for group in FLAG_GROUPS:
+        for each in dataclasses.fields(group):
+            assert each.metadata["help"].endswith("."), each.name
+
+
+def test_fsdp_is_a_switch_in_a_settings_file_too(tmp_path):
+    for value, meant in (("true", True), ("False", False), (True, True), (None, None)):
+        assert GRPOConfig(str(tmp_path), use_cpu=True, fsdp=value).fsdp is meant

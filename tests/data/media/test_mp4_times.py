@@ -1,0 +1,82 @@
+"""The header's tables give the times that the packets bear, or nothing."""
+
+import av
+import pytest
+
+from qwenvl.data.media import mp4_times
+from qwenvl.data.media.clip_index import index_clip
+from qwenvl.data.media.mp4_times import table_times
+from qwenvl.data.media.open import open_clip
+
+
+@pytest.fixture(autouse=True)
+def _short_clips_too(monkeypatch):
+    monkeypatch.setattr(mp4_times, "MIN_FRAMES", 1)
+
+
+def tables_and_packets(path):
+    with av.open(str(path)) as container:
+        tables = table_times(container, container.streams.video[0], str(path))
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(container.streams.video[0]) if packet.size]
+    shown = [packet.pts for packet in packets if not packet.is_discard]
+    return tables, (shown, [packet.pts for packet in packets if packet.is_keyframe])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("plain.mp4", {"codec_options": {"bf": "0"}}),
+        ("reordered.mp4", {"codec_options": {"bf": "3"}, "gop": 7}),
+        ("negative.mp4", {"codec_options": {"bf": "2"}, "container_options": {"movflags": "negative_cts_offsets"}}),
+        ("header_first.mp4", {"codec_options": {"bf": "2"}, "container_options": {"movflags": "faststart"}}),
+        ("uneven.mp4", {"times": [0, 0.01, 0.5, 0.52, 0.9, 2.0, 2.1], "frame_count": 7}),
+        ("late.mp4", {"times": [5 + i / 10 for i in range(25)]}),
+        ("quick.mov", {"codec": "mpeg4"}),
+        ("one.mp4", {"frame_count": 1}),
+    ],
+)
+def test_times_and_keys_are_those_of_the_packets(make_clip, name, options):
+    tables, packets = tables_and_packets(make_clip(name, **options))
+    assert tables == packets
+
+
+def test_hidden_frames_of_a_cut_clip(make_clip, cut_clip):
+    """Frames 12 to 16 lead up to the first one shown."""
+    tables, packets = tables_and_packets(cut_clip(make_clip("a.mp4", 60, gop=12, codec_options={"bf": "2"}), 17))
+    assert tables == packets
+    assert (len(tables[0]), len(tables[1])) == (43, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fragmented.mp4", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}),
+        ("a.mkv", {}),
+        ("a.avi", {"codec": "mpeg4"}),
+    ],
+)
+def test_other_files_are_left_to_their_packets(make_clip, name, options):
+    assert tables_and_packets(make_clip(name, **options))[0] is None
+
+
+def test_a_file_cut_short_is_left_to_its_packets(make_clip):
+    path = make_clip("a.mp4", 60, size=(128, 128), container_options={"movflags": "faststart"})
+    path.write_bytes(path.read_bytes()[:-10])
+    assert tables_and_packets(path)[0] is None
+
+
+def test_short_clips_are_left_to_their_packets(make_clip, monkeypatch):
+    monkeypatch.setattr(mp4_times, "MIN_FRAMES", 26)
+    assert tables_and_packets(make_clip())[0] is None
+
+
+def test_where_the_first_packets_say_otherwise_they_are_believed(make_clip, number_of, monkeypatch):
+    path = make_clip("a.mp4", 40, codec_options={"bf": "2"})
+    with av.open(str(path)) as container:
+        expected = index_clip(container, container.streams.video[0], str(path))
+    real = mp4_times._composition_offsets
+    monkeypatch.setattr(mp4_times, "_composition_offsets", lambda *args: real(*args)[::-1])
+    with open_clip(str(path), "pyav") as clip:
+        assert clip._index == expected
+        assert [number_of(frame) for frame in clip.read([0, 21, 39])] == [0, 21, 39]

@@ -1,0 +1,218 @@
+"""Every frame is told by the number painted into it."""
+
+import random
+import struct
+from itertools import accumulate
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media import clip_reader
+from qwenvl.data.media import open as decode
+from qwenvl.data.media.open import open_clip, resolve_backend
+
+QUIET_X265 = {"x265-params": "log-level=none"}
+UNEVEN = [gap / 1000 for gap in accumulate(random.Random(0).randrange(5, 400) for _ in range(25))]
+
+CONTAINERS = {
+    "h264.mp4": {"frame_count": 60, "gop": 12, "codec_options": {"bf": "3", "x264-params": "open-gop=1"}},
+    "mpeg4.mov": {"codec": "mpeg4"},
+    "hevc.mkv": {"codec": "libx265", "codec_options": QUIET_X265},
+    "ten_bits.mp4": {"codec": "libx265", "pix_fmt": "yuv420p10le", "codec_options": QUIET_X265},
+    "vp8.webm": {"codec": "libvpx", "codec_options": {"auto-alt-ref": "1", "lag-in-frames": "16", "cpu-used": "5"}},
+    "vp9.webm": {"codec": "libvpx-vp9", "codec_options": {"deadline": "realtime", "cpu-used": "8"}},
+    "stream.ts": {"frame_count": 40, "codec_options": {"bf": "2"}},
+    "flash.flv": {},
+    "programme.mpg": {"codec": "mpeg2video", "fps": 25},
+    "plain.avi": {"codec": "mpeg4"},
+    "reordered.avi": {"codec_options": {"bf": "2"}},
+    "packed.avi": {"codec": "mpeg4", "codec_options": {"bf": "2"}},
+    "windows.wmv": {"codec": "wmv2"},
+    "animation.gif": {"codec": "gif", "pix_fmt": "rgb8"},
+    "fragmented.mp4": {"container_options": {"movflags": "frag_keyframe+empty_moov"}},
+    "odd_size.mp4": {"size": (65, 67), "pix_fmt": "yuv444p"},
+    "one_frame.mp4": {"frame_count": 1},
+    "one_frame.mkv": {"frame_count": 1},
+    "variable_rate.mp4": {"times": UNEVEN},
+    "variable_rate.mkv": {"times": UNEVEN},
+    "late_start.mp4": {"times": [5 + i / 10 for i in range(25)]},
+}
+REFUSED_OF_TORCHCODEC = ("stream.ts", "programme.mpg", "reordered.avi", "packed.avi")  # where it is right at times only
+
+
+@pytest.fixture(params=["pyav", "torchcodec"])
+def backend(request):
+    """PyAV, which ``auto`` means, and torchcodec, which must give the same frames where it works."""
+    try:
+        return resolve_backend(request.param)
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_the_frames_asked_for_come_at_their_times(make_clip, number_of, name, backend):
+    options = dict(CONTAINERS[name])
+    frame_count = options.pop("frame_count", 25)
+    path = make_clip(name, frame_count, **options)
+    fps = options.get("fps", 10)
+    times = options.get("times") or [i / fps for i in range(frame_count)]
+    with open_clip(str(path), backend) as clip:
+        assert clip.frame_count == frame_count
+        assert clip.frame_times == pytest.approx([t - times[0] for t in times], abs=1.5e-3)
+        draw = random.Random(0)
+        for _ in range(4):
+            wanted = sorted(draw.sample(range(frame_count), min(frame_count, 6)))
+            try:
+                frames = clip.read(wanted)
+            except BadMediaError as error:
+                assert backend == "torchcodec" and name in REFUSED_OF_TORCHCODEC, error
+            else:
+                assert [number_of(frame) for frame in frames] == wanted
+
+
+def test_any_order_and_repeats(make_clip, number_of, backend):
+    with open_clip(str(make_clip()), backend) as clip:
+        frames = clip.read([20, 3, 3, 24])
+        assert frames.shape == (4, 3, 64, 64)
+        assert [number_of(frame) for frame in frames] == [20, 3, 3, 24]
+        with pytest.raises(IndexError, match="expected frames from 0 to 24"):
+            clip.read([25])
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+def test_leaving_out_frames_that_none_needs_changes_no_other(make_clip, monkeypatch, codec):
+    quiet = QUIET_X265 if codec == "libx265" else {}
+    path = str(make_clip("a.mp4", 90, codec=codec, gop=30, size=(160, 96), codec_options={"bf": "3", **quiet}))
+    wanted = [3, 4, 17, 44, 46, 71, 89]
+    with open_clip(path, "pyav") as clip:
+        frames = clip.read(wanted)
+        clip._container.seek(0)
+        assert sum(1 for _ in clip._decode_for(set())) < 60, "of every four frames, two or three are never needed"
+    monkeypatch.setattr(clip_reader, "SKIPPING_CODECS", ())
+    with open_clip(path, "pyav") as clip:
+        assert torch.equal(clip.read(wanted), frames)
+
+
+def test_duration_counts_the_last_frame(make_clip):
+    with open_clip(str(make_clip(frame_count=25, fps=10)), "pyav") as clip:
+        assert clip.duration == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("first", [5, 13, 30, 47])
+def test_a_stream_copied_clip_begins_at_its_cut_and_not_at_its_key_frame(
+    make_clip, cut_clip, number_of, backend, first
+):
+    cut = cut_clip(make_clip("source.mp4", 60, gop=12, codec_options={"bf": "2"}), first)
+    with open_clip(str(cut), backend) as clip:
+        assert clip.frame_count == 60 - first
+        wanted = sorted(random.Random(first).sample(range(clip.frame_count), 6))
+        assert [number_of(frame) for frame in clip.read(wanted)] == [first + i for i in wanted]
+
+
+@pytest.mark.parametrize("clockwise", [1, 2, 3])
+def test_a_rotated_clip_is_turned_upright(make_clip, number_of, backend, clockwise):
+    """Display matrices of quarter turns: one sends (x, y) to (64 - y, x), so the top left corner is shown top right."""
+    path = make_clip(size=(96, 64))
+    turns = {1: (0, 1, -1, 0, 64, 0), 2: (-1, 0, 0, -1, 96, 64), 3: (0, -1, 1, 0, 0, 96)}
+    a, b, c, d, x, y = (value << 16 for value in turns[clockwise])
+    data = bytearray(path.read_bytes())
+    matrix = data.index(b"tkhd") + 4 + 40  # after version, times, id, duration, layer, volume
+    assert struct.unpack(">9i", data[matrix : matrix + 36]) == (65536, 0, 0, 0, 65536, 0, 0, 0, 1 << 30)
+    data[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, c, d, 0, x, y, 1 << 30)
+    path.write_bytes(data)
+    with open_clip(str(path), backend) as clip:
+        (frame,) = clip.read([5])
+    assert frame.shape == ((3, 64, 96) if clockwise == 2 else (3, 96, 64))
+    assert number_of(np.rot90(frame.permute(1, 2, 0).numpy(), clockwise)) == 5  # turned back, counter-clockwise
+
+
+class TestDamage:
+    def cut(self, path, share):
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * share)])
+        return str(path)
+
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            ("a.mp4", {"container_options": {"movflags": "faststart"}}),
+            ("a.mkv", {}),
+            ("a.webm", {"codec": "libvpx-vp9", "codec_options": {"deadline": "realtime", "cpu-used": "8"}}),
+            ("a.avi", {"codec": "mpeg4"}),
+        ],
+    )
+    def test_a_file_cut_at_60_percent_is_not_taken_for_a_shorter_clip(self, make_clip, name, options):
+        path = self.cut(make_clip(name, 60, size=(128, 128), **options), 0.6)
+        with pytest.raises(
+            BadMediaError, match=r"is cut short: its header promises (60 frames|6.00 s), the file holds"
+        ):
+            open_clip(path, "pyav")
+
+    def test_without_its_index_an_mp4_can_not_be_opened(self, make_clip):
+        with pytest.raises(BadMediaError, match=r"cut short and lost its index|can't be opened as mov"):
+            open_clip(self.cut(make_clip("a.mp4", 60), 0.6), "pyav")
+
+    def test_a_header_that_claims_a_billion_frames(self, make_clip):
+        path = make_clip("a.avi", codec="mpeg4")
+        data = bytearray(path.read_bytes())
+        length = data.index(b"strh") + 8 + 32  # dwLength of the stream header
+        data[length : length + 4] = struct.pack("<I", 10**9)
+        path.write_bytes(data)
+        with pytest.raises(BadMediaError, match="its header promises 1000000000 frames, the file holds 25"):
+            open_clip(str(path), "pyav")
+
+    def test_noise_in_the_pictures_is_an_error_or_at_least_the_right_number_of_frames(self, make_clip):
+        path = make_clip("a.mp4", 60, size=(128, 128), container_options={"movflags": "faststart"})
+        data = bytearray(path.read_bytes())
+        start = data.index(b"mdat") + 4
+        noise = random.Random(0)
+        for at in range(start + 400, len(data), 40):
+            data[at] = noise.randrange(256)
+        path.write_bytes(data)
+        with open_clip(str(path), "pyav") as clip, pytest.raises(BadMediaError, match=r"damaged|decoded"):
+            clip.read(range(60))
+
+    def test_audio_only(self, tmp_path):
+        path = tmp_path / "voice.mp4"
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("aac", rate=16000)
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 16000), np.float32), format="fltp", layout="mono")
+            frame.sample_rate = 16000
+            container.mux(stream.encode(frame))
+            container.mux(stream.encode())
+        with pytest.raises(BadMediaError, match="has no video stream, only audio"):
+            open_clip(str(path), "pyav")
+
+
+def test_no_descriptor_is_left_behind(make_clip):
+    import os
+
+    path = make_clip()
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("counts descriptors by /proc")
+    before = descriptors()
+    for _ in range(20):
+        with open_clip(str(path), "pyav") as clip:
+            clip.read([24])
+    assert descriptors() == before
+
+
+class TestBackends:
+    def test_unknown_name(self):
+        with pytest.raises(ValueError, match="video_backend: expected one of auto, torchcodec, pyav"):
+            resolve_backend("opencv")
+
+    def test_auto_is_the_same_on_every_machine(self):
+        assert resolve_backend("auto") == "pyav"
+
+    def test_torchcodec_where_it_does_not_work_says_what_it_needs(self, make_clip, monkeypatch):
+        monkeypatch.setattr(decode, "_torchcodec_works", lambda: False)
+        with pytest.raises(ImportError, match=r"qwenvl\[torchcodec\]"):
+            open_clip(str(make_clip()), "torchcodec")

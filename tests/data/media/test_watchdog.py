@@ -1,0 +1,159 @@
+"""The bounds are real ones: real children are killed, starved and crashed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.open import open_clip, resolve_backend
+from qwenvl.data.media.watchdog import GuardedClip
+
+
+@pytest.fixture
+def heavy(make_clip):
+    """A clip that takes a second to read: 100 frames of 1920 x 1080, one of them a key frame."""
+    return str(make_clip("heavy.mp4", 100, size=(1920, 1080), gop=500, codec_options={"preset": "ultrafast"}))
+
+
+@pytest.mark.parametrize("backend", ["pyav", "torchcodec"])
+def test_frames_are_those_of_the_plain_reader(make_clip, backend):
+    path = str(make_clip())
+    try:
+        resolve_backend(backend)
+    except ImportError as error:
+        pytest.skip(str(error))
+    with open_clip(path, backend) as plain, open_clip(path, backend, timeout=60) as guarded:
+        assert isinstance(guarded, GuardedClip)
+        assert guarded.frame_times == plain.frame_times
+        assert (guarded.frame_count, guarded.duration) == (plain.frame_count, plain.duration)
+        assert torch.equal(guarded.read([20, 3, 3]), plain.read([20, 3, 3]))
+
+
+def test_frames_outlive_their_clip_and_the_next_reading(make_clip, number_of):
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        first = clip.read([3, 7])
+        second = clip.read([9])
+        child = clip._child
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        clip.read([20])
+    child.kill()
+    assert [number_of(frame) for frame in (*first, *second)] == [3, 7, 9]
+
+
+def test_many_frames_are_not_overwritten_either(heavy):
+    """Thirty of them, 187 MB, stay where the child put them."""
+    with open_clip(heavy, "pyav", timeout=60) as clip:
+        first = clip.read(range(30))
+        expected = first[29].clone()
+        assert not torch.equal(clip.read(range(60, 90))[29], expected)
+        assert torch.equal(first[29], expected)
+
+
+def test_errors_are_those_of_the_plain_reader(make_clip, tmp_path):
+    (tmp_path / "words.mp4").write_text("words, only words")
+    with pytest.raises(BadMediaError, match=r"words.mp4: not a video: it is text"):
+        open_clip(str(tmp_path / "words.mp4"), "pyav", timeout=60)
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip, pytest.raises(IndexError, match="from 0 to 24"):
+        clip.read([25])
+
+
+def test_two_clips_at_once_and_one_after_the_other(make_clip, number_of):
+    paths = [str(make_clip(name)) for name in ("a.mp4", "b.mp4")]
+    with open_clip(paths[0], "pyav", timeout=60) as first, open_clip(paths[1], "pyav", timeout=60) as second:
+        assert [number_of(clip.read([5])[0]) for clip in (first, second, first)] == [5, 5, 5]
+        assert first._child is not second._child
+        children = {first._child, second._child}
+    with open_clip(paths[0], "pyav", timeout=60) as third:
+        assert third._child in children, "children are used again"
+
+
+def test_a_clip_that_takes_too_long_is_killed_and_the_next_one_is_read(heavy, make_clip, number_of):
+    clip = open_clip(heavy, "pyav", timeout=0.15)
+    child = clip._child
+    started = time.monotonic()
+    with clip, pytest.raises(BadMediaError, match=r"heavy.mp4: not decoded within 0.15 s \(--decode_timeout\)"):
+        clip.read(range(clip.frame_count))
+    assert time.monotonic() - started < 3
+    assert not child.alive
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        assert number_of(clip.read([7])[0]) == 7
+
+
+def test_a_clip_that_takes_too_much_memory_is_bad(heavy):
+    # 100 frames of 6.2 MB
+    with (
+        open_clip(heavy, "pyav", timeout=60, memory_gb=0.1) as clip,
+        pytest.raises(BadMediaError, match=r"takes more than 0.1 GB to decode \(--decode_memory_gb\)"),
+    ):
+        clip.read(range(100))
+
+
+def test_a_decoder_that_crashes_is_named(make_clip):
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        os.kill(clip._child._process.pid, signal.SIGSEGV)
+        with pytest.raises(BadMediaError, match=r"its decoder crashed \(exit code -11\)"):
+            clip.read([1])
+
+
+def test_an_idle_child_that_died_is_replaced(make_clip, number_of):
+    path = str(make_clip())
+    with open_clip(path, "pyav", timeout=60) as clip:
+        child = clip._child
+    os.kill(child._process.pid, signal.SIGKILL)
+    child._process.wait()
+    with open_clip(path, "pyav", timeout=60) as clip:
+        assert number_of(clip.read([4])[0]) == 4
+
+
+def test_the_child_goes_when_its_parent_is_killed(make_clip):
+    code = (
+        "import os, signal, sys\n"
+        "from qwenvl.data.media.open import open_clip\n"
+        "clip = open_clip(sys.argv[1], 'pyav', timeout=60)\n"
+        "print(clip._child._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(make_clip())], capture_output=True, text=True)
+    child = int(done.stdout)
+    for _ in range(50):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        with open(f"/proc/{child}/stat") as stat:
+            if stat.read().split(") ")[1].startswith("Z"):
+                return  # ended, and waits for an init that reaps
+        time.sleep(0.1)
+    pytest.fail("the decoding child outlived its parent")
+
+
+def test_a_data_set_goes_on_after_a_clip_that_was_killed(heavy, make_clip, write_rows, make_row):
+    make_clip("good.mp4")
+    meta = {"min_frames": 100, "max_frames": 100}
+    rows = [make_row(prompt="<video>", video="heavy.mp4", meta=meta), make_row(prompt="<video>", video="good.mp4")]
+    path = str(write_rows(rows))
+    dataset = load_dataset(path, decode_timeout=0.15, on_bad_sample="skip", video_backend="pyav")
+    loader = torch.utils.data.DataLoader(dataset, batch_size=1, num_workers=1, collate_fn=list)
+    (bad,), (good,) = list(loader)
+    assert "not decoded within 0.15 s" in bad.error
+    assert good.videos[0].info.indices == (0, 8, 16, 24)
+    with pytest.raises(BadMediaError, match="not decoded within"):
+        load_dataset(path, decode_timeout=0.15, video_backend="pyav")[0]
+
+
+class TestDecord:
+    decord = pytest.importorskip("decord")
+
+    def test_it_reads_an_ordinary_clip(self, make_clip, number_of):
+        with open_clip(str(make_clip()), "decord", timeout=60) as clip:
+            assert [number_of(frame) for frame in clip.read([3, 17])] == [3, 17]
+
+    def test_never_in_this_process(self, make_clip):
+        with pytest.raises(ValueError, match="needs --decode_timeout above 0"):
+            open_clip(str(make_clip()), "decord")

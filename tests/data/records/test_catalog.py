@@ -1,0 +1,120 @@
+import pytest
+
+from qwenvl.data.records.catalog import DEFAULT_CATALOG, resolve_datasets
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / "steps").mkdir(exist_ok=True)
+        (tmp_path / "steps" / f"{name}.jsonl").write_text("{}\n")
+    path = tmp_path / "datasets.yaml"
+    path.write_text(
+        "steps_train: {annotation_path: steps/train.jsonl, media_root: videos}\n"
+        "steps_test: {annotation_path: steps/test.jsonl}\n"
+    )
+    return path
+
+
+def test_names_paths_and_percentages(catalog):
+    (catalog.parent / "own.json").write_text("[]")
+    first, second, third = resolve_datasets(f"steps_train%12.5, steps_test,{catalog.parent}/own.json%3", catalog)
+    assert (first.name, first.percent) == ("steps_train", 12.5)
+    assert first.annotation_path == catalog.parent / "steps" / "train.jsonl"
+    assert first.media_root == catalog.parent / "videos"
+    assert second.media_root == catalog.parent / "steps", "the annotation's folder where the catalog names none"
+    assert (third.media_root, third.percent) == (catalog.parent, 3.0)
+
+
+def test_an_unknown_name_lists_the_near_ones(catalog):
+    with pytest.raises(ValueError, match=r"no data set 'step_train' in .*; did you mean steps_train or steps_test\?"):
+        resolve_datasets("step_train", catalog)
+
+
+def test_a_name_that_is_near_to_nothing_lists_what_there_is(catalog):
+    with pytest.raises(ValueError, match=r"known: steps_test, steps_train"):
+        resolve_datasets("zzz", catalog)
+
+
+@pytest.mark.parametrize("entry", ["steps_test%0", "steps_test%101", "steps_test%ten", "steps_test%"])
+def test_a_bad_percentage_is_refused(catalog, entry):
+    with pytest.raises(ValueError, match="expected a percentage above 0 and at most 100 after '%'"):
+        resolve_datasets(entry, catalog)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1]", r"a: expected \{annotation_path"),
+        ("a: {annotation: x.json}", "unknown key 'annotation'"),
+        ("a: {media_root: x}", "annotation_path is missing"),
+        ("a: {annotation_path: 3}", "a.annotation_path: expected a path, got 3"),
+        ("- a", "expected a mapping of data set names, got list"),
+        ("a: {", "not valid YAML"),
+    ],
+)
+def test_a_malformed_catalog_says_what_is_wrong(tmp_path, text, message):
+    path = tmp_path / "datasets.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        resolve_datasets("a", path)
+
+
+def test_missing_files_and_empty_lists(catalog):
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*nowhere.json"):
+        resolve_datasets(str(catalog.parent / "nowhere.json"), catalog)
+    with pytest.raises(FileNotFoundError, match="no such catalog; name one with --dataset_catalog"):
+        resolve_datasets("a", catalog.parent / "no.yaml")
+    with pytest.raises(ValueError, match="expected names or paths separated by commas"):
+        resolve_datasets(" , ")
+    with pytest.raises(ValueError, match="'steps_test' is named twice"):
+        resolve_datasets("steps_test%5,steps_test", catalog)
+
+
+def test_the_repository_catalog_has_the_example():
+    (source,) = resolve_datasets("example")
+    assert source.annotation_path == DEFAULT_CATALOG.parent / "example" / "records.json"
+
+
+def test_folders_and_the_hub(tmp_path):
+    (tmp_path / "saved").mkdir()
+    folder, hub = resolve_datasets(f"{tmp_path}/saved,hf:org/name:train%10")
+    assert (folder.annotation_path, folder.media_root) == (tmp_path / "saved", tmp_path / "saved")
+    assert (str(hub.annotation_path), hub.percent) == ("hf:org/name:train", 10.0)
+
+
+class TestWeights:
+    def test_after_names_paths_percentages_and_splits(self, catalog):
+        own = catalog.parent / "own:2.json"
+        own.write_text("[]")
+        sources = resolve_datasets(f"steps_train:0.3,steps_test%20:2,{own}:1e-1,hf:org/name:train:.6", catalog)
+        assert [(source.weight, source.percent) for source in sources] == [(0.3, 100), (2, 20), (0.1, 100), (0.6, 100)]
+        assert [source.name for source in sources] == ["steps_train", "steps_test", str(own), "hf:org/name:train"]
+
+    def test_a_colon_without_a_number_is_part_of_the_name(self):
+        (source,) = resolve_datasets("hf:org/name:train")
+        assert (source.name, source.weight) == ("hf:org/name:train", None)
+
+    def test_names_that_end_in_a_number_take_a_weight(self, tmp_path):
+        (tmp_path / "run:2").mkdir()
+        folder, hub = resolve_datasets(f"{tmp_path}/run:2:1,hf:org/name:2024:1")
+        assert (folder.annotation_path, str(hub.annotation_path)) == (tmp_path / "run:2", "hf:org/name:2024")
+        (alone,) = resolve_datasets("hf:org/name:2024:1")
+        assert alone.name == "hf:org/name:2024"
+
+    @pytest.mark.parametrize(
+        ("entry", "message"),
+        [
+            ("steps_train:0,steps_test:1", "expected a weight above 0 after ':', got 0; leave a data set out"),
+            ("steps_train:-1,steps_test:1", "expected a weight above 0 after ':', got -1"),
+            ("steps_train:nan,steps_test:1", "expected a weight above 0 after ':', got nan"),
+            ("steps_train:inf,steps_test:1", "expected a weight above 0 after ':', got inf"),
+            ("steps_train:2,steps_test", "'steps_train' has a weight and 'steps_test' has none; give each"),
+            ("steps_train:0.5", "the weight of 'steps_train' has no effect.*steps_train%NN takes a part of one"),
+            ("steps_train:2%50,steps_test:1", "the weight comes last: name%percent:weight"),
+            ("steps_train:half,steps_test:1", "no data set 'steps_train:half' in .*; did you mean steps_train"),
+        ],
+    )
+    def test_what_makes_no_sense(self, catalog, entry, message):
+        with pytest.raises(ValueError, match=message):
+            resolve_datasets(entry, catalog)

@@ -1,0 +1,193 @@
+"""Records read when they are asked for are those of a full reading, and take no more memory than a few of them."""
+
+import csv
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records import text_rows
+from qwenvl.data.records.catalog import DatasetSource
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.record_file import JoinedRecords, RecordFile, open_records
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def lines(tmp_path, make_row):
+    path = tmp_path / "data.jsonl"
+    rows = [json.dumps(make_row(prompt=f"Naïve {i}?", id=i if i % 2 else None), ensure_ascii=False) for i in range(9)]
+    path.write_text("\ufeff" + "\n\n".join(rows), encoding="utf-8")  # a byte order mark, blank lines, no last line end
+    return DatasetSource("data", path, tmp_path)
+
+
+def write_all_kinds(folder, rows):
+    """The same rows in a file of every kind, by its name."""
+    datasets = pytest.importorskip("datasets")
+    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+    array = b"\xef\xbb\xbf" + json.dumps(rows, indent=2).encode()
+    table = datasets.Dataset.from_list(rows)
+    files = {"lines.jsonl": lines, "array.json": array, "lines.jsonl.gz": gzip.compress(lines, 1)}
+    files["array.json.gz"] = gzip.compress(array, 1)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    with open(folder / "plain.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    table.to_parquet(folder / "table.parquet", batch_size=50)
+    table.save_to_disk(folder / "saved")
+    return [*files, "plain.csv", "table.parquet", "saved"]
+
+
+@pytest.fixture
+def every_kind(tmp_path):
+    rows = [{"id": f"é{i}", "prompt": f'“{i}”,\n"b"?', "solution": str(i)} for i in range(11)]
+    names = write_all_kinds(tmp_path, rows)
+    return [DatasetSource(name, tmp_path / name, tmp_path) for name in names]
+
+
+@pytest.mark.parametrize("unzip_to_disk", [False, True])
+def test_every_kind_of_file_can_be_read_in_any_order(every_kind, monkeypatch, unzip_to_disk):
+    if unzip_to_disk:
+        monkeypatch.setattr(text_rows, "MEMORY_BYTES", 100)
+    for source in every_kind:
+        whole, lazy = open_records(source, seed=0), RecordFile(source, seed=0)
+        assert [record.solution for record in whole] == [str(i) for i in range(11)], source.name
+        assert [lazy[i] for i in (8, 0, 10, 3, -1)] == [whole[i] for i in (8, 0, 10, 3, -1)]
+        assert list(lazy) == list(lazy.iterate()) == whole
+        assert list(pickle.loads(pickle.dumps(lazy))) == whole, "worker processes get it so"
+        with pytest.raises(IndexError):
+            lazy[11]
+
+
+def test_the_same_share_of_the_rows(every_kind):
+    for source in every_kind:
+        third = DatasetSource("data", source.annotation_path, source.media_root, 33.0)
+        assert list(RecordFile(third, seed=4)) == open_records(third, seed=4)
+        assert len(open_records(third, seed=4)) == 4
+
+
+def test_every_row_of_odd_lines(lines):
+    records, lazy = open_records(lines, seed=0), RecordFile(lines, seed=0)
+    assert list(lazy) == records
+    assert [record.where.rpartition(":")[2] for record in records] == [str(i) for i in range(1, 18, 2)]
+    assert [record.id for record in records[:3]] == ["data-0", "1", "data-4"]
+
+
+def test_bad_rows_are_errors_when_asked_for(lines):
+    path = lines.annotation_path
+    path.write_text(path.read_text() + '\n{"a": \n{"prompt": "b"}\n')
+    lazy = RecordFile(lines, seed=0, check_record=lambda record: "no" if "8" in record.messages[0].text else None)
+    assert len(lazy) == 11
+    assert lazy[7].messages
+    for index, message in (
+        (8, "data.jsonl:17: no"),
+        (9, "data.jsonl:18: not valid JSON"),
+        (10, "expected a `solution`"),
+    ):
+        with pytest.raises(RecordError, match=message):
+            lazy[index]
+
+
+def test_options_reach_the_rows(lines):
+    assert RecordFile(lines, seed=0, options=ReadOptions(system="Be brief."))[0].messages[0].text == "Be brief."
+
+
+def test_only_files_above_the_bound_are_read_lazily(lines):
+    size = lines.annotation_path.stat().st_size
+    assert isinstance(open_records(lines, seed=0, stream_above=size), list)
+    assert isinstance(open_records(lines, seed=0, stream_above=size - 1), RecordFile)
+
+
+def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, make_row):
+    with pytest.raises(RecordError, match="names 'q'; the row has"):
+        open_records(lines, seed=0, options=ReadOptions(columns={"q": "prompt"}), stream_above=0)
+    path = write_rows([make_row(), make_row()])
+    path.write_text(path.read_text()[:-20])
+    cut = DatasetSource("cut", path, path.parent)
+    with pytest.raises(RecordError, match=r"data.json\[1\]: not valid JSON"):
+        open_records(cut, seed=0, stream_above=0)
+    good, damage = RecordFile(cut, seed=0).iterate()
+    assert (good.where, str(damage)[: len(str(path)) + 3]) == (f"{path}[0]", f"{path}[1]")
+
+
+def test_a_data_set_of_lazy_and_read_files(lines, write_rows, make_row):
+    names = f"{lines.annotation_path},{write_rows([make_row(id='z')], 'other.jsonl')}"
+    whole, lazy = load_dataset(names), load_dataset(names, stream_above=300)
+    assert [record.id for record in lazy.records] == [record.id for record in whole.records]
+    assert lazy[9].record.id == lazy[-1].record.id == "z"
+    with pytest.raises(IndexError, match="expected a record from 0 to 9, got 10"):
+        JoinedRecords([whole.records])[10]
+
+
+def test_an_empty_file(tmp_path):
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    assert len(RecordFile(DatasetSource("data", tmp_path / "data.jsonl", tmp_path), seed=0)) == 1
+    for nothing in ("\n \n", "", "[]"):
+        (tmp_path / "data.jsonl").write_text(nothing)
+        with pytest.raises(RecordError, match="no records in the file"):
+            RecordFile(DatasetSource("data", tmp_path / "data.jsonl", tmp_path), seed=0)
+
+
+READER = """
+import random, sys, threading
+from pathlib import Path
+from qwenvl.data.records.catalog import DatasetSource
+from qwenvl.data.records.record_file import open_records
+
+def status(name):
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(lines[name].split()[0]) / 1024
+
+def read(folder, name, stream_above):
+    source = DatasetSource(name, Path(folder, name), Path(folder))
+    records = open_records(source, seed=0, stream_above=stream_above)
+    return sum(len(records[i].messages[0].text) for i in random.Random(0).sample(range(len(records)), len(records)))
+
+def watch():
+    while not done.wait(0.002):
+        anonymous.append(status("RssAnon"))
+
+small, large, *names = sys.argv[1:]
+for name in names:
+    read(small, name, 0)
+before, anonymous, done = status("VmRSS"), [status("RssAnon")], threading.Event()
+threading.Thread(target=watch, daemon=True).start()
+for name in names:
+    print(name, read(large, name, 2**20), status("VmHWM") - before, max(anonymous) - anonymous[0])
+done.set()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
+    """All rows in a random order, in a process that does nothing else."""
+    count, length = 1000, 60_000
+    rows = [{"prompt": f"{i:06}" + "word, " * (length // 6 - 1), "solution": "1"} for i in range(count)]
+    (tmp_path / "small").mkdir()
+    write_all_kinds(tmp_path / "small", rows[:3])
+    names = write_all_kinds(tmp_path, rows)
+    # Memory that is given back counts as given back.
+    env = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "100000"}
+    command = [sys.executable, "-c", READER, str(tmp_path / "small"), str(tmp_path), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | env)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        name, total, peak, anonymous = line.split()
+        assert int(total) == count * length
+        # In the peak of tables are pages of mapped files, which the system takes back when it needs them.
+        used = float(anonymous if name in ("table.parquet", "saved") else peak)
+        assert used < 24, f"{name}: {count * length >> 20} MB of rows took {used} MB"
+    assert len(done.stdout.splitlines()) == len(names)

@@ -1,0 +1,99 @@
+"""Tables of the `datasets` library and of pandas, as users have them."""
+
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.rows import open_rows
+from qwenvl.doctor.commands import main
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+
+
+def picture(colour: str) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (30, 20), colour).save(data, "PNG")
+    return data.getvalue()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A folder as data sets of the hub are: a parquet file for each split, pictures within."""
+    features = {name: datasets.Value("string") for name in ("problem", "answer")}
+    features = datasets.Features(features | {"images": datasets.List(datasets.Image())})
+    for split, colours in (("train", ["red", "green", "blue"]), ("test", ["black"])):
+        rows = [{"problem": "<image>Which?", "answer": c, "images": [{"bytes": picture(c)}]} for c in colours]
+        path = tmp_path / "repository" / "data" / f"{split}-00000-of-00001.parquet"
+        datasets.Dataset.from_list(rows, features=features).to_parquet(path)
+    return tmp_path / "repository"
+
+
+@pytest.fixture
+def downloaded(repository, tmp_path):
+    """What the library keeps of ``org/name`` after its download: with it the name works without a network."""
+    datasets.load_dataset(str(repository))
+    (made,) = (tmp_path / "hub" / "repository").glob("default/0.0.0/*/")
+    kept = tmp_path / "hub" / "org___name" / "default" / "0.0.0" / made.name
+    kept.parent.mkdir(parents=True)
+    made.rename(kept)
+    for file in kept.glob("*.arrow"):
+        file.rename(kept / file.name.replace("repository", "name"))
+
+
+COLUMNS = {"problem": "prompt", "answer": "solution"}
+
+
+def test_a_data_set_by_name_with_and_without_a_split(downloaded):
+    train = load_dataset("hf:org/name", columns=COLUMNS)
+    assert [record.solution for record in train.records] == ["red", "green", "blue"]
+    assert [tuple(train[i].images[0][:, 0, 0].tolist()) for i in range(3)] == [(255, 0, 0), (0, 128, 0), (0, 0, 255)]
+    (record,) = load_dataset("hf:org/name:test", columns=COLUMNS).records
+    assert (record.where, record.id, record.solution) == ("hf:org/name:test[0]", "name-0", "black")
+    halves = load_dataset("hf:org/name%67,hf:org/name:test", columns=COLUMNS)
+    assert len(halves) == 3
+
+
+def test_a_folder_as_on_the_hub_by_its_path(repository):
+    assert load_dataset(f"hf:{repository}:test", columns=COLUMNS).records[0].solution == "black"
+
+
+def test_the_command_checks_it_too(downloaded, capsys):
+    assert main(["check", "hf:org/name", "--columns", "problem=prompt,answer=solution", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["good"], report["images"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("hf:org/name:tset", "hf:org/name:tset: can't be loaded: Unknown split"), ("hf:org/other", "Couldn't reach")],
+)
+def test_names_that_are_not_there(downloaded, name, message):
+    with pytest.raises(RecordError, match=message):
+        open_rows(name)
+
+
+def test_categories_of_pandas(tmp_path):
+    """They are stored as dictionaries, of which every part of a file may have its own."""
+    pandas = pytest.importorskip("pandas")
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    kinds = [["a", "b"], ["c", "d", "c"]]
+    frames = [pandas.DataFrame({"prompt": k, "solution": pandas.Categorical(k)}) for k in kinds]
+    tables = [pyarrow.Table.from_pandas(frame) for frame in frames]
+    with parquet.ParquetWriter(tmp_path / "a.parquet", tables[0].schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+    rows = open_rows(tmp_path / "a.parquet")
+    assert [row.value["solution"] for row in rows] == [*kinds[0], *kinds[1]]
+    assert [rows[i].value["solution"] for i in (4, 0, 3)] == ["c", "a", "d"]

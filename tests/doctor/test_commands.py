@@ -1,0 +1,182 @@
+"""The commands as a user runs them, on data with one of everything that goes wrong."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.doctor.commands import main
+
+
+@pytest.fixture
+def folder(tmp_path, make_clip, write_rows, make_row):
+    """A data set of nine rows, two of them good."""
+    (tmp_path / "sub").mkdir()
+    make_clip("sub/good.mp4", 25)
+    cut = make_clip("cut.mp4", 60, size=(128, 128), container_options={"movflags": "faststart"})
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    (tmp_path / "page.mp4").write_text("<html>404</html>")
+    Image.new("RGB", (30, 30)).save(tmp_path / "a.png")
+    rows = [
+        make_row(id="good", prompt="<video><image>?", video="sub/good.mp4", image="a.png", meta={"max_frames": 4}),
+        make_row(id="text", prompt="Which?", line=3),
+        make_row(id="none", prompt="<video>", video="none.mp4"),
+        make_row(id="empty", prompt="<video>", video="empty.mp4"),
+        make_row(id="page", prompt="<video>", video="page.mp4"),
+        make_row(id="cut", prompt="<video>", video="cut.mp4"),
+        make_row(id="meta", prompt="<video>", video="sub/good.mp4", meta={"frame_cnts": [40]}),
+        make_row(id="tags", prompt="no tag", video="sub/good.mp4"),
+        make_row(id="score", solution="<answer> </answer>"),
+    ]
+    path = write_rows(rows, "data.jsonl")
+    with open(path, "a") as file:
+        file.write('{"id": \n')
+    return tmp_path
+
+
+def run(capsys, *argv):
+    capsys.readouterr()
+    code = main([str(arg) for arg in argv])
+    return code, capsys.readouterr().out
+
+
+def refused(capsys, *argv, code=2):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([str(arg) for arg in argv])
+    assert ended.value.code == code
+    return capsys.readouterr().err
+
+
+def test_check_finds_everything_and_harms_nothing_else(folder, capsys):
+    code, out = run(capsys, "check", folder / "data.jsonl", "--json")
+    report = json.loads(out)
+    assert code == 1
+    assert (report["records"], report["good"], report["bad"]) == (10, 2, 8)
+    assert report["bad_by_kind"] == {
+        "missing media": 1,
+        "empty media": 1,
+        "not a video": 1,
+        "cut short": 1,
+        "meta and clip disagree": 1,
+        "tags": 1,
+        "solution": 1,
+        "JSON": 1,
+    }
+    assert (report["clips"], report["images"], report["text_only"]) == (1, 1, 1)
+    assert report["frames_per_clip"]["max"] == 4
+    messages = "\n".join(problem["message"] for problem in report["problems"])
+    for place in (
+        "data.jsonl:10: not valid JSON",
+        "data.jsonl:3 (id none): ",
+        "data.jsonl:8: the prompt has 0 <video>",
+    ):
+        assert place in messages
+
+
+def test_check_for_people(folder, capsys):
+    code, out = run(capsys, "check", folder / "data.jsonl")
+    assert code == 1
+    assert "10 records, 2 good, 8 bad" in out
+    assert "bad: cut short (1)" in out
+    assert "what to do" in out
+
+
+def test_write_clean_gives_a_data_set_that_passes(folder, capsys):
+    run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
+    code, out = run(capsys, "check", folder / "clean.json")
+    assert code == 0
+    assert "2 records, 2 good, 0 bad" in out
+    good, text = json.loads((folder / "clean.json").read_text())
+    assert (good["video"], good["meta"]) == ("sub/good.mp4", {"max_frames": 4})
+    assert text["line"] == 3, "keys that only rewards know are kept"
+
+
+def test_tokens_and_those_that_are_too_long(folder, tiny_checkpoint, capsys):
+    command = ("check", folder / "data.jsonl", "--json", "--model", tiny_checkpoint())
+    tokens = json.loads(run(capsys, *command)[1])["prompt_tokens"]
+    assert tokens["min"] < tokens["max"]
+    report = json.loads(run(capsys, *command, "--max_prompt_length", int(tokens["min"]))[1])
+    assert report["bad_by_kind"]["too long"] == 1
+    assert report["good"] == 1
+
+
+def test_what_would_be_lowered_to_fit(make_clip, write_rows, make_row, tiny_checkpoint, capsys):
+    make_clip("a.mp4", 50, size=(112, 112))
+    path = write_rows([make_row(id="clip", prompt="<video>", video="a.mp4"), make_row(id="text", prompt="a " * 80)])
+    flags = ("--model", tiny_checkpoint(), "--base_interval", 0.1, "--video_max_frames", 16)
+    free = json.loads(run(capsys, "check", path, "--json", *flags)[1])
+    longest = int(free["prompt_tokens"]["max"])  # of the clip: 8 pairs of 16 tokens
+    code, out = run(
+        capsys, "check", path, "--json", *flags, "--fit_frames", "--max_prompt_length", longest - 3 * 16 + 1
+    )
+    report = json.loads(out)
+    assert (code, report["fitted_prompts"], report["prompt_tokens"]["max"]) == (0, 1, longest - 3 * 16)
+    assert report["warnings"] == [
+        {"kind": "lowered to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"},
+    ]
+    assert "--fit_frames has no effect without" in refused(capsys, "check", path, "--fit_frames")
+    assert "without max_prompt_length" in refused(capsys, "check", path, "--fit_frames", *flags)
+
+
+def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
+    path = write_rows([make_row(), make_row(), make_row(solution="(2) b")])
+    code, out = run(capsys, "check", path, "--json")
+    assert code == 0
+    first, second = json.loads(out)["warnings"]
+    assert first["message"].endswith("data.json[1] asks the same as " + f"{path}[0] and has the same solution")
+    assert "but has another solution" in second["message"]
+
+
+def test_a_file_that_is_no_json_at_all(tmp_path, capsys):
+    (tmp_path / "data.json").write_text("[{]")
+    code, out = run(capsys, "check", tmp_path / "data.json")
+    assert code == 1
+    assert "not valid JSON" in out
+
+
+def test_stats(folder, capsys):
+    run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
+    code, out = run(capsys, "stats", folder / "clean.json", "--json")
+    numbers = json.loads(out)
+    assert code == 0
+    assert (numbers["records"], numbers["clips"], numbers["images"], numbers["with meta"]) == (2, 1, 1, 1)
+    assert numbers["solutions"] == {"<answer>(1) take</answer>": 2}
+    assert "different solutions       1" in run(capsys, "stats", folder / "clean.json")[1]
+
+
+def test_stats_show_what_weights_come_to(write_rows, make_row, capsys):
+    small = write_rows([make_row(id=str(i)) for i in range(2)], "small.json")
+    large = write_rows([make_row(id=str(i)) for i in range(8)], "large.json")
+    _, out = run(capsys, "stats", f"{small}:0.3,{large}:0.7", "--json")
+    # 0.3 and 0.7 of ten records
+    assert json.loads(out)["datasets"] == {
+        str(small): {"records": 2, "drawn_per_epoch": 3, "times_per_record": 1.5},
+        str(large): {"records": 8, "drawn_per_epoch": 7, "times_per_record": 0.875},
+    }
+    assert f"7  of 8 records, each 0.875 times: {large}" in run(capsys, "stats", f"{small}:0.3,{large}:0.7")[1]
+
+
+def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
+    run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
+    code, out = run(capsys, "convert", folder / "clean.json", folder / "b.parquet")
+    assert (code, out) == (0, f"wrote 2 records to {folder}/b.parquet\n")
+    records = [load_dataset(str(folder / name)).records for name in ("clean.json", "b.parquet")]
+    assert [record.videos for record in records[0]] == [record.videos for record in records[1]]
+    out = run(capsys, "convert", folder / "clean.json", tmp_path / "elsewhere" / "b.json")[1]
+    assert "2 media lie outside of its folder and are named in full: read it with --allow_outside_media" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["check", "no_such_set"], 2, "no data set 'no_such_set'"),
+        (["check", "example", "--max_prompt_length", "5"], 2, "give --model"),
+        (["check", "example", "--columns", "x"], 2, "expected name=known"),
+        (["convert", "example", "out.txt"], 2, "expected a name that ends in"),
+    ],
+)
+def test_bad_commands(argv, code, message, capsys):
+    assert message in refused(capsys, *argv, code=code)

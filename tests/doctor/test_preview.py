@@ -1,0 +1,101 @@
+import base64
+import html
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qwenvl.doctor.preview import main
+
+
+def page_of(tmp_path, *argv):
+    assert main([*map(str, argv), "--out", str(tmp_path / "page.html")]) == 0
+    return (tmp_path / "page.html").read_text()
+
+
+def pictures(page):
+    return [np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall(r"base64,([^\"]+)", page)]
+
+
+def test_the_page_shows_the_frames_that_the_model_sees(tmp_path, make_clip, write_rows, make_row, number_of):
+    make_clip("a.mp4", 25)
+    meta = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 2, "dynamic_sample": True}
+    path = write_rows([make_row(id="x<y", prompt="<video>\nWhich & why?", video="a.mp4", meta=meta)])
+    page = page_of(tmp_path, path, "--seed", 7)
+    labels = re.findall(r"<b>([\d.]+) s</b><br>frame (\d+), segment (\d)<", page)
+    assert [int(number) for _, number, _ in labels] == [number_of(picture) for picture in pictures(page)]
+    assert [float(time) for time, _, _ in labels] == [int(number) / 10 for _, number, _ in labels]
+    assert [segment for _, _, segment in labels] == ["0", "0", "1", "1"]
+    assert "x&lt;y" in page
+    assert "Which &amp; why?" in page
+    assert "read as actions [1]; as a completion it would score format 0.3, accuracy 1.0" in page
+
+
+def test_prompts_have_their_vision_tokens_folded(tmp_path, make_clip, write_rows, make_row, tiny_checkpoint):
+    make_clip("a.mp4", 25, size=(120, 90))
+    Image.new("RGB", (112, 140)).save(tmp_path / "b.png")
+    row = make_row(prompt="<video> and <image>?", video="a.mp4", image="b.png", meta={"min_frames": 6, "max_frames": 6})
+    path = write_rows([row])
+    # frames of 112 x 84 pixels in patches of 14; the image in 10 x 8; each 2 x 2 of them are one token
+    page = html.unescape(page_of(tmp_path, path, "--model", tiny_checkpoint("qwen2_5_vl"), "--max_prompt_length", 999))
+    assert (
+        "<|vision_start|><video: 6 frames, 6x8 patches, 36 tokens><|vision_end|> and "
+        "<|vision_start|><image: 10x8 patches, 20 tokens><|vision_end|>?<|im_end|>"
+    ) in page
+    tokens = int(re.search(r"(\d+) tokens: 56 vision", page)[1])
+    assert f"{999 - tokens} below --max_prompt_length" in page
+    assert "120 x 90 pixels, the model sees 112 x 84" in page
+    assert [picture.shape for picture in pictures(page)] == [(84, 112, 3)] * 6 + [(140, 112, 3)]
+    # Qwen3-VL has patches of 16 and a time for every pair of frames: 0, 5, 10 | 14, 19, 24 tenths of a second
+    page = html.unescape(page_of(tmp_path, path, "--model", tiny_checkpoint("qwen3_vl")))
+    assert page.count("<video: 2 frames, 6x8 patches, 12 tokens>") == 3
+    assert "<0.2 seconds><|vision_start|><video" in page
+
+
+def test_what_was_lowered_to_fit_is_said(tmp_path, make_clip, write_rows, make_row, tiny_checkpoint):
+    make_clip("a.mp4", 50, size=(112, 112))
+    path = write_rows([make_row(prompt="<video>", video="a.mp4")])
+    flags = ("--model", tiny_checkpoint("qwen2_5_vl"), "--base_interval", 0.1, "--video_max_frames", 16)
+    tokens = int(re.search(r"(\d+) tokens: 128 vision", page_of(tmp_path, path, *flags))[1])
+    page = page_of(tmp_path, path, *flags, "--max_prompt_length", tokens - 48, "--fit_frames")
+    assert f"{tokens - 48} tokens: 80 vision" in page
+    assert "0 below --max_prompt_length; to fit, shown with 10 of 16 frames" in page
+    assert len(pictures(page)) == 10
+
+
+def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
+    path = write_rows([make_row(prompt="<video>", video="none.mp4"), make_row(solution=","), [1, 2], make_row(id="d")])
+    page = html.unescape(page_of(tmp_path, path))
+    assert "No such file" in page
+    assert "can't be scored" in page
+    assert "data.json[2]: expected an object with `conversations`, `messages` or `prompt`, got list [1, 2]" in page
+    assert page.count("<section>") == 4
+    assert "src=" not in page
+
+
+def test_the_page_needs_nothing_else(tmp_path, make_clip, write_rows, make_row):
+    make_clip("a.mp4", 25)
+    page = page_of(tmp_path, write_rows([make_row(prompt="<video>", video="a.mp4")]))
+    assert not re.search(r"<script|<link|@import|url\(|https?:", page)
+    assert all(source.startswith("data:image/jpeg") for source in re.findall(r'src="([^"]*)', page))
+
+
+def test_template_and_system_turn_are_those_of_training(tmp_path, write_rows, make_row):
+    (tmp_path / "template.txt").write_text("Look. {prompt}\nThink first.")
+    path = write_rows([make_row(prompt="Which?")])
+    page = page_of(tmp_path, path, "--prompt_template", tmp_path / "template.txt", "--system", "Be brief.")
+    assert "[system] Be brief.\n\n[user] Look. Which?\nThink first." in page
+
+
+def test_records_are_spread_over_the_data_set(tmp_path, write_rows, make_row):
+    path = write_rows([make_row(id=f"row{i}") for i in range(10)])
+    assert re.findall(r"<h2>(row\d)", page_of(tmp_path, path, "--n", 4)) == ["row0", "row3", "row6", "row9"]
+
+
+def test_wrong_commands(capsys):
+    for argv, message in ((["no_such_set"], "no data set"), (["example", "--n", "0"], "--n: expected at least 1")):
+        with pytest.raises(SystemExit, match="2"):
+            main(argv)
+        assert message in capsys.readouterr().err

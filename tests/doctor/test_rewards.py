@@ -1,0 +1,52 @@
+import pytest
+
+from qwenvl.doctor.rewards import main
+from qwenvl.rewards.table import TABLE
+
+
+def test_list_shows_every_function_with_its_range(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(TABLE)
+    assert next(line for line in lines if line.startswith("cosine ")).split()[1:4] == ["-0.5", "to", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["accuracy", "--completion", "<answer>(1)</answer>", "--solution", "(1)(2)"], "accuracy: 0.5"),
+        (["countdown", "--completion", "<answer>1+2</answer>", "--field", "nums=[1,2]", "--field", "target=3"], ": 1"),
+        (["soft_overlong", "--completion", "x", "--tokens", "9", "--generation_max_length", "10"], ": -0.5"),
+        (["format", "--completion", "<answer>x</answer>", "--response_format", "answer_only"], "format: 1"),
+        (
+            [
+                *("temporal_iou", "--completion", "<answer>2 to 8</answer>", "--solution", "4 to 10"),
+                *("--field", "duration=20", "--temporal_iou_boundary", "True"),
+            ],
+            "temporal_iou: 0.405",
+        ),
+    ],
+)
+def test_try_scores_by_hand(capsys, arguments, shown):
+    assert main(["try", *arguments]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_try_with_a_plugin(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text("def f(completions, log_metric):\n    log_metric('seen', 2)\n    return [3.5]\n")
+    assert main(["try", f"{path}:f", "--completion", "x"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["f: 3.5", "seen: 2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["acuracy", "--completion", "x"], "did you mean accuracy"),
+        (["count", "--completion", "x", "--solution", "three"], "would be refused: the solution must hold exactly one"),
+        (["countdown", "--completion", "x"], "'nums' must be a list"),
+    ],
+)
+def test_try_says_what_is_wrong(capsys, arguments, message):
+    assert main(["try", *arguments]) == 1
+    assert message in capsys.readouterr().err

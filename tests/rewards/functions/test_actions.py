@@ -1,0 +1,73 @@
+import pytest
+
+from qwenvl.rewards.functions.actions import (
+    accuracy,
+    action_numbers,
+    action_order,
+    action_phrases,
+    check_action_numbers,
+    check_actions,
+)
+
+
+@pytest.mark.parametrize(
+    ("completion", "solution", "score"),
+    [
+        ("<answer>(1) a (2) b</answer>", "<answer>(1) a (2) b</answer>", 1.0),
+        ("<answer>(2)(1)(1)</answer>", "<answer>(1) a (2) b</answer>", 1.0),  # sets: order and repetition do not count
+        ("<answer>(1) x</answer>", "<answer>(1) a (2) b</answer>", 0.5),
+        ("<answer>(1)(2)(3)</answer>", "(1) (2)", 2 / 3),
+        ("<answer>(2)(3)</answer>", "(1) (2)", 1 / 3),
+        ("<answer>(3)</answer>", "(1)", 0.0),
+        ("(1)", "(1)", 0.0),  # no answer block
+        ("<answer></answer>", "(1)", 0.0),
+        ("<answer>1</answer>", "(1)", 0.0),  # a bare digit is no action
+        ("<think>(1)</think><answer>(2)</answer>", "(1)", 0.0),  # thinking does not count
+        ("<answer>(1)</answer><answer>(2)</answer>", "(2)", 0.0),  # the first answer counts
+        ("<answer>( 1 ) (02)</answer>", "(1)(2)", 1.0),
+        ("<answer>(1)</answer>", "<think>(2)</think><answer>(1)</answer>", 1.0),
+        ("<answer>Insert fan; fasten  screw.</answer>", "insert fan, fasten screw", 1.0),
+        ("<answer>insert fan\nturn</answer>", "<answer>insert fan, fasten screw</answer>", 1 / 3),
+        ("<answer>, ;</answer>", "insert fan", 0.0),
+    ],
+)
+def test_accuracy_by_hand(completion, solution, score):
+    assert accuracy([completion], solution=[solution]) == [pytest.approx(score)]
+
+
+def test_a_number_too_long_for_an_integer_is_no_action():
+    assert accuracy(["<answer>(" + "9" * 5000 + ")</answer>"], solution=["(9)"]) == [0.0]
+    assert action_numbers("(1234567890)") == []
+
+
+def test_phrases_are_normalised():
+    assert action_phrases("Ａ fan ,  B\tscrew.;\n\n") == ["a fan", "b screw"]
+
+
+def test_a_solution_without_actions_is_refused():
+    for empty in ("", "<answer> </answer>", "<answer>,;.</answer>"):
+        assert "names no action" in check_actions(empty, {})
+    assert check_actions("<answer>(1)</answer>", {}) is None
+    assert check_actions("insert the fan", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "solution", "score"),
+    [
+        ("(1)(2)(3)", "(1) a (2) b (3) c", 1.0),
+        ("(1)(3)(2)", "(1)(2)(3)", 1 / 3),  # two substitutions of three
+        ("(1)(3)", "(1)(2)(3)", 2 / 3),  # one insertion
+        ("(1)(2)(3)(3)", "(1)(2)(3)", 3 / 4),  # one deletion, the longer has four
+        ("(4)(5)", "(1)(2)(3)", 0.0),
+        ("", "(1)", 0.0),
+        ("none", "(1)", 0.0),
+    ],
+)
+def test_action_order_by_hand(answer, solution, score):
+    assert action_order([f"<answer>{answer}</answer>"], solution=[solution]) == [pytest.approx(score)]
+
+
+def test_action_order_needs_an_answer_block_and_a_solution_with_numbers():
+    assert action_order(["(1)"], solution=["(1)"]) == [0.0]
+    assert "names no action" in check_action_numbers("insert the fan", {})
+    assert check_action_numbers("<answer>(1)</answer>", {}) is None

@@ -1,0 +1,124 @@
+import pytest
+from rouge_score.rouge_scorer import RougeScorer
+
+from qwenvl.rewards.functions.matching import (
+    affirms,
+    check_letters,
+    check_text,
+    check_yes_no,
+    exact_match,
+    letters,
+    multiple_choice,
+    ocr,
+    rouge,
+    yes_no,
+)
+
+
+def answer(text):
+    return [f"<think>A yes</think><answer>{text}</answer>"]
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("B", "B"),
+        ("b", "B"),
+        ("(B)", "B"),
+        ("[B]", "B"),
+        ("B.", "B"),
+        ("**B**", "B"),
+        ("B. the red fan", "B"),
+        ("(B) the red fan", "B"),
+        ("B: the red fan", "B"),
+        ("B) A fan", "B"),
+        ("A, C", "AC"),
+        ("C and A", "AC"),
+        ("A;C", "AC"),
+        ("AC", "AC"),
+        ("A. fan\nC. screw", "AC"),
+        ("The answer is B", "B"),
+        ("Option C", "C"),
+        ("answer: (D)", "D"),
+        ("a cat", ""),
+        ("A cat", ""),
+        ("I think so", ""),
+        ("BED", ""),
+        ("", ""),
+    ],
+)
+def test_letters(text, chosen):
+    assert letters(text) == set(chosen)
+
+
+def test_multiple_choice_by_hand():
+    cases = [("B", "(B)", 1.0), ("B. x", "B", 1.0), ("A, C", "C,A", 1.0), ("A", "A, C", 0.0), ("cat", "A", 0.0)]
+    for text, solution, score in cases:
+        assert multiple_choice(answer(text), solution=[solution]) == [score]
+    assert multiple_choice(["B"], solution=["B"]) == [0.0]  # no answer block
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Yes", True),
+        ("no.", False),
+        ("Yes, there is no doubt", True),
+        ("I say no", False),
+        ("maybe yes, maybe no", None),
+        ("nothing", None),
+        ("eyes", None),
+        ("", None),
+    ],
+)
+def test_affirms(text, says):
+    assert affirms(text) is says
+
+
+def test_yes_no_by_hand():
+    cases = [("Yes.", "yes", 1.0), ("no", "yes", 0.0), ("perhaps", "no", 0.0), ("NO", "<answer>no</answer>", 1.0)]
+    for text, solution, score in cases:
+        assert yes_no(answer(text), solution=[solution]) == [score]
+
+
+def test_exact_match_by_hand():
+    cases = [(" The  Fan.", "the fan", 1.0), ("the fans", "the fan", 0.0), ("Ａ１", "a1", 1.0), ("", "x", 0.0)]
+    for text, solution, score in cases:
+        assert exact_match(answer(text), solution=[solution]) == [score]
+    assert exact_match(["the fan"], solution=["the fan"]) == [0.0]
+
+
+def test_ocr_by_hand():
+    # One of four words wrong; two extra words on two; three times too long is clipped.
+    cases = [
+        ("turn left at once", "turn left at once", 1.0),
+        ("turn right at once", "turn left at once", 0.75),
+        ("left", "turn left at once", 0.25),
+        ("a b c d e f", "x y", 0.0),
+        ("Exit", "exit", 0.0),
+        ("", "exit", 0.0),
+    ]
+    for text, solution, score in cases:
+        assert ocr(answer(text), solution=[solution]) == [pytest.approx(score)]
+
+
+def test_rouge_by_hand():
+    # "the cat sat" / "the cat ran": unigrams 2 of 3, bigrams 1 of 2, longest common subsequence 2 of 3.
+    assert rouge(answer("the cat sat"), solution=["The cat ran!"]) == [pytest.approx((2 / 3 + 1 / 2 + 2 / 3) / 3)]
+    assert rouge(answer("三只猫"), solution=["三只狗"]) == [pytest.approx((2 / 3 + 1 / 2 + 2 / 3) / 3)]
+    assert rouge(answer("..."), solution=["the cat"]) == [0.0]
+
+
+def test_rouge_agrees_with_the_library():
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
+    texts = ["a man opens the door and leaves", "the man, who leaves, opens a door", "door door door", "nothing alike"]
+    for truth in texts:
+        for text in texts:
+            expected = sum(score.fmeasure for score in scorer.score(truth, text).values()) / 3
+            assert rouge(answer(text), solution=[truth]) == [pytest.approx(expected)]
+
+
+def test_solutions_that_cannot_be_compared_are_refused():
+    assert check_text("a", {}) is None and "no word" in check_text("<answer>...</answer>", {})
+    assert check_letters("(B)", {}) is None and "letters" in check_letters("a red fan", {})
+    assert check_yes_no("No", {}) is None and "yes or no" in check_yes_no("perhaps", {})

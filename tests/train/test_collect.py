@@ -1,0 +1,50 @@
+"""The sampling flags reach the sampler, in training, in evaluation and for the second group of temporal_contrast."""
+
+from __future__ import annotations
+
+from qwenvl.rollout.engine import SamplingParams
+from qwenvl.runlog import read_metrics, read_rollouts
+
+FLAGS = {
+    "generation_temperature": 0.9,
+    "generation_top_k": 20,
+    "generation_top_p": 0.8,
+    "generation_min_p": 0.01,
+    "generation_repetition_penalty": 1.1,
+    "stop_strings": ["</answer>", "\n\n"],
+    "rollout_token_budget": 500,
+}
+PARAMS = SamplingParams(6, 0.9, 20, 0.8, 0.01, 1.1, ("</answer>", "\n\n"), 500)
+
+
+def test_every_sampling_flag_reaches_every_draw(make_trainer, sop_data):
+    trainer = make_trainer(
+        **FLAGS, temporal_contrast=True, per_device_train_batch_size=8, max_steps=1, eval_dataset_use=str(sop_data)
+    )
+    given = []
+    sample = trainer.paths.sampler.sample
+    trainer.paths.sampler.sample = lambda model, prompts, size, params, seed: (
+        given.append((size, params)) or sample(model, prompts, size, params, seed)
+    )
+    trainer.train()
+    assert given == [(3, PARAMS), (2, PARAMS)]
+    trainer.evaluate()
+    greedy = SamplingParams(6, 0.0, 20, 0.8, 0.01, 1.1, ("</answer>", "\n\n"), 500)
+    assert given[2:] == [(1, greedy)] * 8
+
+
+def test_a_run_with_stop_strings(make_trainer):
+    """Vowels end completions: those are in the text, count as tokens, and are no truncation."""
+    vowels = ["a", "e", "i", "o", "u"]
+    trainer = make_trainer(stop_strings=vowels, check_parity="every", per_device_train_batch_size=4, max_steps=2)
+    trainer.train()
+    rows = list(read_rollouts(trainer.args.output_dir))
+    stopped = [row for row in rows if any(letter in row.completion for letter in vowels)]
+    assert len(stopped) > len(rows) / 4
+    for row in rows:
+        assert row.finish_reason == ("stop" if row in stopped else "length")
+        assert row.tokens == 6 or row in stopped
+    log = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    assert all(row["parity/max"] < 1e-3 for row in log)
+    truncated = [row["completion/truncated_frac"] for row in log]
+    assert sum(truncated) / 2 * len(rows) == sum(row.finish_reason == "length" for row in rows)
