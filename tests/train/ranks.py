@@ -7,6 +7,7 @@ same prompts differently among processes can be compared weight by weight.
 import os
 import sys
 import zlib
+from dataclasses import replace
 
 import torch
 from accelerate import PartialState
@@ -37,6 +38,19 @@ class SamplerByPrompt:
         ids = torch.cat(rows)
         texts = ["".join(chr(97 + int(t) % 26) for t in row) for row in ids]
         return RolloutBatch(ids, completion_mask(ids == self.end_id), texts, ["length"] * len(ids))
+
+
+class SamplerThatStopsApart:
+    """The sampler of the run, made to end at different times: process 0 writes to the limit, process 1 to a quarter."""
+
+    def __init__(self, sampler, process):
+        self.sampler, self.process = sampler, process
+        if process == 0:  # nothing ends a completion before the limit
+            sampler.vision_ids = [*sampler.vision_ids, *sampler.end_ids]
+
+    def sample(self, model, prompts, group_size, params, seed):
+        changed = {"stop_strings": ()} if self.process == 0 else {"max_new_tokens": params.max_new_tokens // 4}
+        return self.sampler.sample(model, prompts, group_size, replace(params, **changed), seed)
 
 
 def vowels(completions, **columns):
@@ -78,6 +92,9 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
     if "by_prompt" in output:
         sampler = SamplerByPrompt(trainer.processing_class.tokenizer.eos_token_id)
+        object.__setattr__(trainer.explorer, "sampler", sampler)
+    if "stops_apart" in output:
+        sampler = SamplerThatStopsApart(trainer.explorer.sampler, args.process_index)
         object.__setattr__(trainer.explorer, "sampler", sampler)
     trainer.train(resume_from_checkpoint=find_checkpoint(args.resume_from_checkpoint, args.output_dir))
     assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)

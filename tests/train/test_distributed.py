@@ -237,7 +237,7 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
         "eval_strategy": "steps",
         "eval_steps": 1,
     }
-    whole, rest = tmp_path / "whole", tmp_path / "rest"
+    whole, rest = (tmp_path / name / "stops_apart" for name in ("whole", "rest"))
     launch(2, start, mixed_data, whole, **flags, save_strategy="steps", save_steps=2)
     launch(2, start, mixed_data, rest, **flags, resume_from_checkpoint=whole / "checkpoint-2")
     first, second = (
@@ -247,7 +247,7 @@ def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mi
     longest = [
         [max(row["tokens"] for row in rows if row["step"] == step) for step in (1, 2, 3)] for rows in (first, second)
     ]
-    assert longest[0] != longest[1], longest  # the processes stop sampling at different times
+    assert longest[0] == [24, 24, 24] and max(longest[1]) <= 6  # the processes stop sampling at different times
     (kl, parity), *_ = logged(whole, "kl", "parity/mean")
     assert kl == 0  # policy and reference round alike
     assert parity < 0.02  # of the sampler, another batch, no further off than two batch sizes are in half precision
