@@ -56,7 +56,7 @@ class Rollout:
         tokens: of the completion, its end token included.
         finish_reason: ``stop`` or ``length``.
         rewards: by function; None where it does not apply.
-        total: what the advantage was made of.
+        total: what the advantage was made of; None for a completion that no function gave a reward.
         advantage: None in evaluation.
         clips: of the prompt, in order.
         images: paths, in order.
@@ -75,7 +75,7 @@ class Rollout:
     tokens: int
     finish_reason: str
     rewards: Mapping[str, float | None]
-    total: float
+    total: float | None
     advantage: float | None = None
     clips: tuple[SeenClip, ...] = ()
     images: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ Nothing here computes anything. Tensors are only named as types, so that importi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -244,7 +245,8 @@ class RewardBatch:
     Attributes:
         names, weights: K.
         components: K lists of N values; None where a function does not apply to a row.
-        total: N weighted sums over the functions that apply, float32.
+        total: N weighted sums over the functions that apply, float32. NaN where none does: the completion has no reward
+            and its group is compared without it.
         metrics: what the functions logged besides, and counts of rows they failed on.
     """
 
@@ -253,6 +255,10 @@ class RewardBatch:
     components: list[list[float | None]]
     total: Tensor
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def totals(self) -> list[float | None]:
+        """N totals as plain numbers, None for a completion without a reward."""
+        return [None if math.isnan(total) else total for total in self.total.tolist()]
 
 
 @dataclass

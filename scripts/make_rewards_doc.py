@@ -92,9 +92,11 @@ not apply. It gets the columns that its signature names, all of them with `**col
 - A method or attribute `check(solution, fields)` may say in a sentence why a record cannot be scored; it is asked when
   the data is read, so that a run does not find out on its last day.
 - A function that raises, or gives NaN, infinity or something that is no number, stops the run with its name, the record
-  and the completion. With `--on_reward_error skip` the value becomes None and is counted (`reward/<name>/skipped`); a
-  row left without any value gets the mean of its group, and does not count in evaluation; above 5 % of a function's
-  last 1,000 rows the run stops anyway.
+  and the completion. With `--on_reward_error skip` the value becomes None and is counted (`reward/<name>/skipped`).
+  Above 5 % of a function's last 1,000 rows the run stops anyway.
+- A completion that no function gave a value has no reward. Its group is compared without it: it counts in no mean and
+  no standard deviation, its advantage is 0, and its row in the run folder has the total `null`. In a group with fewer
+  than two rewards every advantage is 0. Evaluation leaves such completions out.
 
 ## Functions written for other libraries
 

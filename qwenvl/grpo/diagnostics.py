@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qwenvl.grpo.advantages import nanstd
+
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T_975 = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -58,8 +60,10 @@ def student_t_975(degrees: int) -> float:
 def zero_std_fraction(rewards: Tensor, group_size: int, tolerance: float = 1e-6) -> float:
     """Share of groups whose rewards are all equal (largest - smallest <= tolerance): they carry no policy gradient.
 
+    A group with fewer than two rewards carries none either, and counts as equal.
+
     Args:
-        rewards: N floats, N a multiple of ``group_size``.
+        rewards: N floats, NaN for "no reward"; N is a multiple of ``group_size``.
 
     Example:
         >>> zero_std_fraction(torch.tensor([1.0, 1.0, 0.0, 1.0]), group_size=2)
@@ -68,12 +72,16 @@ def zero_std_fraction(rewards: Tensor, group_size: int, tolerance: float = 1e-6)
     if rewards.numel() == 0:
         return 0.0
     groups = rewards.view(-1, group_size)
-    return (groups.amax(dim=1) - groups.amin(dim=1) <= tolerance).float().mean().item()
+    spread = groups.nan_to_num(nan=-math.inf).amax(dim=1) - groups.nan_to_num(nan=math.inf).amin(dim=1)
+    return (spread <= tolerance).float().mean().item()
 
 
 def reward_std(rewards: Tensor, group_size: int) -> float:
-    """Mean over groups of the standard deviation (n-1) within the group; 0 without rows."""
-    return rewards.view(-1, group_size).std(dim=1).mean().item() if rewards.numel() else 0.0
+    """Mean over groups of the standard deviation (n-1) within the group; 0 without rows.
+
+    A reward that is NaN ("no reward") is left out. A group with fewer than two others has a deviation of 0.
+    """
+    return nanstd(rewards.view(-1, group_size), dim=1).mean().item() if rewards.numel() else 0.0
 
 
 def logprob_gap(sampler: Tensor, trainer: Tensor, mask: Tensor) -> tuple[float, float]:

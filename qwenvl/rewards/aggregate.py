@@ -38,11 +38,6 @@ def normalized(values: Values, group_size: int) -> Values:
     return result
 
 
-def filled(totals: Values, group_size: int) -> list[float]:
-    """None becomes the mean of the group's other totals, which gives the row no advantage; else 0."""
-    return [_mean(group) if total is None else total for group in _groups(totals, group_size) for total in group]
-
-
 def _groups(values: Values, group_size: int) -> list[Values]:
     return [values[start : start + group_size] for start in range(0, len(values), group_size)]
 

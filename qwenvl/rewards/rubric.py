@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from qwenvl.rewards.aggregate import filled, normalized, weighted_sums
+from qwenvl.rewards.aggregate import normalized, weighted_sums
 from qwenvl.rewards.columns import field_problem, is_routed, record_name, route_problem
 from qwenvl.rewards.completion import Completion
 from qwenvl.rewards.function import RewardError, RewardFunction
@@ -33,7 +33,7 @@ class Rubric:
             does not drown the others.
         on_error: ``error`` stops at the first row that a function fails on; ``skip`` makes the value None, counts it,
             and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
-            left without any value gets the mean total of its group, 0 where rows are no groups.
+            left without any value has no reward: its total is NaN.
         timeout: seconds for one call of a function; None: no limit.
         workers: processes in which functions that say ``cpu_heavy`` run, one completion at a time; 0: they run here.
 
@@ -113,7 +113,7 @@ class Rubric:
                     f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
                     f"{', '.join(self.names)}\n  completion: {completions[row][:2000]!r}"
                 )
-        total = torch.tensor(filled(totals, group_size or 1), dtype=torch.float32)
+        total = torch.tensor([math.nan if total is None else total for total in totals], dtype=torch.float32)
         return RewardBatch(self.names, self.weights, components, total, metrics)
 
     def values(

@@ -74,13 +74,14 @@ class TemporalContrast:
     def add(
         self, rewards: RewardBatch, ordered: Sequence[float | None], shuffled: Sequence[float | None]
     ) -> RewardBatch:
-        """The rewards with the bonus as one more component.
+        """The rewards with the bonus as one more component; a completion without a reward gets no bonus.
 
         Args:
             ordered: N values of the correctness function, 1 being correct; None where it does not apply.
             shuffled: P means of the shuffled groups; None for prompts without video.
         """
-        values = temporal_contrast(ordered, shuffled, self.margin, self.bonus)
+        given = temporal_contrast(ordered, shuffled, self.margin, self.bonus)
+        values = [None if total is None else value for value, total in zip(given, rewards.totals(), strict=True)]
         extra = torch.tensor([value or 0.0 for value in values], dtype=rewards.total.dtype)
         return replace(
             rewards,

@@ -19,12 +19,10 @@ class ScoredPrompt:
 def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPrompt]:
     """P prompts; a reward that applies to none of a prompt's completions is left out for it.
 
-    Completions that no function gave a value, because it failed and ``on_reward_error`` is ``skip``, have no total.
+    A completion that no function gave a value, because it failed and ``on_reward_error`` is ``skip``, has no total.
     """
     group_size = rewards.total.numel() // max(1, len(batch))
-    scored = [any(value is not None for value in row) for row in zip(*rewards.components, strict=True)]
-    totals = [total if known else None for total, known in zip(rewards.total.tolist(), scored, strict=True)]
-    columns = dict(zip(rewards.names, rewards.components, strict=True)) | {"total": totals}
+    columns = dict(zip(rewards.names, rewards.components, strict=True)) | {"total": rewards.totals()}
     prompts = []
     for p, record in enumerate(batch.records):
         rows = slice(p * group_size, (p + 1) * group_size)

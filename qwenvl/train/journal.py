@@ -82,17 +82,18 @@ class Journal:
         self.bad_samples |= {sample.record.where: sample for sample in batch.bad}
 
     def _rewards(self, rewards: RewardBatch, rows: int) -> None:
-        self._meter.mean("reward/total", float(rewards.total.mean()) if rows else None, weight=rows)
-        for name, values in zip(rewards.names, rewards.components, strict=True):
-            known = [value for value in values if value is not None]
-            self._meter.mean(f"reward/{name}", sum(known) / len(known) if known else None, weight=len(known))
+        columns = dict(zip(rewards.names, rewards.components, strict=True)) | {"total": rewards.totals()}
+        for name, values in columns.items():
+            for value in values:
+                self._meter.mean(f"reward/{name}", value)
         for name, value in rewards.metrics.items():
             self._meter.mean(name, value, weight=rows)
 
     def _rewards_by_dataset(self, batch: PromptBatch, rewards: RewardBatch) -> None:
         if self._datasets:
             for record, group in zip(batch.records, rewards.total.view(len(batch), -1), strict=True):
-                self._meter.mean(f"dataset/{record.dataset}/reward", float(group.mean()))
+                if not group.isnan().all():
+                    self._meter.mean(f"dataset/{record.dataset}/reward", float(group.nanmean()))
 
     def _completions(self, rollout: RolloutBatch) -> None:
         lengths = rollout.completion_mask.sum(1).tolist()
@@ -134,7 +135,7 @@ def _rollouts(
 ) -> Iterator[Rollout]:
     """The N completions as rows of the run folder."""
     size = len(rollout.texts) // max(1, len(batch))
-    lengths, totals = rollout.completion_mask.sum(1).tolist(), rewards.total.tolist()
+    lengths, totals = rollout.completion_mask.sum(1).tolist(), rewards.totals()
     for n, text in enumerate(rollout.texts):
         record = batch.records[n // size]
         yield Rollout(

@@ -41,8 +41,32 @@ def test_no_rows():
     assert group_advantages(torch.empty(0), 4).shape == (0,)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_non_finite_rewards_are_refused(bad):
+def test_a_completion_without_a_reward_counts_nowhere():
+    # 1, .5 and .25: mean 7/12, deviations 5/12 -1/12 -4/12, squares 42/144, std sqrt(21/144).
+    rewards = torch.tensor([1.0, math.nan, 0.5, 0.25])
+    expected = torch.tensor([5.0, 0.0, -1.0, -4.0]) / 12 / (math.sqrt(21) / 12 + 1e-4)  # 1.091, 0, -.218, -.873
+    torch.testing.assert_close(group_advantages(rewards, 4), expected)
+    alone = group_advantages(torch.tensor([1.0, 0.5, 0.25]), 3)
+    assert group_advantages(rewards, 4)[[0, 2, 3]].tolist() == alone.tolist()
+
+
+def test_a_completion_without_a_reward_is_no_part_of_the_batch():
+    # Four rewards, 1 0 3 0: their mean is 1, squares 0 + 1 + 4 + 1, std sqrt(2). Deviations: -+.5 and -+1.5.
+    got = group_advantages(torch.tensor([1.0, 0.0, math.nan, 3.0, math.nan, 0.0]), 3, scale="batch")
+    expected = torch.tensor([0.5, -0.5, 0.0, 1.5, 0.0, -1.5]) / (math.sqrt(2) + 1e-4)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_a_group_of_at_most_one_reward_has_no_advantages(scale):
+    nothing = [math.nan] * 3
+    assert group_advantages(torch.tensor(nothing), 3, scale).tolist() == [0.0] * 3
+    got = group_advantages(torch.tensor([*nothing, math.nan, 5.0, math.nan, 1.0, 2.0, 3.0]), 3, scale)
+    assert got[:6].tolist() == [0.0] * 6 and got[6] < 0 == got[7] < got[8]
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf])
+def test_infinite_rewards_are_refused(bad):
     with pytest.raises(ValueError, match=r"rows \[1\]"):
         group_advantages(torch.tensor([1.0, bad]), 2)
 

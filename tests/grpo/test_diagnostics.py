@@ -36,6 +36,14 @@ def test_reward_std_by_hand():
     assert reward_std(torch.tensor([0.0, 2.0, 1.0, 1.0]), 2) == pytest.approx(math.sqrt(2) / 2)
 
 
+def test_groups_are_told_without_completions_that_have_no_reward():
+    # (0, nothing, 2) has a std of sqrt(2), (1, nothing, 1) of 0, one reward or none is no spread.
+    none = math.nan
+    rewards = torch.tensor([0.0, none, 2.0, 1.0, none, 1.0, none, 7.0, none, none, none, none])
+    assert reward_std(rewards, 3) == pytest.approx(math.sqrt(2) / 4)
+    assert zero_std_fraction(rewards, 3) == 0.75
+
+
 def test_logprob_gap_looks_at_masked_tokens_only():
     sampler = torch.tensor([[-1.0, -2.0, 7.0]])
     trainer = torch.tensor([[-1.5, -2.0, math.nan]])

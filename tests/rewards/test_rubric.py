@@ -142,13 +142,16 @@ def test_skip_makes_rows_none_counts_them_and_stops_above_five_percent():
         lenient.score(["aa", "bb"], {"bad": [False, True], "id": ["r1", "r2"]}, group_size=2)
 
 
-def test_a_row_left_without_values_by_skipping_gets_its_groups_mean():
+def test_a_row_left_without_values_by_skipping_has_no_reward():
     def fussy(completions):
         return [float(text) for text in completions]
 
     batch = rubric(fussy, on_error="skip").score(["1", "x", "4", "5"], {}, group_size=2)
-    assert batch.total.tolist() == [1.0, 1.0, 4.0, 5.0]
-    assert rubric(fussy, on_error="skip").score(["1", "x"], {}).total.tolist() == [1.0, 0.0]
+    assert batch.totals() == [1.0, None, 4.0, 5.0] and batch.components == [[1.0, None, 4.0, 5.0]]
+    assert batch.total.isnan().tolist() == [False, True, False, False]
+    assert rubric(fussy, on_error="skip").score(["1", "x"], {}).totals() == [1.0, None]
+    normal = rubric(fussy, on_error="skip", aggregation="normalize_then_sum")
+    assert normal.score(["1", "x", "x", "x"], {}, group_size=2).totals() == [0.0, None, None, None]
 
 
 def test_logged_metrics_are_averaged():

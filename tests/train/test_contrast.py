@@ -1,6 +1,7 @@
 """The bonus for answers that need the order of the frames, by hand-made numbers."""
 
 import json
+import math
 import random
 
 import pytest
@@ -40,8 +41,14 @@ def test_correct_completions_get_it_where_order_helps(margin, shuffled, bonus):
 def test_prompts_without_video_do_not_take_part():
     ordered = [1.0, 1.0, 1.0, None]
     result = contrast().add(rewards([1.0, 1.0, 1.0, 0.0]), ordered, [None, 0.0])
-    assert result.components[1] == [None, None, 0.3, 0.0]
+    assert result.components[1] == [None, None, 0.3, None]
     assert result.total.tolist() == pytest.approx([1.0, 1.0, 1.3, 0.0])
+
+
+def test_a_completion_without_a_reward_gets_no_bonus():
+    result = contrast().add(rewards([1.0, math.nan]), [1.0, 1.0], [0.0])
+    assert result.components[1] == [0.3, None]
+    assert result.totals() == [pytest.approx(1.3), None]
 
 
 def test_size_of_the_second_group():

@@ -19,7 +19,7 @@ def temporal_contrast(
         shuffled: P means of the shuffled groups; None for prompts without video.
 
     Returns:
-        N values; None for prompts without video.
+        N values; None for prompts without video, and where the correctness function does not apply.
 
     Example:
         >>> temporal_contrast([1.0, 0.5, 1.0, 0.0], [0.25], margin=0.0, bonus=0.3)
@@ -34,5 +34,5 @@ def temporal_contrast(
             values += [None] * size
             continue
         beats = sum(known) / len(known) - other > margin
-        values += [bonus if beats and value == 1 else 0.0 for value in group]
+        values += [None if value is None else bonus * (beats and value == 1) for value in group]
     return values

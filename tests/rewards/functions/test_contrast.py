@@ -22,7 +22,13 @@ def test_one_group(shuffled, margin, expected):
 
 
 def test_groups_stand_alone():
-    assert temporal_contrast([1.0, 1.0, 1.0, None], [1.0, 0.5], margin=0.0, bonus=0.2) == [0.0, 0.0, 0.2, 0.0]
+    assert temporal_contrast([1.0, 1.0, 1.0, 0.0], [1.0, 0.25], margin=0.0, bonus=0.2) == [0.0, 0.0, 0.2, 0.0]
+
+
+def test_a_completion_that_correctness_says_nothing_of_counts_nowhere():
+    # Without it the first group is right in 1 of 2, which beats .4; the second group has no value at all.
+    got = temporal_contrast([1.0, None, 0.0, None, None, None], [0.4, 0.0], margin=0.0, bonus=0.2)
+    assert got == [0.2, None, 0.0, None, None, None]
 
 
 def test_it_is_no_reward_function():

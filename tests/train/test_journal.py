@@ -1,0 +1,49 @@
+"""What a run writes of its rewards, compared with numbers made by hand."""
+
+import math
+
+import pytest
+
+from qwenvl.runlog import read_metrics, read_rollouts
+
+NONE = math.nan
+REWARDS = [1.0, NONE, 0.5, NONE, NONE, NONE, *(2.0, 2.0, 5.0) * 6]  # 8 groups of 3
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_completions_without_a_reward_count_nowhere(make_trainer, scale):
+    """The first group lacks one, the second all three: both functions fail on them, or give what is no reward."""
+
+    def first(completions, **columns):
+        return REWARDS
+
+    def second(completions, **columns):
+        return [reward * 2 for reward in REWARDS]
+
+    trainer = make_trainer(
+        functions=(first, second),
+        on_reward_error="skip",
+        scale_rewards=scale,
+        per_device_train_batch_size=8,
+        max_steps=1,
+    )
+    trainer.train()
+    rows = list(read_rollouts(trainer.args.output_dir))
+    totals = [None if math.isnan(reward) else 3 * reward for reward in REWARDS]
+    assert [row.total for row in rows] == totals
+    assert [row.rewards["first"] for row in rows] == [None if math.isnan(reward) else reward for reward in REWARDS]
+
+    # Group 0: 3 and 1.5, deviations +-.75, std .75 sqrt(2). The others: 6 6 15, deviations -3 -3 6, std sqrt(27).
+    # All 20 of them: 1 x 3, 1 x 1.5, 12 x 6, 6 x 15, so that the mean is 8.325.
+    squares = (3 - 8.325) ** 2 + (1.5 - 8.325) ** 2 + 12 * (6 - 8.325) ** 2 + 6 * (15 - 8.325) ** 2
+    of_all = math.sqrt(squares / 19)
+    spread = {"group": (0.75 * math.sqrt(2), math.sqrt(27)), "batch": (of_all, of_all), "none": (1, 1)}[scale]
+    first_group, others = (std + (scale != "none") * 1e-4 for std in spread)
+    expected = [0.75 / first_group, 0, -0.75 / first_group, 0, 0, 0, *(-3 / others, -3 / others, 6 / others) * 6]
+    assert [row.advantage for row in rows] == pytest.approx(expected, rel=1e-5)
+
+    (log,) = (row for row in read_metrics(trainer.args.output_dir) if "loss" in row)
+    assert log["reward/total"] == pytest.approx(8.325) and log["reward/first"] == pytest.approx(8.325 / 3)
+    assert log["reward/std"] == pytest.approx((0.75 * math.sqrt(2) + 0 + 6 * math.sqrt(27)) / 8, rel=1e-5)
+    assert log["group/zero_std_frac"] == pytest.approx(1 / 8)
+    assert log["reward/first/skipped"] == log["reward/second/skipped"] == 4
