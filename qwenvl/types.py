@@ -17,8 +17,9 @@ Nothing here computes anything. Tensors are only named as types, so that importi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ class PromptBatch:
         seconds_per_grid: one float32 per video, seconds between its temporal patches.
         images_per_prompt, videos_per_prompt: P counts; media are stored in prompt order.
         fitted: P, what was lowered to make each prompt fit.
+        opened_think: P, whether the prompt ends inside a think block, which the completion then goes on with.
         bad: samples left out of this batch.
     """
 
@@ -199,10 +201,38 @@ class PromptBatch:
     images_per_prompt: list[int] = field(default_factory=list)
     videos_per_prompt: list[int] = field(default_factory=list)
     fitted: list[Fitted | None] = field(default_factory=list)
+    opened_think: list[bool] = field(default_factory=list)
     bad: list[BadSample] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def select(self, rows: Sequence[int]) -> PromptBatch:
+        """Return a batch of the prompts ``rows``, in this order, each with its media.
+
+        Columns that then hold nothing but padding are cut. The samples that were left out stay with the whole batch:
+        ``bad`` is empty.
+        """
+        rows = list(rows)
+        mask = self.attention_mask[rows]
+        start = int(mask.any(0).float().argmax()) if mask.numel() else 0
+        images, videos = _places(self.images_per_prompt, rows), _places(self.videos_per_prompt, rows)
+        return PromptBatch(
+            records=[self.records[row] for row in rows],
+            epochs=[self.epochs[row] for row in rows],
+            frames=[self.frames[row] for row in rows],
+            input_ids=self.input_ids[rows, start:],
+            attention_mask=mask[:, start:],
+            pixel_values=_media(self.pixel_values, _patches(self.image_grid_thw, images)),
+            image_grid_thw=_media(self.image_grid_thw, images),
+            pixel_values_videos=_media(self.pixel_values_videos, _patches(self.video_grid_thw, videos)),
+            video_grid_thw=_media(self.video_grid_thw, videos),
+            seconds_per_grid=_media(self.seconds_per_grid, videos),
+            images_per_prompt=[self.images_per_prompt[row] for row in rows],
+            videos_per_prompt=[self.videos_per_prompt[row] for row in rows],
+            fitted=[self.fitted[row] for row in rows],
+            opened_think=[self.opened_think[row] for row in rows],
+        )
 
     def pin_memory(self) -> PromptBatch:
         """The same batch in page-locked memory; data loaders call it where there is a CUDA device."""
@@ -215,6 +245,22 @@ class PromptBatch:
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> PromptBatch:
         tensors = {f.name: value for f in fields(self) if hasattr(value := getattr(self, f.name), "to")}
         return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+
+
+def _places(counts: Sequence[int], rows: Sequence[int]) -> list[int]:
+    """Where the items of ``rows`` lie in a list that holds ``counts[p]`` items of each prompt p, in order."""
+    starts = [0, *accumulate(counts)]
+    return [place for row in rows for place in range(starts[row], starts[row + 1])]
+
+
+def _patches(grids: Tensor | None, media: Sequence[int]) -> list[int]:
+    """Where the patches of ``media`` lie, from the grids of all media."""
+    return [] if grids is None else _places(grids.prod(-1).tolist(), media)
+
+
+def _media(tensor: Tensor | None, places: Sequence[int]) -> Tensor | None:
+    """The rows ``places`` of a tensor of media; None where no media are left, as in a batch without them."""
+    return tensor[places] if tensor is not None and places else None
 
 
 @dataclass

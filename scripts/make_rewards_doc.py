@@ -81,6 +81,7 @@ not apply. It gets the columns that its signature names, all of them with `**col
 | `solution` | the last gpt turn of the record |
 | `prompts` | the messages before it, `[{"role": ..., "content": ...}]` |
 | `completion_ids`, `finish_reasons` | token ids without padding; `stop` or `length` |
+| `opened_think` | whether the prompt ends inside a think block, as those of thinking checkpoints do |
 | `image_paths`, `video_paths` | the record's media, as paths |
 | every field of the record | as it stands in the file; None where a record lacks it |
 | `trainer_state`, `log_metric` | not per completion: the Trainer's state; `log_metric(name, number)` adds to the log |

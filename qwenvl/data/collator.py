@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
+from qwenvl.data.chat import opens_think
 from qwenvl.data.errors import RecordError
 from qwenvl.data.fit import Fitter
 from qwenvl.data.lengths import Ruler, render_prompt, timed_metadata
@@ -27,6 +28,7 @@ class _Prompt:
 
     sample: Sample
     input_ids: Tensor  # L
+    opened_think: bool
     vision: dict[str, Tensor]
 
 
@@ -120,8 +122,9 @@ class GRPOCollator:
             "return_metadata": True,
             "cap_pixels_per_frame": False,
         }
+        text = render_prompt(self.processor, sample.chat)
         inputs = self.processor(
-            text=[render_prompt(self.processor, sample.chat)],
+            text=[text],
             images=images or None,
             videos=clips or None,
             images_kwargs=as_is,
@@ -130,7 +133,7 @@ class GRPOCollator:
             return_tensors="pt",
         )
         vision = {key: inputs[key] for key in VISION_INPUTS if key in inputs}
-        return _Prompt(sample, inputs["input_ids"][0], vision)
+        return _Prompt(sample, inputs["input_ids"][0], opens_think(text), vision)
 
     def _too_long(self, prompt: _Prompt) -> str | None:
         length = len(prompt.input_ids)
@@ -165,6 +168,7 @@ class GRPOCollator:
             images_per_prompt=[len(sample.images) for sample in samples],
             videos_per_prompt=[len(sample.videos) for sample in samples],
             fitted=[sample.fitted for sample in samples],
+            opened_think=[prompt.opened_think for prompt in prompts],
             bad=bad,
             **vision,
         )

@@ -10,11 +10,13 @@ from qwenvl.types import Record
 # Names of arguments that do not come from a record's own fields; a field of that name would hide them.
 RESERVED = (
     *("completions", "prompts", "completion_ids", "finish_reasons"),
-    *("image_paths", "video_paths", "trainer_state", "log_metric"),
+    *("image_paths", "video_paths", "opened_think", "trainer_state", "log_metric"),
 )
 
 
-def reward_columns(records: Sequence[Record], group_size: int, **more: list[Any]) -> dict[str, list[Any]]:
+def reward_columns(
+    records: Sequence[Record], group_size: int, opened_think: Sequence[bool] | None = None, **more: list[Any]
+) -> dict[str, list[Any]]:
     """The columns of N = P * G completions: each record's fields G times, with ``id``, ``solution`` and ``prompts``.
 
     A field that only some of the records have is None for the others. ``prompts`` are messages,
@@ -24,6 +26,8 @@ def reward_columns(records: Sequence[Record], group_size: int, **more: list[Any]
     Args:
         records: P.
         group_size: completions per record.
+        opened_think: P, whether the prompt ends inside a think block, as those of thinking checkpoints do; None where
+            no prompt does. A completion then goes on inside that block, without a ``<think>`` of its own.
         more: lists of N values besides, such as ``completion_ids`` (lists without padding) and ``finish_reasons``.
     """
     names = dict.fromkeys(name for record in records for name in record.fields)
@@ -33,6 +37,7 @@ def reward_columns(records: Sequence[Record], group_size: int, **more: list[Any]
     columns["prompts"] = [[{"role": m.role, "content": m.text} for m in record.messages] for record in records]
     columns["image_paths"] = [list(record.images) for record in records]
     columns["video_paths"] = [list(record.videos) for record in records]
+    columns["opened_think"] = list(opened_think) if opened_think is not None else [False] * len(records)
     repeated = {name: [value for value in values for _ in range(group_size)] for name, values in columns.items()}
     return repeated | more
 

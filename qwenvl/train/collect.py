@@ -101,13 +101,9 @@ class Explorer:
     ) -> RewardBatch:
         """The rewards with the bonus for answers that need the order of the frames."""
         size = contrast.group_size(self.args.grpo_sample_size)
-        # Made anew from the batches: where the tower runs once, the prompts at hand have features and no pixels.
-        pairs = [
-            contrast.shuffled(batch, self.build_inputs(batch.to(self.args.device)), self.args.seed) for batch in batches
-        ]
-        parts = [part for part, _ in pairs]
+        parts = [contrast.shuffled(batch, self.args.seed) for batch in batches]
         with self.meter.time("time/contrast_s"):
-            prompts = [self._features(model, inputs) for _, inputs in pairs]
+            prompts = [self._encode(model, part) for part in parts]
             again = self._sample(model, parts, prompts, size, self.args.generation_temperature, NAME)
             (other,) = contrast.correctness.values(*_texts_and_columns(parts, again), trainer_state=state)
             (ordered,) = contrast.correctness.values(*_texts_and_columns(batches, rollouts), trainer_state=state)
@@ -192,6 +188,7 @@ def _texts_and_columns(
     columns = reward_columns(
         [record for batch in batches for record in batch.records],
         len(rows) // max(1, sum(len(batch) for batch in batches)),
+        opened_think=[opened for batch in batches for opened in batch.opened_think],
         completion_ids=[ids for _, ids, _ in rows],
         finish_reasons=[reason for _, _, reason in rows],
     )

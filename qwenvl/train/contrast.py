@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from qwenvl.data.seeds import stable_random
-from qwenvl.model.inputs import PromptInputs
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.contrast import temporal_contrast
 from qwenvl.types import PromptBatch, RewardBatch
@@ -46,30 +45,24 @@ class TemporalContrast:
         """Completions with shuffled frames for each video prompt."""
         return max(1, round(self.share * ordered))
 
-    def shuffled(self, batch: PromptBatch, prompts: PromptInputs, seed: int) -> tuple[PromptBatch, PromptInputs]:
-        """The video prompts of a batch with the frames of each clip in random order, at the ordered ones' times.
+    def shuffled(self, batch: PromptBatch, seed: int) -> PromptBatch:
+        """Return the video prompts of a batch with the frames of each clip in random order.
+
+        The frames take the times of the ordered ones: ids, grids and seconds stay as they are.
 
         Args:
-            prompts: the batch with pixels, patches x (channel, frame of the temporal patch, height, width).
             seed: of the run; the order is drawn by (seed, epoch, record, clip).
         """
-        rows = [p for p, count in enumerate(prompts.videos_per_prompt) if count]
-        chosen = prompts.select(rows)
-        part = replace(
-            batch,
-            records=[batch.records[p] for p in rows],
-            epochs=[batch.epochs[p] for p in rows],
-            frames=[batch.frames[p] for p in rows],
-        )
-        if not rows:
-            return part, chosen
-        clips = chosen.pixel_values_videos.split(chosen.video_grid_thw.prod(-1).tolist())
-        owners = [(p, k) for p in rows for k in range(prompts.videos_per_prompt[p])]
+        part = batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])
+        if not len(part):
+            return part
+        clips = part.pixel_values_videos.split(part.video_grid_thw.prod(-1).tolist())
+        owners = [(p, k) for p, count in enumerate(part.videos_per_prompt) for k in range(count)]
         patches = []
-        for (p, k), clip, grid in zip(owners, clips, chosen.video_grid_thw.tolist(), strict=True):
-            draw = stable_random(seed, NAME, batch.epochs[p], batch.records[p].id, k)
+        for (p, k), clip, grid in zip(owners, clips, part.video_grid_thw.tolist(), strict=True):
+            draw = stable_random(seed, NAME, part.epochs[p], part.records[p].id, k)
             patches.append(reorder_frames(clip, grid[0], self.temporal_patch_size, draw))
-        return part, replace(chosen, pixel_values_videos=torch.cat(patches))
+        return replace(part, pixel_values_videos=torch.cat(patches))
 
     def add(
         self, rewards: RewardBatch, ordered: Sequence[float | None], shuffled: Sequence[float | None]

@@ -1,4 +1,6 @@
-from qwenvl.data.chat import chat_messages
+import pytest
+
+from qwenvl.data.chat import chat_messages, opens_think
 from qwenvl.types import Message, Record
 
 
@@ -30,3 +32,17 @@ def test_what_only_looks_like_a_tag_is_text():
 
 def test_an_empty_turn_has_no_parts():
     assert chat_messages(record(Message("user", "")))[0]["content"] == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        ("<|im_start|>user\nWhich?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("<|im_start|>user\nWhich?<|im_end|>\n<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>user\nWhich?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("<|im_start|>user\nBegin with <think><|im_end|>\n<|im_start|>assistant\n", False),
+        ("<|im_start|>user\nEnd with </think><|im_end|>\n<|im_start|>assistant\n<think>\nSo", True),
+    ],
+)
+def test_a_prompt_that_ends_inside_a_think_block(prompt, opened):
+    assert opens_think(prompt) is opened

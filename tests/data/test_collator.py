@@ -190,6 +190,12 @@ class TestBatches:
         assert [record.id for record in batch.records] == ["2"] and not batch.bad
         assert len(collate(qwen2_5, None, None)) == 0
 
+    def test_prompts_of_thinking_checkpoints_end_inside_a_think_block(self, qwen2_5):
+        assert collate(qwen2_5, sample("Hi."), sample("<think>")).opened_think == [False, False]
+        thinking = make_processor("qwen2_5_vl")
+        thinking.chat_template += "{%- if add_generation_prompt -%}<think>\n{% endif -%}"
+        assert collate(thinking, sample("Hi."), sample("Why?")).opened_think == [True, True]
+
     def test_the_system_turn_is_the_records(self, qwen2_5):
         with_turn = qwen2_5.tokenizer.decode(collate(qwen2_5, sample("Hi.", system="Be brief.")).input_ids[0])
         assert with_turn == (

@@ -17,8 +17,14 @@ def test_fields_are_repeated_for_the_group():
         "prompts": [[{"role": "user", "content": "<video>what?"}]] * 4,
         "video_paths": [["/a.mp4"]] * 4,
         "image_paths": [[]] * 4,
+        "opened_think": [False] * 4,
         "finish_reasons": ["w", "x", "y", "z"],
     }
+
+
+def test_prompts_that_end_inside_a_think_block_are_marked_for_the_group():
+    columns = reward_columns([record("a"), record("b")], 2, opened_think=[False, True])
+    assert columns["opened_think"] == [False, False, True, True]
 
 
 def test_fields_that_would_hide_a_column_are_refused():

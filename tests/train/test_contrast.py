@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from qwenvl.data.seeds import stable_random
 from qwenvl.rewards import build_rubric
 from qwenvl.runlog import read_rollouts
 from qwenvl.train.contrast import TemporalContrast, reorder_frames
@@ -70,6 +71,26 @@ def test_frames_are_permuted_whole(tiny_pair):
     random.Random(3).shuffle(order)
     assert order != list(range(6))
     assert torch.equal(reorder_frames(patches(frames), 3, 2, random.Random(3)), patches(frames[order]))
+
+
+def test_records_and_ids_of_the_shuffled_prompts_belong_together(make_trainer):
+    trainer = make_trainer()
+    dataset, n = trainer.train_dataset, len(trainer.train_dataset)
+    rows = [n - 2, 0, n - 1, 1]  # text, clip, image, clip
+    batch = trainer.data_collator([dataset[3, row] for row in rows])["prompts"]
+    part = contrast().shuffled(batch, seed=5)
+    alone = trainer.data_collator([dataset[3, 0], dataset[3, 1]])["prompts"]
+    assert [record.id for record in part.records] == [record.id for record in alone.records] == ["clip-0", "clip-1"]
+    assert torch.equal(part.input_ids, alone.input_ids) and torch.equal(part.attention_mask, alone.attention_mask)
+    assert torch.equal(part.video_grid_thw, alone.video_grid_thw) and part.pixel_values is None
+    assert torch.equal(part.seconds_per_grid, alone.seconds_per_grid) and part.frames == alone.frames
+    assert (part.images_per_prompt, part.videos_per_prompt) == ([0, 0], [1, 1])
+    ordered = alone.pixel_values_videos.split(alone.video_grid_thw.prod(-1).tolist())
+    shuffled = part.pixel_values_videos.split(part.video_grid_thw.prod(-1).tolist())
+    for number, (before, after) in enumerate(zip(ordered, shuffled, strict=True)):
+        draw = stable_random(5, "temporal_contrast", 3, f"clip-{number}", 0)
+        assert torch.equal(after, reorder_frames(before, len(part.frames[number][0].indices) // 2, 2, draw))
+    assert not torch.equal(part.pixel_values_videos, alone.pixel_values_videos)
 
 
 @pytest.mark.parametrize("settings", [{}, {"shared_prefix": "off"}])
