@@ -8,12 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.config.command_line import SUCCESSORS, describe  # noqa: E402 (works without an installed package)
-from qwenvl.config.flags import FLAG_GROUPS  # noqa: E402
+from qwenvl.config.command_line import SUCCESSORS  # noqa: E402 (works without an installed package)
+from qwenvl.config.flags import FLAG_GROUPS, describe  # noqa: E402
 
 HEAD = """# Flags
 
-Made from `qwenvl/config/flags.py` by `python scripts/make_flags_doc.py`; a test keeps it true.
+Made from the options of the rooms (`qwenvl/*/options.py`) by `python scripts/make_flags_doc.py`; a test keeps it true.
 
 `python qwenvl/train/train_grpo.py`, `qwenvl train` and `scripts/train_grpo.sh` take these flags, and so does
 `GRPOConfig(...)` in a script. All [TrainingArguments](https://huggingface.co/docs/transformers/main_classes/trainer)

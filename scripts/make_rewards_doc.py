@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.rewards.settings import RewardSettings  # noqa: E402 (works without an installed package)
+from qwenvl.rewards.options import RewardSettings  # noqa: E402 (works without an installed package)
 from qwenvl.rewards.table import TABLE, Entry  # noqa: E402
 
 HEAD = """# Rewards

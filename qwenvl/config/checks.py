@@ -1,79 +1,72 @@
-"""Checks on the fields of a dataclass of flags. Each yields messages that name the flag, what was expected and got."""
+"""Checks between the options of several rooms, and between them and the Trainer's own settings."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
+from qwenvl.option import Bounds, was_set
 
-def misfits(config: Any, group: type) -> Iterator[str]:
-    """A problem for each field of ``group`` whose value is not of its type or among its choices."""
-    for name, hint in get_type_hints(group).items():
-        value, choices, kinds = getattr(config, name), choices_of(hint), kinds_of(hint)
-        if value is None and NoneType in kinds:
-            continue
-        if choices and value not in choices:
-            yield f"--{name} must be one of {', '.join(choices)}, got {value!r}"
-        elif not choices:
-            accepted = (*kinds, int) if float in kinds else kinds
-            if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
-                yield f"--{name} must be {' or '.join(_NAMES_OF_KINDS[kind] for kind in kinds)}, got {value!r}"
-
-
-def choices_of(hint: Any) -> tuple[str, ...]:
-    """The values that a type hint ``Literal``, or ``Literal | None``, allows; empty for other types."""
-    return next((get_args(part) for part in _parts(hint) if get_origin(part) is Literal), ())
-
-
-def kinds_of(hint: Any) -> tuple[type, ...]:
-    """The classes of a type hint: ``list[str] | None`` gives list and NoneType."""
-    return tuple(get_origin(part) or part for part in _parts(hint))
-
-
-def _parts(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-_NAMES_OF_KINDS = {
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    bool: "True or False",
-    list: "a list",
-    NoneType: "None",
+TRAINER_BOUNDS = {
+    "gradient_accumulation_steps": Bounds(least=1),
+    "dataloader_num_workers": Bounds(least=0),
 }
+"""Bounds of settings of the Trainer that keep the defaults they have there."""
+
+_NO_LABELS = "GRPO has no labels"
+_EVALUATION = "evaluation samples completions as training does and scores them with the reward functions"
+WITHOUT_EFFECT = {
+    "label_smoothing_factor": _NO_LABELS,
+    "label_names": _NO_LABELS,
+    "prediction_loss_only": _EVALUATION,
+    "include_for_metrics": _EVALUATION,
+    "batch_eval_metrics": _EVALUATION,
+    "eval_do_concat_batches": _EVALUATION,
+    "eval_use_gather_object": _EVALUATION,
+    "eval_accumulation_steps": _EVALUATION,
+    "bf16_full_eval": _EVALUATION,
+    "fp16_full_eval": _EVALUATION,
+    "length_column_name": "lengths are estimated from the text and the headers of the media",
+}
+"""Settings of the Trainer that nothing here would read, and why."""
 
 
-def was_set(config: Any, name: str) -> bool:
-    """Whether a flag differs from its default; spelling out the default counts as leaving it out."""
-    flag = next(each for each in fields(config) if each.name == name)
-    default = flag.default if flag.default_factory is MISSING else flag.default_factory()
-    return getattr(config, name) != default
+def problems_between_rooms(config: Any) -> Iterator[str]:
+    """What is wrong with a ``GRPOConfig`` beyond the options of single rooms."""
+    for name, bounds in TRAINER_BOUNDS.items():
+        if problem := bounds.problem(name, getattr(config, name)):
+            yield problem
+    if config.max_steps == 0:  # to the Trainer any number below 1 means none
+        yield "--max_steps must be at least 1, got 0; -1, the default, leaves it to --num_train_epochs"
+    if config.num_iterations > 1:
+        yield from saves_within_windows(config, config.save_steps, config.eval_steps or config.logging_steps)
+        if config.dataloader_drop_last:
+            yield "--dataloader_drop_last has no effect with --num_iterations above 1: short steps are filled up"
+    if config.shared_prefix == "off" and config.compile_decoding:
+        yield "--compile_decoding has no effect with --shared_prefix off: it compiles the shared sampling"
+    for name, reason in WITHOUT_EFFECT.items():
+        if was_set(config, name):
+            yield f"--{name} has no effect: {reason}; leave it out"
 
 
-def out_of_range(
-    config: Any,
-    name: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-) -> Iterator[str]:
-    """A problem if flag ``name`` is not finite or is outside of the bounds given; None is always fine."""
-    value = getattr(config, name)
-    if value is None:
-        return
-    wanted = [
-        (f"at least {least}", least is None or value >= least),
-        (f"above {above}", above is None or value > above),
-        (f"at most {most}", most is None or value <= most),
-        (f"below {below}", below is None or value < below),
-    ]
-    if not math.isfinite(value):
-        yield f"--{name} must be a finite number, got {value}"
-    elif failed := [words for words, holds in wanted if not holds]:
-        yield f"--{name} must be {' and '.join(failed)}, got {value}"
+def saves_within_windows(config: Any, save_steps: float, eval_steps: float) -> Iterator[str]:
+    """Problems with checkpoints between the steps on the same completions: they lack those, and none could be resumed.
+
+    Args:
+        save_steps, eval_steps: in steps; what is below 1 is a share of a run that is not known yet, and passes.
+    """
+    if getattr(config, "enable_jit_checkpoint", False):
+        yield (
+            "--enable_jit_checkpoint saves at any step, with --num_iterations above 1 also between the steps on the "
+            "same completions, and such a checkpoint could not be resumed: leave one of the two out"
+        )
+    saving = [("save_steps", save_steps)] if config.save_strategy == "steps" else []
+    if config.save_strategy == "best" and config.eval_strategy == "steps":
+        saving = [("eval_steps", eval_steps)]
+    for name, steps in saving:
+        if steps >= 1 and (over := int(steps) % config.num_iterations):
+            near = [whole for whole in (int(steps) - over, int(steps) - over + config.num_iterations) if whole]
+            yield (
+                f"--{name} {steps:g} is no multiple of --num_iterations {config.num_iterations}: a checkpoint between "
+                f"the steps on the same completions could not be resumed; give {' or '.join(map(str, near))}"
+            )

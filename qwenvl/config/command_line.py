@@ -14,13 +14,14 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import Field, field, fields, make_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
-from qwenvl.config.checks import choices_of, kinds_of
-from qwenvl.config.flags import FLAG_GROUPS
+from qwenvl.config.flags import FLAG_GROUPS, describe
+from qwenvl.option import kinds_of
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -91,11 +92,23 @@ def make_parser() -> argparse.ArgumentParser:
 
     from qwenvl.config.grpo_config import GRPOConfig
 
-    parser = HfArgumentParser(GRPOConfig, add_help=False, allow_abbrev=False)
+    hints = get_type_hints(GRPOConfig)
+    flags = [(each.name, hints[each.name], for_parser(each, hints[each.name])) for each in fields(GRPOConfig)]
+    parser = HfArgumentParser(make_dataclass("Flags", flags), add_help=False, allow_abbrev=False)
     for action in parser._actions:
         if action.dest in ("report_to", "optim_target_modules"):  # a string or a list; read by the parser as a string
             action.nargs = "+"
     return parser
+
+
+def for_parser(each: Field, hint: Any) -> Any:
+    """A field as ``HfArgumentParser`` takes it, which hands all metadata on to ``add_argument``."""
+    metadata = {key: value for key, value in each.metadata.items() if key != "bounds"}
+    if "bounds" in each.metadata:
+        metadata["help"] = metadata["help"].replace("%", "%%")  # argparse expands it; transformers doubles its own
+    if kinds_of(hint) == (bool, NoneType) and each.default is None:
+        metadata |= {"nargs": "?", "const": True}  # the flag alone means True
+    return field(default=each.default, default_factory=each.default_factory, init=each.init, metadata=metadata)
 
 
 def raising(where: str) -> Any:
@@ -189,11 +202,3 @@ def help_text() -> str:
             section.add_argument(f"--{name}", metavar=kind, help=shown.replace("%", "%%"))
     return parser.format_help()
 
-
-def describe(group: type) -> Iterable[tuple[str, str, Any, str]]:
-    """Name, kind of value, default and help text of each flag of a group."""
-    hints = get_type_hints(group)
-    for each in fields(group):
-        hint = hints[each.name]
-        kind = "|".join(choices_of(hint)) or kinds_of(hint)[0].__name__
-        yield each.name, kind, each.default, each.metadata["help"].replace("%%", "%")

@@ -8,45 +8,24 @@ from dataclasses import dataclass
 import torch
 from transformers import TrainingArguments
 
-from qwenvl.config.checks import was_set
-from qwenvl.config.flags import (
-    FULL_LEARNING_RATE,
-    LORA_LEARNING_RATE,
-    DataArguments,
-    ModelArguments,
-    ObjectiveArguments,
-    RewardArguments,
-    SamplingArguments,
-    TrainerArguments,
-    all_problems,
-)
-
-_NO_LABELS = "GRPO has no labels"
-_EVALUATION = "evaluation samples completions as training does and scores them with the reward functions"
-WITHOUT_EFFECT = {
-    "label_smoothing_factor": _NO_LABELS,
-    "label_names": _NO_LABELS,
-    "prediction_loss_only": _EVALUATION,
-    "include_for_metrics": _EVALUATION,
-    "batch_eval_metrics": _EVALUATION,
-    "eval_do_concat_batches": _EVALUATION,
-    "eval_use_gather_object": _EVALUATION,
-    "eval_accumulation_steps": _EVALUATION,
-    "bf16_full_eval": _EVALUATION,
-    "fp16_full_eval": _EVALUATION,
-    "length_column_name": "lengths are estimated from the text and the headers of the media",
-}
-"""Settings of the Trainer that nothing here would read, and why."""
+from qwenvl.config.checks import problems_between_rooms
+from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
+from qwenvl.data.options import DataOptions
+from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.model.options import ModelOptions
+from qwenvl.option import problems_of
+from qwenvl.rewards.options import RewardOptions
+from qwenvl.rollout.options import SamplingOptions
 
 
 @dataclass
 class GRPOConfig(
-    ModelArguments,
-    DataArguments,
-    RewardArguments,
-    SamplingArguments,
-    ObjectiveArguments,
-    TrainerArguments,
+    ModelOptions,
+    DataOptions,
+    RewardOptions,
+    SamplingOptions,
+    ObjectiveOptions,
+    TrainerOptions,
     TrainingArguments,
 ):
     """The flags of this library and all ``TrainingArguments`` of transformers, in one object.
@@ -62,12 +41,7 @@ class GRPOConfig(
     """
 
     def __post_init__(self) -> None:
-        problems = all_problems(self) + [
-            f"--{name} has no effect: {reason}; leave it out"
-            for name, reason in WITHOUT_EFFECT.items()
-            if was_set(self, name)
-        ]
-        if problems:
+        if problems := problems_of(self, problems_between_rooms):
             raise ValueError("\n".join(problems))
         if self.learning_rate is None:
             self.learning_rate = LORA_LEARNING_RATE if self.lora_enable else FULL_LEARNING_RATE
@@ -82,7 +56,7 @@ class GRPOConfig(
             self.activation_checkpointing = self.gradient_checkpointing
         if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
             self.fsdp = str(self.fsdp).lower() == "true"
-        super().__post_init__()
+        TrainingArguments.__post_init__(self)
         if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
             better = "max" if self.greater_is_better else "min"
             self.lr_scheduler_kwargs = {"mode": better, **(self.lr_scheduler_kwargs or {})}

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.function import RewardError
-from qwenvl.rewards.settings import RewardSettings
+from qwenvl.rewards.options import RewardSettings
 from qwenvl.rewards.table import TABLE
 
 

@@ -3,9 +3,9 @@
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.function import RewardError, RewardFunction
+from qwenvl.rewards.options import RewardSettings
 from qwenvl.rewards.plugins import reward
 from qwenvl.rewards.rubric import Rubric
-from qwenvl.rewards.settings import RewardSettings
 from qwenvl.rewards.verl import adapt_verl
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import Any
 from qwenvl.rewards.function import RewardError, RewardFunction, name_of
 from qwenvl.rewards.functions.format import ResponseFormat
 from qwenvl.rewards.functions.reward_model import RewardModel
+from qwenvl.rewards.options import RewardSettings
 from qwenvl.rewards.plugins import by_path, made, plugin_functions
 from qwenvl.rewards.rubric import Aggregation, OnError, Rubric
-from qwenvl.rewards.settings import RewardSettings
 from qwenvl.rewards.table import TABLE, make
 
 DEFAULT_WEIGHTS = {"format": 0.3, "accuracy": 0.7}

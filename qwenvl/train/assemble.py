@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from qwenvl.config.checks import was_set
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
@@ -23,10 +22,11 @@ from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.model.families import family_of
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
+from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.rewards.build import resolve
+from qwenvl.rewards.options import FunctionSettings
 from qwenvl.rewards.plugins import plugin_functions
-from qwenvl.rewards.settings import FunctionSettings
 from qwenvl.rewards.table import readers_of
 from qwenvl.train.contrast import TemporalContrast
 

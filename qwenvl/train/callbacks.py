@@ -13,7 +13,7 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import ProgressCallback
 
-from qwenvl.config.flags import saves_within_windows
+from qwenvl.config.checks import saves_within_windows
 from qwenvl.data.errors import RecordError
 from qwenvl.train.journal import Journal
 

@@ -2,7 +2,7 @@ import pytest
 
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.function import RewardError
-from qwenvl.rewards.settings import RewardSettings
+from qwenvl.rewards.options import RewardSettings
 
 
 def test_the_default_rubric_by_hand():

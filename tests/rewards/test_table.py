@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qwenvl.rewards.build import resolve
 from qwenvl.rewards.function import call_plain
-from qwenvl.rewards.settings import RewardSettings
+from qwenvl.rewards.options import RewardSettings
 from qwenvl.rewards.table import TABLE
 
 # A solution that each function can compare with; those not named take "(1) ...".

@@ -3,7 +3,7 @@ import pytest
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.function import RewardFunction
 from qwenvl.rewards.functions.length import CosineReward, LengthWindowReward, RepetitionReward, SoftOverlongReward
-from qwenvl.rewards.settings import RewardSettings
+from qwenvl.rewards.options import RewardSettings
 
 
 def tokens(*lengths):

@@ -1,0 +1,146 @@
+"""The options of the data: which records, and what is seen of their media."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from qwenvl.option import Options, option, was_set
+
+
+@dataclass
+class ReadingOptions(Options):
+    """Which files are read, and how their rows become records."""
+
+    dataset_catalog: str | None = option(
+        None,
+        "YAML file that gives data sets their names: annotation file and media root of each.",
+        unset="data/datasets.yaml of the repository",
+    )
+    allow_outside_media: bool = option(False, "Let records name media outside of their media root.")
+    allow_remote_media: bool = option(False, "Let records name media by http and https addresses.")
+    columns: str | None = option(
+        None, "Names of fields as the files have them, and as they are known here: question=prompt,answer=solution."
+    )
+    prompt_template: str | None = option(None, "File with {prompt} in it, which each prompt's last user turn replaces.")
+    system: str | None = option(
+        None, "System turn of every prompt, in place of its own: a text, or a file that holds it."
+    )
+    stream_above_mb: float = option(
+        512.0,
+        "Size in MB, unpacked, above which a data set is not loaded: each record is read and checked when its turn "
+        "comes. At least 0, which loads none.",
+        least=0,
+    )
+
+
+@dataclass
+class FrameOptions(Options):
+    """How densely clips are sampled where their record does not say."""
+
+    base_interval: float = option(2.0, "Seconds between the frames taken from a clip, above 0.", above=0)
+    video_fps: float | None = option(
+        None,
+        "Frames taken per second of a clip, above 0; the other way to say --base_interval.",
+        unset="not used",
+        above=0,
+    )
+    video_min_frames: int = option(
+        4, "Fewest frames of a clip, at least 1. A record's meta may say otherwise.", least=1
+    )
+    video_max_frames: int = option(
+        8, "Most frames of a clip, at least --video_min_frames. An odd number is made even: temporal patches are pairs."
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.video_fps is not None and was_set(self, "base_interval"):
+            yield "--video_fps and --base_interval say the same thing twice: give one of them"
+        yield from crossed(self, "video_min_frames", "video_max_frames")
+
+
+@dataclass
+class SampleOptions(FrameOptions):
+    """How the media of a record are decoded."""
+
+    video_backend: Literal["auto", "torchcodec", "pyav", "decord"] = option(
+        "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
+    )
+    decode_timeout: float = option(
+        60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
+    )
+    decode_memory_gb: float = option(8.0, "Memory that the decoder may take for one clip, in GB, above 0.", above=0)
+    on_bad_sample: Literal["error", "skip"] = option(
+        "error",
+        "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
+        "list it at the end; nothing takes its place.",
+    )
+
+
+@dataclass
+class PromptOptions(Options):
+    """How large media become in a prompt, and how long the prompt may be."""
+
+    video_min_frame_pixels: int = option(
+        4 * 28 * 28, "Fewest pixels of a video frame; smaller frames are scaled up.", least=1
+    )
+    video_max_frame_pixels: int = option(32 * 28 * 28, "Most pixels of a video frame; larger frames are scaled down.")
+    min_pixels: int = option(16 * 28 * 28, "Fewest pixels of an image; smaller images are scaled up.", least=1)
+    max_pixels: int = option(576 * 28 * 28, "Most pixels of an image; larger images are scaled down.")
+    max_prompt_length: int | None = option(
+        None, "Longest prompt in tokens, vision tokens included, at least 1.", unset="no limit", least=1
+    )
+    on_long_prompt: Literal["error", "skip"] = option(
+        "error", "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it."
+    )
+    fit_frames: bool = option(
+        False,
+        "Show less of a prompt above --max_prompt_length until it fits: fewer frames, down to --video_min_frames, then "
+        "fewer pixels, down to --video_min_frame_pixels and --min_pixels. The rollouts say what was lowered. A prompt "
+        "that is still too long goes the way of --on_long_prompt.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.on_long_prompt == "skip" and self.max_prompt_length is None:
+            yield "--on_long_prompt skip has no effect without --max_prompt_length: set it, in tokens"
+        if self.fit_frames and self.max_prompt_length is None:
+            yield "--fit_frames has no effect without --max_prompt_length: set it, in tokens"
+        yield from crossed(self, "video_min_frame_pixels", "video_max_frame_pixels")
+        yield from crossed(self, "min_pixels", "max_pixels")
+
+
+@dataclass
+class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
+    """Which records, and what is seen of their media."""
+
+    dataset_use: str | None = option(
+        None,
+        "Training data: comma-separated names of the catalog, paths of annotation files (formats: docs/data.md) or "
+        "hf:name:split; %NN after one takes a seeded NN percent of it, :W draws from it by weight W (a:0.3,b%50:0.7).",
+    )
+    eval_dataset_use: str | None = option(None, "Data for evaluation, written like --dataset_use, without weights.")
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = option(
+        "random",
+        "Order of the prompts. random: shuffled anew each epoch. sequential: as the data sets have them. "
+        "group_by_length: prompts of like length in each optimizer step, over all processes, so that less is padded "
+        "and processes wait less for each other; lengths are estimated from text and media headers.",
+    )
+    frame_cache: str | None = option(
+        None,
+        "Folder that keeps decoded frames, at the size the model sees, over epochs and runs, by content. Frames that "
+        "training draws anew each epoch (dynamic_sample) are not kept.",
+        unset="not kept",
+    )
+    frame_cache_gb: float = option(
+        50.0, "Most that --frame_cache may hold, in GB, above 0; what is old goes first.", above=0
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.frame_cache is None and was_set(self, "frame_cache_gb"):
+            yield "--frame_cache_gb has no effect without --frame_cache"
+
+
+def crossed(options: Options, low: str, high: str) -> Iterator[str]:
+    """A problem where the lower bound is above the upper one."""
+    if getattr(options, low) > getattr(options, high):
+        yield f"--{low} {getattr(options, low)} is above --{high} {getattr(options, high)}"

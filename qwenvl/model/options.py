@@ -1,0 +1,99 @@
+"""The options of the model: which one, what of it learns, how it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from qwenvl.option import Options, option, was_set
+
+
+@dataclass
+class TuneOptions(Options):
+    """Which parts of the model learn."""
+
+    tune_mm_llm: bool = option(True, "Train the language model, its embeddings and the language-model head.")
+    tune_mm_vision: bool = option(False, "Train the vision tower: patch embedding and blocks.")
+    tune_mm_mlp: bool = option(True, "Train the merger that carries vision features into the language model.")
+
+
+@dataclass
+class LoraOptions(Options):
+    """Low-rank adapters."""
+
+    lora_enable: bool = option(
+        False,
+        "Freeze the model and train low-rank adapters (LoRA) on the linear layers of the parts that the tune flags "
+        "name, or of the language model where all three are False. The reference is the model without adapters.",
+    )
+    lora_r: int = option(64, "Rank of the adapters, at least 1.", least=1)
+    lora_alpha: int = option(
+        128, "Scale of the adapters, above 0: their output is multiplied by lora_alpha / lora_r.", above=0
+    )
+    lora_dropout: float = option(
+        0.0,
+        "Dropout on the adapters' input, 0 to below 1. Above 0 the trained log-probs differ from the sampled ones.",
+        least=0,
+        below=1,
+    )
+
+    def problems(self) -> Iterator[str]:
+        for name in ("lora_r", "lora_alpha", "lora_dropout"):
+            if not self.lora_enable and was_set(self, name):
+                yield f"--{name} has no effect without LoRA: add --lora_enable or leave it out"
+
+
+@dataclass
+class ModelOptions(TuneOptions, LoraOptions):
+    """The model, which of its parts learn, and how it is computed."""
+
+    model_name_or_path: str | None = option(
+        None, "Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint: a folder or a name on the Hugging Face hub."
+    )
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = option(
+        "auto", "Attention kernel. auto: flash_attention_2 where flash-attn and a CUDA device are there, else sdpa."
+    )
+    mm_projector_lr: float | None = option(
+        None, "Learning rate of the merger, above 0. Needs --tune_mm_mlp.", unset="the one of --learning_rate", above=0
+    )
+    vision_tower_lr: float | None = option(
+        None,
+        "Learning rate of the vision tower, above 0. Needs --tune_mm_vision.",
+        unset="the one of --learning_rate",
+        above=0,
+    )
+    vision_cache: str | None = option(
+        None,
+        "Folder that keeps the features of a frozen vision tower over epochs and runs, by content. It pays where a "
+        "tower takes longer than a read; frames drawn anew each epoch (dynamic_sample) are rarely found again.",
+        unset="not kept",
+    )
+    vision_cache_gb: float = option(
+        50.0, "Most that --vision_cache may hold, in GB, above 0; what is old goes first.", above=0
+    )
+    shared_prefix: Literal["auto", "off"] = option(
+        "auto",
+        "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "
+        "with the same numbers; where a model cannot, the reason is logged. off: once per completion and pass.",
+    )
+    logit_memory_gb: float = option(
+        1.0,
+        "Memory for logits in GB, above 0: completion tokens meet the language-model head in chunks of memory / "
+        "(16 bytes x vocabulary). Less: less memory, same result.",
+        above=0,
+    )
+
+    def problems(self) -> Iterator[str]:
+        if not (self.tune_mm_llm or self.tune_mm_vision or self.tune_mm_mlp or self.lora_enable):
+            yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"
+        if self.vision_tower_lr is not None and not self.tune_mm_vision:
+            yield "--vision_tower_lr has no effect on a frozen vision tower: set --tune_mm_vision True or leave it out"
+        if self.mm_projector_lr is not None and not self.tune_mm_mlp:
+            yield "--mm_projector_lr has no effect on a frozen merger: set --tune_mm_mlp True or leave it out"
+        if self.vision_cache is not None and self.tune_mm_vision:
+            yield "--vision_cache has no effect on a vision tower that learns: leave it out or freeze the tower"
+        if self.vision_cache is None and was_set(self, "vision_cache_gb"):
+            yield "--vision_cache_gb has no effect without --vision_cache"
+        if self.shared_prefix == "off" and self.vision_cache is not None:
+            yield "--vision_cache has no effect with --shared_prefix off: the tower then runs in every pass"

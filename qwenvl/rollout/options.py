@@ -1,0 +1,89 @@
+"""The options of sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from qwenvl.option import Options, option
+from qwenvl.rewards.options import RewardSettings
+
+
+@dataclass
+class SamplingOptions(Options):
+    """How completions are sampled."""
+
+    grpo_sample_size: int = option(
+        4,
+        "Completions sampled per prompt in training (the group), at least 2. More: steadier advantages, more time.",
+        least=2,
+        why="the advantage of a completion is relative to its group, and in a group of one it is always 0",
+    )
+    generation_temperature: float = option(
+        0.7,
+        "Sampling temperature, above 0. Log-probs are taken at the same temperature. Lower: groups more alike.",
+        above=0,
+    )
+    generation_top_p: float = option(
+        0.9,
+        "Sample among the likeliest tokens that hold this much probability, above 0 to 1; 1 samples among all. "
+        "Log-probs stay those of sampling among all; so they do with top-k, min-p and the repetition penalty.",
+        above=0,
+        most=1,
+    )
+    generation_top_k: int = option(
+        0, "Sample among this many of the likeliest tokens, at least 2; 0 samples among all.", least=0
+    )
+    generation_min_p: float = option(
+        0.0,
+        "Sample among tokens that have at least this share of the likeliest token's probability, 0 to below 1; 0 "
+        "samples among all.",
+        least=0,
+        below=1,
+    )
+    generation_repetition_penalty: float = option(
+        1.0,
+        "Divide logits of tokens that stand in the prompt or the completion by this (multiply negative ones), above 0, "
+        "in greedy evaluation too. 1: none. Above: less repetition, and fewer words of the question in the answer.",
+        above=0,
+    )
+    stop_strings: list[str] | None = option(
+        None,
+        "Texts that end a completion, such as </answer>. They stay in its text, and their tokens are trained like all "
+        "others. It saves what is written after them; a policy that they end is not taught to end by itself.",
+        unset="only the model's end tokens",
+    )
+    generation_max_length: int = option(
+        RewardSettings.generation_max_length,
+        "Longest completion in new tokens, at least 1; what is longer is cut.",
+        least=1,
+    )
+    eval_sample_size: int = option(
+        1, "Completions per prompt in evaluation, at least 1. 1: the greedy one. More: sampled as in training.", least=1
+    )
+    rollout_token_budget: int = option(
+        65536,
+        "Prompts of an optimizer step are sampled together while their tokens, completions in full length included, "
+        "stay below this, at least 1; a prompt counts once, padded to the longest, with --shared_prefix off once per "
+        "completion. "
+        "Less: less memory, more time.",
+        least=1,
+    )
+    compile_decoding: bool = option(
+        False,
+        "Compile the layers of the sampling step from token to token (torch.compile). The first batch of one prompt "
+        "and the first of several wait for it, up to 20 seconds: it pays in long runs of long completions. Needs a "
+        "C++ compiler, on a GPU Triton.",
+    )
+    check_parity: Literal["every", "first", "off"] = option(
+        "first",
+        "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first or none, "
+        "and stop where they differ: it catches wrong positions, frames and templates.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.generation_top_k == 1:
+            yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
+        if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
+            yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"

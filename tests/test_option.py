@@ -1,0 +1,148 @@
+"""An option: default, bounds, choices and help in one place, and the checks that come from it."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import pytest
+
+from qwenvl.option import Options, all_options, choices_of, kinds_of, option, problems_of, was_set
+
+
+@dataclass
+class Kinds(Options):
+    """One option of each type."""
+
+    rate: float = option(1.0, "A number.")
+    count: int | None = option(None, "A whole number.", unset="none", least=1)
+    names: list[str] | None = option(None, "Words.")
+    weights: list[float] | None = option(None, "Numbers.")
+    mode: Literal["a", "b"] = option("a", "One of two.")
+    kernel: Literal["x", "y"] | None = option(None, "One of two, or none.")
+    on: bool = option(True, "A switch.")
+
+
+@dataclass
+class Bounded(Options):
+    """One option for each manner of bounds."""
+
+    seconds: float = option(2.0, "Above 0.", above=0)
+    share: float | None = option(None, "Above 0 to 1.", above=0, most=1)
+    dropout: float = option(0.0, "0 to below 1.", least=0, below=1)
+    group: int = option(4, "At least 2.", least=2, why="a group of one has no spread")
+
+    def problems(self) -> Iterator[str]:
+        if self.share is not None and self.dropout:
+            yield "--share has no effect with --dropout"
+
+
+@dataclass
+class Both(Kinds, Bounded):
+    """Several groups in one, with an option of its own."""
+
+    last: int = option(0, "A number.", most=9)
+
+    def problems(self) -> Iterator[str]:
+        if self.last and not self.on:
+            yield "--last has no effect without --on"
+
+
+def refusal(made: type, **values) -> list[str]:
+    with pytest.raises(ValueError) as error:
+        made(**values)
+    return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    "fitting",
+    [{"rate": 2}, {"count": 3}, {"weights": [1.0]}, {"mode": "b"}, {"kernel": "y"}, {"kernel": None}, {"on": False}],
+    ids=str,
+)
+def test_values_of_their_type_fit(fitting):
+    assert problems_of(Kinds(**fitting)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": "1e-6"}, "--rate must be a number, got '1e-6'"),
+        ({"rate": None}, "--rate must be a number, got None"),
+        ({"rate": True}, "--rate must be a number, got True"),
+        ({"count": 1.5}, "--count must be an integer or None, got 1.5"),
+        ({"names": "format"}, "--names must be a list or None, got 'format'"),
+        ({"weights": 1.0}, "--weights must be a list or None, got 1.0"),
+        ({"mode": "c"}, "--mode must be one of a, b, got 'c'"),
+        ({"mode": None}, "--mode must be one of a, b, got None"),
+        ({"kernel": "z"}, "--kernel must be one of x, y, got 'z'"),
+        ({"on": 1}, "--on must be True or False, got 1"),
+    ],
+    ids=str,
+)
+def test_values_of_another_type_are_named(given, message):
+    assert refusal(Kinds, **given) == [message]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seconds": 0}, "--seconds must be above 0, got 0"),
+        ({"share": 1.5}, "--share must be at most 1, got 1.5"),
+        ({"dropout": 1}, "--dropout must be below 1, got 1"),
+        ({"dropout": -0.1}, "--dropout must be at least 0, got -0.1"),
+        ({"seconds": float("inf")}, "--seconds must be a finite number, got inf"),
+        ({"group": 1}, "--group must be at least 2, got 1: a group of one has no spread"),
+    ],
+    ids=str,
+)
+def test_values_out_of_bounds_are_named(given, message):
+    assert refusal(Bounded, **given) == [message]
+
+
+def test_values_on_and_within_their_bounds_fit():
+    assert problems_of(Bounded(seconds=0.1, share=1, dropout=0.0, group=2)) == []
+
+
+def test_a_class_checks_the_options_of_all_its_bases_and_tells_everything_at_once():
+    assert refusal(Both, last=10, on=False, count=0, group=1, share=0.5, dropout=0.5) == [
+        "--last must be at most 9, got 10",
+        "--last has no effect without --on",
+        "--count must be at least 1, got 0",
+        "--group must be at least 2, got 1: a group of one has no spread",
+        "--share has no effect with --dropout",
+    ]
+
+
+def test_a_wrong_type_is_told_alone():
+    assert refusal(Both, last="10", count=0) == ["--last must be an integer, got '10'"]
+
+
+def test_a_further_check_comes_last_and_only_where_the_types_are_right():
+    made = Both()
+    assert problems_of(made, lambda config: [f"more of {config.last}"]) == ["more of 0"]
+    made.mode = "c"
+    assert problems_of(made, lambda config: ["more"]) == ["--mode must be one of a, b, got 'c'"]
+
+
+def test_options_are_taken_from_whatever_has_them():
+    flags = argparse.Namespace(seconds=1.0, share=None, dropout=0.0, group=8, other="not theirs")
+    assert Bounded.of(flags) == Bounded(seconds=1.0, group=8)
+    assert Bounded.of(Both(group=3)) == Bounded(group=3)
+
+
+def test_a_class_lists_its_own_options_first():
+    names = [each.name for each in all_options(Both)]
+    assert names[0] == "last" and names[1:] == [each.name for group in (Kinds, Bounded) for each in fields(group)]
+
+
+def test_the_help_ends_with_what_unset_means():
+    assert {each.name: each.metadata["help"] for each in fields(Kinds)}["count"] == "A whole number. Unset: none."
+
+
+def test_hints_taken_apart():
+    assert choices_of(Literal["a", "b"] | None) == ("a", "b") and choices_of(int | None) == ()
+    assert kinds_of(list[str] | None) == (list, type(None)) and kinds_of(list[str]) == (list,)
+
+
+def test_was_set_compares_with_the_default():
+    assert not was_set(Kinds(rate=1.0), "rate") and was_set(Kinds(count=1), "count")
