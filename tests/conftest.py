@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import os
-
-# Before any Hugging Face import: a test that reaches for the network fails at once instead of waiting.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from tests.environment import THREADS
 
 pytest_plugins = ["tests.made_clips"]
 
@@ -24,8 +21,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Tiny tensors gain nothing from threads, and one thread makes sums repeatable.
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(THREADS))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -42,6 +38,11 @@ def _same_seeds_for_every_test():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_cache_of_its_own(tmp_path_factory):
+    os.environ["QWENVL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import re
+import shutil
+from contextlib import redirect_stdout
 
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -12,24 +16,31 @@ from qwenvl.demo.run import main
 from qwenvl.runlog import read_metrics
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("demo") / "out"
-
-
-def call(folder, capsys, *flags):
+def call(folder, *flags):
     """Output of the command, on the smallest set-up that it allows."""
-    assert main(["--output_dir", str(folder), "--clips", "8", *flags]) == 0
-    return capsys.readouterr().out
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(["--output_dir", str(folder), "--clips", "8", *flags]) == 0
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def first_call(tmp_path_factory):
+    """Folder, output and log of a first call with two steps. Read the folder, never write to it."""
+    folder, logged = tmp_path_factory.mktemp("demo") / "out", io.StringIO()
+    handler = logging.StreamHandler(logged)
+    logging.getLogger().addHandler(handler)
+    out = call(folder, "--steps", "2")
+    logging.getLogger().removeHandler(handler)
+    return folder, out, logged.getvalue()
 
 
 def changed(folder):
     return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_first_call_trains_and_says_where_everything_is(folder, capsys, caplog):
-    out = call(folder, capsys, "--steps", "2")
-    assert caplog.text.count("the vision tower runs in every pass") == 1
+def test_first_call_trains_and_says_where_everything_is(first_call):
+    folder, out, log = first_call
+    assert log.count("the vision tower runs in every pass") == 1
     assert [row["step"] for row in read_metrics(folder / "run") if "reward/total" in row] == [1, 2]
     for name in ("before GRPO", "after 2 steps of GRPO", "after, shown a blank video", "after, shown another clip"):
         line = next(line for line in out.splitlines() if line.startswith(name))
@@ -42,18 +53,20 @@ def test_first_call_trains_and_says_where_everything_is(folder, capsys, caplog):
     assert result["scores"]["after 2 steps of GRPO"]["total"] == final["eval_total_reward"]
 
 
-def test_second_call_shows_the_first_and_its_date(folder, capsys):
+def test_second_call_shows_the_first_and_its_date(first_call):
+    folder = first_call[0]
     before = changed(folder)
-    out = call(folder, capsys, "--steps", "2")
+    out = call(folder, "--steps", "2")
     finished = json.loads((folder / "result.json").read_text())["finished"]
     assert f"run before, until {finished}; nothing is trained now" in out
     assert "after 2 steps of GRPO" in out
     assert changed(folder) == before
 
 
-def test_other_settings_train_anew_on_the_same_clips_and_warm_up(folder, capsys):
+def test_other_settings_train_anew_on_the_same_clips_and_warm_up(first_call, tmp_path):
+    folder = shutil.copytree(first_call[0], tmp_path / "out")
     before = changed(folder)
-    out = call(folder, capsys, "--steps", "1")
+    out = call(folder, "--steps", "1")
     assert "clips: already there" in out and "warm-up: already done" in out
     assert [row["step"] for row in read_metrics(folder / "run") if "reward/total" in row] == [1]
     after = changed(folder)

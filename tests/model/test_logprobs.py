@@ -92,7 +92,6 @@ from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import completion_logprobs, tokens_within
 
-torch.set_num_threads(1)
 VOCABULARY = 60_000
 model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), hidden_size=32, num_layers=1)
 model.resize_token_embeddings(VOCABULARY, mean_resizing=False)

@@ -83,7 +83,7 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
         for stream in (sys.stdout, sys.stderr):
             os.dup2(printed.fileno(), stream.fileno())
     os.environ.update(environment)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if any(flag.startswith("--deepspeed") for flag in flags):
         start_deepspeed_on_a_cpu()
     args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])

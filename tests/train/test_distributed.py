@@ -53,7 +53,7 @@ def forks():
     """A process that has imported everything, and waits to be forked: importing would take longer than most runs."""
     folder = str(Path(__file__).parent)
     sys.path.insert(0, folder)
-    here = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONPATH": folder}
+    here = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONPATH": folder}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ranks", "deepspeed"])
     with patch.dict(os.environ, here):
@@ -91,7 +91,7 @@ def launch(processes: int, checkpoint, data, output, **flags) -> None:
         running = {rank.sentinel: rank for rank in ranks}
         failed = False
         while running and not failed:
-            ended = wait(running, timeout=240)
+            ended = wait(running, timeout=1800)
             failed = not ended or any(running.pop(sentinel).exitcode for sentinel in ended)
         for rank in ranks:
             rank.kill()  # those that wait for one that failed

@@ -1,0 +1,26 @@
+"""The environment of every test, and of the processes that tests start; the same whatever the user's shell holds."""
+
+from __future__ import annotations
+
+import os
+
+# Settings of ours, of launchers and of clients, by which a test would do something else.
+OF_THE_USER = {
+    *("QWENVL_CACHE", "QWENVL_TRACEBACK", "QWENVL_WORKER_BYTES", "QWENVL_WORKER_PRELOAD", "XDG_CACHE_HOME"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DRY_RUN", "TINY"),
+    *("MODEL", "DATASET", "EVAL_DATASET", "OUTPUT", "OUT", "NPROC", "DEEPSPEED", "FSDP", "LORA", "PYTHON", "WORKERS"),
+    *(name for proxy in ("http_proxy", "https_proxy", "all_proxy") for name in (proxy, proxy.upper())),
+    *("JUDGE_API_KEY", "OPENAI_API_KEY", "TRANSFORMERS_VERBOSITY", "FORCE_COLOR", "NO_COLOR"),
+}
+for name in [name for name in os.environ if name in OF_THE_USER or name.startswith(("ACCELERATE_", "FSDP_"))]:
+    del os.environ[name]
+
+# Tiny tensors gain nothing from threads. scripts/test_settings.sh tries other numbers.
+THREADS = os.environ.get("QWENVL_TEST_THREADS", "1")
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",  # a test that reaches for the network fails at once instead of waiting
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": THREADS,  # of processes that tests start
+    "COLUMNS": "120",  # what argparse and progress bars take for the width of the terminal
+}
