@@ -113,8 +113,9 @@ not apply. It gets the columns that its signature names, all of them with `**col
 
 What a model writes is never executed, and reading it takes linear time: an answer longer than 10,000 characters scores
 as if it were not there. The *answer* is the inside of the first `<answer>...</answer>` of the completion; without one
-the answer is missing. The solution is compared by its own answer block, or whole where it has none. Functions marked *
-need `pip install "qwenvl[rewards]"`.
+the answer is missing. The solution is compared by its own answer block, or whole where it has none. In both, full-width
+forms and other compatibility characters are read as plain ones (NFKC): （1） is (1). Superscripts, subscripts and
+fractions stay as they are: x² is not x2. Functions marked * need `pip install "qwenvl[rewards]"`.
 """
 
 EXTRA = {"action_order", "math_accuracy", "ocr", "rouge", "box_iou", "box_giou"}

@@ -32,6 +32,7 @@ PIECES = st.sampled_from(
         *("<think>", "</think>", "<answer>", "</answer>", "(1)", "(99999999999)", "1+2+3", "9**9", "=6", "B.", "A, C"),
         *("yes", "3:20 to 0:80", "[1,2,3,4]", "(5,6),(7,8)", r"\frac{1}{0}", "$", r"\boxed{", "1e99", "-0", "\x00"),
         *("\u202eاب", "😀", "\n", " ", "看", "\ud83d", "NaN", "inf", "__import__('os')"),
+        *("（１）", "Ｂ", "²", "\u0301" * 40),
     ]
 )
 TEXTS = st.lists(PIECES | st.text(max_size=8), max_size=12).map("".join)
@@ -57,6 +58,9 @@ LARGE = {
     "null bytes": "\x00" * MEGABYTE,
     "right to left": "<answer>" + "\u202eابجد " * 1_600 + "</answer>",
     "emoji": "<answer>" + "👨‍👩‍👧‍👦" * 900 + "</answer>",
+    "combining marks": "<answer>" + "\u0301\u0316" * 5_000 + "</answer>",
+    "half-width marks": "<answer>" + "\uff9e\u0316" * 5_000 + "</answer>",
+    "boxes of LaTeX": "<answer>" + "\\boxed{" * 700 + "B" + "}" * 700 + "</answer>",
     "parentheses": "<answer>" + "(" * 5_000 + ")" * 4_900 + "</answer>",
     "power tower": "<answer>9**9**9**9</answer>",
 }

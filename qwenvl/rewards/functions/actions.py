@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
+from qwenvl.rewards.functions.text import normalized, pairs, solution_of
 from qwenvl.rewards.optional import optional
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
@@ -40,7 +40,7 @@ def accuracy(completions: list[str], solution: list[str], **columns: Any) -> lis
     Compares the sets of ``(k)`` numbers in the first answer block and in the solution; a solution without numbers is
     compared as a set of phrases (see ``action_phrases``). Without an answer block, or with no action in it, 0.
     """
-    return [_overlap(text, truth) for text, truth in zip(completions, solution, strict=True)]
+    return [_overlap(answer, truth) for answer, truth in pairs(completions, solution)]
 
 
 def action_order(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -49,7 +49,7 @@ def action_order(completions: list[str], solution: list[str], **columns: Any) ->
     Insertions, deletions and substitutions cost 1 each (Levenshtein). Without an answer block, or with no number in
     it, 0.
     """
-    return [_order(text, truth) for text, truth in zip(completions, solution, strict=True)]
+    return [_order(answer, truth) for answer, truth in pairs(completions, solution)]
 
 
 def check_action_numbers(solution: str, fields: Mapping[str, Any]) -> str | None:
@@ -67,20 +67,13 @@ def check_actions(solution: str, fields: Mapping[str, Any]) -> str | None:
     return f'the solution names no action: expected "(1) ..." numbers or phrases, got {solution[:80]!r}'
 
 
-def _overlap(completion: str, solution: str) -> float:
-    answer, truth = answer_of(completion), solution_of(solution)
-    if answer is None:
-        return 0.0
-    expected = set(action_numbers(truth))
-    named: set[Any] = set(action_numbers(answer))
-    if not expected:
-        expected, named = set(action_phrases(truth)), set(action_phrases(answer))
-    if not named or not expected:
-        return 0.0
-    return len(named & expected) / len(named | expected)
+def _overlap(answer: str | None, truth: str) -> float:
+    parsed = action_numbers if action_numbers(truth) else action_phrases
+    named, expected = set(parsed(answer or "")), set(parsed(truth))
+    return len(named & expected) / len(named | expected) if named and expected else 0.0
 
 
-def _order(completion: str, solution: str) -> float:
+def _order(answer: str | None, truth: str) -> float:
     levenshtein = optional("rapidfuzz.distance").Levenshtein
-    named, expected = action_numbers(answer_of(completion) or ""), action_numbers(solution_of(solution))
+    named, expected = action_numbers(answer or ""), action_numbers(truth)
     return levenshtein.normalized_similarity(named, expected) if named and expected else 0.0

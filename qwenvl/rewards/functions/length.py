@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from qwenvl.rewards.function import RewardFunction, call_plain
+from qwenvl.rewards.functions.text import CJK
 
 READ_LIMIT = 50_000  # characters of a completion in which repetitions are looked for
-_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+_CJK = re.compile(f"[{CJK}]")
 
 
 class CosineReward:

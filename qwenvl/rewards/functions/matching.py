@@ -7,37 +7,40 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
+from qwenvl.rewards.functions.text import CJK, normalized, pairs, solution_of
 from qwenvl.rewards.optional import optional
 
 _SPLIT = re.compile(r"[\s,;/&]+")
 _RUN = re.compile(r"[A-H]{2,8}")
 _MARKED = re.compile(r"(?:^|[\n,;])[ \t]{0,8}[(\[]?([A-Z])[).:\]](?=\s|$)")
 _SAID = re.compile(r"\b(?:[Aa]nswer|[Oo]ption|[Cc]hoice)s?(?: is| are)?:? ?[(\[]?([A-Z])\b")
+# A wrapper of LaTeX without another one in it: what \boxed{\text{B}} says is found from the inside out.
+_BOXED = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mbox)\s{0,4}\{([^{}]*)\}")
+_MOST_BOXES = 3
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
-_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
+_WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
 
 
 def exact_match(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 if answer and solution are the same text, else 0.
 
-    Case, runs of white space, outer dots and quotes, and compatibility forms of characters do not matter.
+    Case, runs of white space, outer dots and quotes, and full-width forms of characters do not matter.
     """
     return [
         float(answer is not None and normalized(answer) == normalized(truth))
-        for answer, truth in _pairs(completions, solution)
+        for answer, truth in pairs(completions, solution)
     ]
 
 
 def multiple_choice(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
-    """1 if the answer chooses the same letters as the solution, else 0; several letters compare as sets.
+    r"""1 if the answer chooses the same letters as the solution, else 0; several letters compare as sets.
 
-    Read as letters: "B", "b", "(B)", "B. some text", "A, C", "A and C", "AC" (A to H, rising), "the answer is B".
+    Read as letters: "B", "b", "(B)", "B. some text", "A, C", "A and C", "AC" (A to H, rising), "the answer is B", and
+    each of these in a LaTeX box, "\boxed{B}".
     """
     return [
         float(bool(letters(truth)) and letters(answer or "") == letters(truth))
-        for answer, truth in _pairs(completions, solution)
+        for answer, truth in pairs(completions, solution)
     ]
 
 
@@ -48,7 +51,7 @@ def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[
     """
     return [
         float(affirms(answer or "") is not None and affirms(answer or "") == affirms(truth))
-        for answer, truth in _pairs(completions, solution)
+        for answer, truth in pairs(completions, solution)
     ]
 
 
@@ -60,7 +63,7 @@ def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[flo
     word_error_rate = optional("jiwer").wer
     return [
         max(0.0, 1.0 - word_error_rate(truth, answer)) if answer else 0.0
-        for answer, truth in _pairs(completions, solution)
+        for answer, truth in pairs(completions, solution)
     ]
 
 
@@ -70,7 +73,7 @@ def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[f
     Words are lower-cased runs of letters and digits, without stemming; Chinese and Japanese characters are words of
     their own.
     """
-    return [_rouge(truth, answer) if answer else 0.0 for answer, truth in _pairs(completions, solution)]
+    return [_rouge(truth, answer) if answer else 0.0 for answer, truth in pairs(completions, solution)]
 
 
 def letters(text: str) -> set[str]:
@@ -80,7 +83,10 @@ def letters(text: str) -> set[str]:
         >>> sorted(letters("(A), C")), sorted(letters("B. a cat")), sorted(letters("a cat"))
         (['A', 'C'], ['B'], [])
     """
-    parts = [part for part in _SPLIT.split(text.strip()) if part]
+    for _ in range(_MOST_BOXES):
+        text = _BOXED.sub(r"\1", text)
+    text = text.strip().strip("$")
+    parts = [part for part in _SPLIT.split(text) if part]
     words = [part.strip("()[].:*") for part in parts if part not in ("and", "or")]
     is_list = len(words) < len(parts) or any(mark in text for mark in ",;/&")
     # "B. x" is the choice B with its text, "B x" and "(B) (X)" are two choices.
@@ -143,7 +149,3 @@ def _rouge(truth: str, answer: str) -> float:
     common = optional("rapidfuzz.distance").LCSseq.similarity(expected, words)
     longest = 2 * common / (len(expected) + len(words)) if expected or words else 0.0
     return (overlaps["rouge1"].fmeasure + overlaps["rouge2"].fmeasure + longest) / 3
-
-
-def _pairs(completions: list[str], solution: list[str]) -> list[tuple[str | None, str]]:
-    return [(answer_of(text), solution_of(truth)) for text, truth in zip(completions, solution, strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from qwenvl.rewards.functions.text import answer_of, solution_of
+from qwenvl.rewards.functions.text import pairs, solution_of
 
 # Thousands may be set apart by commas; lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
@@ -37,8 +37,7 @@ def count(completions: list[str], solution: list[str], **columns: Any) -> list[f
 
     Other words may stand around it: "there are 3 cubes" is 3. "3.0" equals "3"; "three" is no number.
     """
-    pairs = _pairs(completions, solution)
-    return [float(number is not None and number == truth) for number, truth in pairs]
+    return [float(number is not None and number == truth) for number, truth in _pairs(completions, solution)]
 
 
 class NumericReward:
@@ -74,13 +73,13 @@ def check_number(solution: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def _pairs(completions: list[str], solution: list[str]) -> list[tuple[Decimal | None, Decimal]]:
-    pairs = []
-    for completion, raw in zip(completions, solution, strict=True):
-        truth = only_number(solution_of(raw))
-        if truth is None:
-            raise ValueError(check_number(raw, {}))
-        pairs.append((only_number(answer_of(completion)), truth))
-    return pairs
+    found = []
+    for answer, truth in pairs(completions, solution):
+        expected = only_number(truth)
+        if expected is None:
+            raise ValueError(check_number(truth, {}))
+        found.append((only_number(answer), expected))
+    return found
 
 
 def _closeness(number: Decimal | None, truth: Decimal) -> float:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from qwenvl.rewards.functions.text import answer_of, solution_of
+from qwenvl.rewards.functions.text import pairs, solution_of
 
 Span = tuple[float, float]
 
@@ -30,8 +30,8 @@ class TemporalIoUReward:
     ) -> list[float]:
         durations = duration or [None] * len(completions)
         return [
-            self._score(spans_in(answer_of(text) or ""), spans_in(solution_of(truth)), seconds)
-            for text, truth, seconds in zip(completions, solution, durations, strict=True)
+            self._score(spans_in(answer or ""), spans_in(truth), seconds)
+            for (answer, truth), seconds in zip(pairs(completions, solution), durations, strict=True)
         ]
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:

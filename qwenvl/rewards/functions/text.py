@@ -1,18 +1,23 @@
-"""Finding tagged blocks in what a model wrote, in linear time.
+"""What a model wrote, made ready for those who read it: tagged blocks found and characters unified, in linear time.
 
-No regular expressions with dots that match newlines: on unclosed or repeated tags they take quadratic time, and a
-policy writes such text early in training.
+No regular expressions with dots that match newlines are used. On unclosed or repeated tags they take quadratic time,
+and a policy writes such text early in training.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Tag = Literal["think", "answer"]
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 ANSWER_LIMIT = 10_000  # characters; no answer is that long, and reading one of a megabyte takes time
+CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese and Japanese characters, for a regex's []
+LONGEST_RUN_OF_MARKS = 30
+GRAPHEME_JOINER = "\u034f"  # an invisible character that marks on both sides of it are not ordered across
 
 
 class Block(NamedTuple):
@@ -41,25 +46,66 @@ def first_block(text: str, tag: Tag) -> Block | None:
 
 
 def answer_of(completion: str) -> str | None:
-    """What stands in the first answer block, outer white space stripped; None without one.
+    """What stands in the first answer block as ``unified`` writes it, outer white space stripped; None without a block.
 
     None also for more than 10,000 characters: that is no answer, and whatever reads it stays quick.
     """
     block = first_block(completion, "answer")
-    return None if block is None or len(block.inner) > ANSWER_LIMIT else block.inner.strip()
+    if block is None or len(block.inner) > ANSWER_LIMIT:
+        return None
+    answer = unified(block.inner).strip()
+    return answer if len(answer) <= ANSWER_LIMIT else None
 
 
 def solution_of(solution: str) -> str:
-    """What a record's solution says: its first answer block, or the whole text where it has none."""
+    """What a record's solution says as ``unified`` writes it: its first answer block, or the whole text without one."""
     block = first_block(solution, "answer")
-    return solution.strip() if block is None else block.inner.strip()
+    return unified(solution if block is None else block.inner).strip()
+
+
+def pairs(completions: Sequence[str], solutions: Sequence[str]) -> list[tuple[str | None, str]]:
+    """The answer of each completion, None where it has none, beside what its record's solution says."""
+    return [(answer_of(text), solution_of(truth)) for text, truth in zip(completions, solutions, strict=True)]
+
+
+def unified(text: str) -> str:
+    """One way of writing what Unicode can write in several, in linear time: full-width forms become plain ones.
+
+    This is NFKC with two differences. Superscripts, subscripts and fractions stay as they are: x² is not x2. And runs
+    of combining marks are broken after 30, as the stream-safe text format of Unicode annex 15 breaks them, because
+    putting a run of n marks in order takes n² steps.
+
+    Example:
+        >>> unified("（１）　Ｂ"), unified("12㎡")
+        ('(1) B', '12m²')
+    """
+    if text.isascii():
+        return text
+    characters, marks = [], 0
+    for character in "".join(map(_decomposed, text)):
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        if marks > LONGEST_RUN_OF_MARKS:
+            characters.append(GRAPHEME_JOINER)
+            marks = 1
+        characters.append(character)
+    return unicodedata.normalize("NFC", "".join(characters))
 
 
 def normalized(text: str) -> str:
-    """Compatibility characters unified (NFKC), case folded, runs of white space one space, outer dots and quotes gone.
+    """A text of ``answer_of`` or ``solution_of`` in lower case, with single spaces, without outer dots and quotes.
 
     Example:
         >>> normalized(" The  Fan. ")
         'the fan'
     """
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).strip(" .\"'")
+    return " ".join(text.casefold().split()).strip(" .\"'")
+
+
+@lru_cache(maxsize=4096)
+def _decomposed(character: str) -> str:
+    """The characters that one is made of by its own compatibility mapping and theirs, superscripts kept whole."""
+    kind, *codes = unicodedata.decomposition(character).split() or [""]
+    if not kind or kind in ("<super>", "<sub>", "<fraction>"):
+        return character
+    codes = codes if kind.startswith("<") else [kind, *codes]
+    return "".join(_decomposed(chr(int(code, 16))) for code in codes)

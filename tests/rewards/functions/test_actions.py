@@ -29,6 +29,9 @@ from qwenvl.rewards.functions.actions import (
         ("<answer>Insert fan; fasten  screw.</answer>", "insert fan, fasten screw", 1.0),
         ("<answer>insert fan\nturn</answer>", "<answer>insert fan, fasten screw</answer>", 1 / 3),
         ("<answer>, ;</answer>", "insert fan", 0.0),
+        ("<answer>（1）（２）</answer>", "(1) (2)", 1.0),  # full-width forms, as Chinese keyboards give them
+        ("<answer>(1)(2)</answer>", "<answer>（1）风扇；（2）螺丝</answer>", 1.0),
+        ("<answer>装风扇；拧螺丝</answer>", "装风扇，拧螺丝", 1.0),
     ],
 )
 def test_accuracy_by_hand(completion, solution, score):
@@ -41,7 +44,7 @@ def test_a_number_too_long_for_an_integer_is_no_action():
 
 
 def test_phrases_are_normalised():
-    assert action_phrases("Ａ fan ,  B\tscrew.;\n\n") == ["a fan", "b screw"]
+    assert action_phrases("A fan ,  B\tscrew.;\n\n") == ["a fan", "b screw"]
 
 
 def test_a_solution_without_actions_is_refused():

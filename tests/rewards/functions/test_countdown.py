@@ -37,7 +37,7 @@ from qwenvl.rewards.functions.countdown import check_countdown, countdown, solve
         ("-" * 190 + "1", [1], 1, False),  # more steps than are read
         ("1000001 - 1", [1000001, 1], 1000000, False),
         ("1\x00", [1], 1, False),
-        ("１＋２", [1, 2], 3, False),
+        ("1 × 2", [1, 2], 2, False),
     ],
 )
 def test_countdown_by_hand(answer, nums, target, right):
@@ -49,6 +49,10 @@ def test_countdown_by_hand(answer, nums, target, right):
 
 def test_the_thinking_is_not_read():
     assert countdown(["<think>1 + 2</think>", "1 + 2"], nums=[[1, 2]] * 2, target=[3, 3]) == [0.0, 0.0]
+
+
+def test_full_width_forms_are_read():
+    assert countdown(["<answer>（７－３）＊６＝２４</answer>"], nums=[[3, 6, 7]], target=[24]) == [1.0]
 
 
 def test_records_that_are_no_game_are_refused():

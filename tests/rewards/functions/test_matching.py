@@ -40,6 +40,13 @@ def answer(text):
         ("The answer is B", "B"),
         ("Option C", "C"),
         ("answer: (D)", "D"),
+        (r"\boxed{B}", "B"),
+        (r"$\boxed{\text{(B)}}$", "B"),
+        (r"The answer is \boxed{B}.", "B"),
+        (r"\boxed{A, C}", "AC"),
+        (r"\boxed{A} and \boxed{C}", "AC"),
+        (r"\boxed{a cat}", ""),
+        (r"\boxed{B", ""),
         ("a cat", ""),
         ("A cat", ""),
         ("I think so", ""),
@@ -53,6 +60,7 @@ def test_letters(text, chosen):
 
 def test_multiple_choice_by_hand():
     cases = [("B", "(B)", 1.0), ("B. x", "B", 1.0), ("A, C", "C,A", 1.0), ("A", "A, C", 0.0), ("cat", "A", 0.0)]
+    cases += [("Ｂ", "B", 1.0), ("（Ａ），Ｃ", "A, C", 1.0), (r"\boxed{B}", "B", 1.0), ("Ａ", "Ｂ", 0.0)]
     for text, solution, score in cases:
         assert multiple_choice(answer(text), solution=[solution]) == [score]
     assert multiple_choice(["B"], solution=["B"]) == [0.0]  # no answer block
@@ -83,6 +91,7 @@ def test_yes_no_by_hand():
 
 def test_exact_match_by_hand():
     cases = [(" The  Fan.", "the fan", 1.0), ("the fans", "the fan", 0.0), ("Ａ１", "a1", 1.0), ("", "x", 0.0)]
+    cases += [("5 m²", "5 m2", 0.0), ("5 ㎡", "5 m²", 1.0)]
     for text, solution, score in cases:
         assert exact_match(answer(text), solution=[solution]) == [score]
     assert exact_match(["the fan"], solution=["the fan"]) == [0.0]

@@ -1,6 +1,15 @@
+import sys
 import time
+import unicodedata
+from itertools import groupby
 
-from qwenvl.rewards.functions.text import answer_of, first_block, solution_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwenvl.rewards.functions.text import answer_of, first_block, pairs, solution_of, unified
+
+ALL_OF_UNICODE = [chr(point) for point in range(sys.maxunicode + 1)]
+KEPT = {c for c in ALL_OF_UNICODE if unicodedata.decomposition(c).startswith(("<super>", "<sub>", "<fraction>"))}
 
 
 def test_first_block_is_the_first_opening_to_the_next_closing():
@@ -27,3 +36,36 @@ def test_linear_time():
         begin = time.thread_time()
         assert answer_of(text) is None
         assert time.thread_time() - begin < 0.05
+
+
+def test_full_width_forms_are_read_as_plain_ones():
+    assert answer_of("<answer>（１）Ｂ，　５：００</answer>") == "(1)B, 5:00"
+    assert solution_of("（1）") == solution_of("<answer>（1）</answer>") == "(1)"
+    assert pairs(["<answer>Ｂ</answer>", "Ｂ"], ["Ｂ", "Ｃ"]) == [("B", "B"), (None, "C")]
+
+
+def test_what_is_raised_or_lowered_keeps_its_meaning():
+    for text in ("x²", "10⁵", "H₂O", "3½", "1 m²"):
+        assert unified(text) == text
+    assert unified("㎡ ｘ²") == "m² x²"
+
+
+def test_every_other_character_becomes_what_nfkc_makes_of_it():
+    made_of_kept = {c for c in ALL_OF_UNICODE if KEPT & set(unified(c))}
+    assert made_of_kept > KEPT and len(made_of_kept) < len(KEPT) + 20  # besides them ㎡ and the like
+    wrong = [c for c in ALL_OF_UNICODE if c not in made_of_kept and unified(c) != unicodedata.normalize("NFKC", c)]
+    assert not wrong
+
+
+@given(st.text(st.characters(exclude_characters="".join(KEPT)) | st.sampled_from("é̖́ﾞｶ한각각ﬁ"), max_size=25))
+def test_texts_become_what_nfkc_makes_of_them(text):
+    if not KEPT & set(unified(text)):
+        assert unified(text) == unicodedata.normalize("NFKC", text)
+    assert unified(unified(text)) == unified(text)
+
+
+def test_long_runs_of_combining_marks_are_broken_before_they_are_put_in_order():
+    """Ordering a run of n marks takes n² steps; half-width voice marks are no marks until they are decomposed."""
+    for pair in ("\u0301\u0316", "\uff9e\u0316", "\u0344\u0316"):
+        runs = [len(list(run)) for is_mark, run in groupby(unified("a" + pair * 100), unicodedata.combining) if is_mark]
+        assert sum(runs) >= 199 and max(runs) <= 30
