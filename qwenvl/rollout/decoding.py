@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +99,7 @@ class _CompiledLayer:
         slots = shared_prefix.slots
         # P and G come apart: as the one size P G they would be compiled for each product anew.
         grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
-        return _compiled_forward(self._layer, *grids, shared_prefix=self._cache, **arguments)
+        return _compiled_forward()(self._layer, *grids, shared_prefix=self._cache, **arguments)
 
 
 def _forward(layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, **arguments) -> Tensor:
@@ -107,4 +108,7 @@ def _forward(layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, **argum
     return type(layer).forward(layer, hidden.flatten(0, 1), position_embeddings=embeddings, **arguments)
 
 
-_compiled_forward = torch.compile(_forward, dynamic=True)
+@cache
+def _compiled_forward() -> Callable[..., Tensor]:
+    # Made when first used: making it loads the compiler, which takes seconds.
+    return torch.compile(_forward, dynamic=True)

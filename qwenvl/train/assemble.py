@@ -28,6 +28,7 @@ from qwenvl.rewards.build import resolve
 from qwenvl.rewards.options import FunctionSettings
 from qwenvl.rewards.plugins import plugin_functions
 from qwenvl.rewards.table import readers_of
+from qwenvl.train.console import say, settle_output
 from qwenvl.train.contrast import TemporalContrast
 
 
@@ -49,6 +50,8 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     if model is None:
         raise ValueError("no model: give --model_name_or_path, a folder or a name on the hub")
     if isinstance(model, (str, Path)):
+        settle_output()
+        say(f"loading the model {model}")
         attention = "sdpa" if args.use_cpu and args.attn_implementation == "auto" else args.attn_implementation
         model = load_model(model, attn_implementation=attention, dtype=weight_dtype(args, adapted))
     bare = unwrap(model)
@@ -158,6 +161,7 @@ def build_dataset(
         build = partial(build_dataset, args=args, rubric=rubric, fitter=fitter, frame_cache=frame_cache, training=False)
         return {name: build(each) for name, each in dataset.items()}
     if isinstance(dataset, (str, Path)):
+        say(f"reading the records {'to train on' if training else 'to evaluate on'}: {dataset}")
         dataset = load_dataset(
             str(dataset),
             catalog_path=args.dataset_catalog,

@@ -7,40 +7,16 @@ from collections import Counter
 from collections.abc import Iterable
 
 from accelerate.utils import gather_object
-from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.config.checks import saves_within_windows
 from qwenvl.data.errors import RecordError
 from qwenvl.train.journal import Journal
+from qwenvl.train.progress import install_progress
 
 logger = logging.getLogger(__name__)
-
-
-class ProgressLine(ProgressCallback):
-    """One live line: steps, time left, reward and KL. The numbers of every step are in the run folder."""
-
-    shown = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"))
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        """Updates the line; evaluations get a line of their own."""
-        if not state.is_world_process_zero:
-            return
-        if self.training_bar is not None:
-            self._latest |= {short: f"{logs[name]:.3f}" for name, short in self.shown if name in logs}
-            if self._latest:
-                self.training_bar.set_postfix(self._latest)
-        totals = [name for name in logs if name.endswith("_total_reward")]
-        for name in totals:
-            line = f"step {state.global_step}: {name} {logs[name]:.3f} +- {logs[name + '_ci95']:.3f}"
-            tqdm.write(line)
 
 
 class EqualRewardsWarning(TrainerCallback):
@@ -158,10 +134,8 @@ def require_trackers(names: Iterable[str]) -> None:
 
 
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:
-    """The callbacks of every run; the progress line takes the place of the library's."""
-    trainer.remove_callback(ProgressCallback)
-    if not trainer.args.disable_tqdm:
-        trainer.add_callback(ProgressLine)
+    """The callbacks of every run."""
+    install_progress(trainer)
     trainer.add_callback(EqualRewardsWarning())
     trainer.add_callback(WholeWindows())
     trainer.add_callback(ResumedRates())

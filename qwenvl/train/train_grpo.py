@@ -11,6 +11,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from qwenvl.config.command_line import parse_args
+from qwenvl.train.console import say
 
 if TYPE_CHECKING:
     from qwenvl.train.grpo_trainer import GRPOTrainer
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> None:
     """Trains, evaluates if there is data for it, saves model and processor; see ``--help`` for the flags."""
-    args = parse_args(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if not {"-h", "--help"} & set(argv):
+        say("qwenvl train: loading PyTorch and transformers")  # which takes seconds
+    args = parse_args(argv)
     from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
     from qwenvl.data.records.catalog import resolve_datasets
 

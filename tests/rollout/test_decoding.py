@@ -52,7 +52,7 @@ def test_tokens_and_logprobs_of_the_stock_step(random_prompts):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_ended_completions_give_up_their_slots(compiled, monkeypatch, random_prompts):
     model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), initializer_range=0.25).requires_grad_(False)
-    monkeypatch.setattr(decoding, "_compiled_forward", decoding._forward)  # the same step as it is
+    monkeypatch.setattr(decoding, "_compiled_forward", lambda: decoding._forward)  # the same step as it is
     prompts = random_prompts(model, ["tv", "t", "vt"])
     sizes = []
     model.lm_head.register_forward_hook(lambda module, args, out: sizes.append(len(out)))

@@ -1,10 +1,8 @@
-"""What is shown: one line of numbers, a warning about equal rewards."""
-
-from types import SimpleNamespace
+"""A warning about equal rewards, and what a resumed run keeps."""
 
 import pytest
 
-from qwenvl.train.callbacks import EqualRewardsWarning, ProgressLine, SettingsError
+from qwenvl.train.callbacks import EqualRewardsWarning, SettingsError
 
 
 def test_equal_rewards_are_warned_of_once(caplog):
@@ -16,23 +14,6 @@ def test_equal_rewards_are_warned_of_once(caplog):
     for _ in range(30):
         callback.on_log(None, None, None, logs={"group/zero_std_frac": 1.0})
     assert caplog.text.count("equal rewards") == 1 and "--generation_temperature" in caplog.text
-
-
-def test_the_line_shows_reward_kl_and_time_left(capsys):
-    line = ProgressLine()
-    state = SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=0)
-    line.on_train_begin(None, state, None)
-    # the last step is a second one on the same completions
-    for step, logs in enumerate(({"reward/total": 0.25}, {"reward/total": 0.5}, {"loss/kl": 0.1}), start=1):
-        state.global_step = step
-        line.on_step_end(None, state, None)
-        line.on_log(None, state, None, logs={"loss": 0.1, "kl": 0.0123 * step} | logs)
-    line.on_log(None, state, None, logs={"eval_total_reward": 0.5, "eval_total_reward_ci95": 0.04})
-    line.on_train_end(None, state, None)
-    shown = capsys.readouterr()
-    text = shown.err + shown.out
-    assert "reward=0.500, kl=0.025" in text and "reward=0.500, kl=0.037" in text and "3/4" in text
-    assert "step 3: eval_total_reward 0.500 +- 0.040" in text
 
 
 def test_a_resumed_run_keeps_its_learning_rates(make_trainer, tmp_path):

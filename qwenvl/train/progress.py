@@ -1,0 +1,118 @@
+"""How far a run is, while it goes on: a bar on a terminal, plain lines in a file or a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sized
+
+from tqdm.auto import tqdm
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+
+from qwenvl.train.console import say, shows_bars
+
+SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"))
+"""The metrics that are shown while a run goes on, and their names there. All others are in the run folder."""
+
+
+class ProgressBar(ProgressCallback):
+    """One live line on a terminal: steps, time left, reward and KL."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Updates the line; evaluations get a line of their own."""
+        if not state.is_world_process_zero:
+            return
+        if self.training_bar is not None:
+            self._latest |= latest(logs)
+            if self._latest:
+                self.training_bar.set_postfix(self._latest)
+        for line in evaluation_lines(state.global_step, logs):
+            tqdm.write(line)
+
+
+class ProgressLines(TrainerCallback):
+    """Plain lines where there is no terminal: at the first log entry, at the last, and at most one in ``seconds``.
+
+    Args:
+        seconds: the least time between two lines.
+        clock: gives the time, in seconds.
+    """
+
+    def __init__(self, seconds: float = 5.0, clock: Callable[[], float] = time.monotonic):
+        self._seconds, self._clock = seconds, clock
+        self._latest: dict[str, str] = {}
+        self._told: float | None = None  # when
+        self._evaluated = 0  # batches of the evaluation that goes on
+        self._began = (0.0, 0)  # when, and after which step
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """The clock of the time left starts."""
+        self._began, self._told = (self._clock(), state.global_step), None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """A line for steps without a log entry."""
+        if not control.should_log and self._is_time():
+            self._tell_of_training(state)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """A line of the numbers, and one for each evaluation."""
+        self._latest |= latest(logs)
+        if "loss" in logs and (self._told is None or state.global_step >= state.max_steps or self._is_time()):
+            self._tell_of_training(state)
+        for line in evaluation_lines(state.global_step, logs):
+            self._tell(line)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """A line while an evaluation goes on."""
+        if self._evaluated == 0 and self._told is None:
+            self._told = self._clock()
+        self._evaluated += 1
+        if self._is_time():
+            of = f" of {len(eval_dataloader)}" if isinstance(eval_dataloader, Sized) else ""
+            self._tell(f"evaluation: batch {self._evaluated}{of}")
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """The next evaluation counts anew."""
+        self._evaluated = 0
+
+    def _is_time(self) -> bool:
+        return self._told is None or self._clock() - self._told >= self._seconds
+
+    def _tell_of_training(self, state) -> None:
+        began, first = self._began
+        done = state.global_step - first
+        left = (self._clock() - began) / max(1, done) * (state.max_steps - state.global_step)
+        numbers = ", ".join(f"{name} {value}" for name, value in self._latest.items())
+        remaining = f", {tqdm.format_interval(left)} left" if state.global_step < state.max_steps else ""
+        self._tell(f"step {state.global_step} of {state.max_steps}{remaining}{': ' if numbers else ''}{numbers}")
+
+    def _tell(self, line: str) -> None:
+        say(line)
+        self._told = self._clock()
+
+
+def latest(logs: Mapping[str, float]) -> dict[str, str]:
+    """The shown metrics that a log entry has, by their short names.
+
+    Example:
+        >>> latest({"reward/total": 0.5, "loss": 0.1})
+        {'reward': '0.500'}
+    """
+    return {short: f"{logs[name]:.3f}" for name, short in SHOWN if name in logs}
+
+
+def evaluation_lines(step: int, logs: Mapping[str, float]) -> list[str]:
+    """One line for each evaluation that a log entry tells of."""
+    totals = [name for name in logs if name.endswith("_total_reward")]
+    return [f"step {step}: {name} {logs[name]:.3f} +- {logs[name + '_ci95']:.3f}" for name in totals]
+
+
+def install_progress(trainer: Trainer) -> None:
+    """Puts the bar or the lines in the place of the library's own, unless ``disable_tqdm`` asks for silence."""
+    trainer.remove_callback(ProgressCallback)
+    if not trainer.args.disable_tqdm:
+        trainer.add_callback(ProgressBar if shows_bars() else ProgressLines)

@@ -1,0 +1,85 @@
+"""What a run says before its first step, and what it keeps from being said."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+from qwenvl.train.console import say, settle_output, shows_bars
+
+
+def test_only_the_first_process_speaks(monkeypatch, capsys):
+    say("one")
+    monkeypatch.setenv("RANK", "1")
+    say("two")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "one\n")
+
+
+def test_of_deepspeed_only_the_warning_about_the_cpu_is_silenced():
+    settle_output()
+    logger, kept = logging.getLogger("DeepSpeed"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: kept.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        logger.warning("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.")
+        logger.warning("another warning")
+    finally:
+        logger.removeHandler(handler)
+    assert kept == ["another warning"]
+
+
+def test_a_pipe_gets_no_bars_and_a_terminal_does(monkeypatch):
+    from transformers.utils import logging as transformers_logging
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert shows_bars()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    assert not shows_bars()
+    transformers_logging.enable_progress_bar()
+    try:
+        settle_output()
+        assert not transformers_logging.is_progress_bar_enabled()
+    finally:
+        transformers_logging.enable_progress_bar()
+
+
+def test_the_command_speaks_before_it_loads_anything_large():
+    """A process whose import of torch waits for the line: it would wait for good if the line came after."""
+    code = """
+import sys
+class Gate:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "transformers"):
+            assert sys.stdin.readline() == "seen\\n"
+            sys.meta_path.remove(self)
+sys.meta_path.insert(0, Gate())
+from qwenvl.cli import main
+main(["train", "--learning_rat", "1"])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    last_resort = threading.Timer(240, process.kill)
+    last_resort.start()
+    try:
+        assert process.stderr.readline() == "qwenvl train: loading PyTorch and transformers\n"
+        process.stdin.write("seen\n")
+        process.stdin.flush()
+        rest = process.stderr.read()
+        assert process.wait() == 2 and "learning_rat" in rest
+    finally:
+        last_resort.cancel()
+        process.kill()
+
+
+def test_the_trainer_loads_no_compiler_that_nobody_asked_for():
+    code = "from qwenvl import GRPOTrainer; import sys; assert 'torch._inductor.compile_fx' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
