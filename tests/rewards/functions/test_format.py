@@ -1,5 +1,6 @@
 import pytest
 
+from qwenvl.rewards import RewardError, build_rubric
 from qwenvl.rewards.functions.format import FormatReward, StrictFormatReward
 
 
@@ -77,3 +78,37 @@ def test_strict_format_by_hand(text, score):
 )
 def test_strict_answer_only_by_hand(text, score):
     assert StrictFormatReward("answer_only")([text]) == [score]
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "strict"),
+    [
+        ("\na</think>\n<answer>b</answer>", 1.0, 1.0),  # all that a thinking checkpoint is asked for
+        ("a</think> so <answer>b</answer>", 1.0, 0.0),
+        ("<think>a</think><answer>b</answer>", 1.0, 0.0),  # opened twice
+        (" </think><answer>b</answer>", 1.0, 0.0),  # nothing thought
+        ("a<answer>b</answer></think>", 0.6, 0.0),
+        ("a<answer>b</answer>", 0.3, 0.0),
+        ("a</think>b", 0.3, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_a_prompt_may_end_inside_a_think_block(text, score, strict):
+    assert FormatReward()([text], opened_think=[True]) == [score]
+    assert StrictFormatReward()([text], opened_think=[True]) == [strict]
+
+
+def test_each_prompt_for_itself():
+    texts, opened = ["a</think><answer>b</answer>"] * 2, [True, False]
+    assert FormatReward()(texts, opened_think=opened) == [1.0, 0.3]
+    assert StrictFormatReward()(texts, opened_think=opened) == [1.0, 0.0]
+
+
+def test_no_thinking_cannot_be_asked_of_a_prompt_that_opens_a_think_block():
+    columns = {"id": ["plain", "thinking"], "opened_think": [False, True]}
+    for name in ("format", "strict_format"):
+        rubric = build_rubric([name], response_format="answer_only")
+        with pytest.raises(
+            RewardError, match=f"\"{name}\" failed on record 'thinking'.*--response_format think_answer"
+        ):
+            rubric.score(["<answer>b</answer>"] * 2, columns)
