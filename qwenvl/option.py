@@ -96,9 +96,13 @@ class Options:
         yield from ()
 
     @classmethod
-    def of(cls: type[Some], source: Any) -> Some:
-        """These options as ``source`` has them, an object with attributes of the same names."""
-        return cls(**{each.name: getattr(source, each.name) for each in fields(cls)})
+    def of(cls: type[Some], source: Any = None, **changes: Any) -> Some:
+        """These options as ``source`` has them, an object with attributes of the same names, but for ``changes``.
+
+        Without a source the options that are not among ``changes`` have their defaults.
+        """
+        names = [] if source is None else [each.name for each in fields(cls) if each.name not in changes]
+        return cls(**{name: getattr(source, name) for name in names}, **changes)
 
 
 def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda config: ()) -> list[str]:

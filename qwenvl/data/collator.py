@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,10 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.fit import Fitter
 from qwenvl.data.lengths import Ruler, render_prompt, timed_metadata
 from qwenvl.data.media.resize import resize
+from qwenvl.data.options import PromptOptions
 from qwenvl.types import BadSample, PromptBatch, Sample
 
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
-
-OnLongPrompt = Literal["error", "skip"]
 
 
 @dataclass
@@ -41,11 +40,8 @@ class GRPOCollator:
 
     Args:
         processor: of the model, with tokenizer, image and video processor and chat template.
-        video_min_frame_pixels, video_max_frame_pixels: bounds on the pixels of each frame, whatever the clip's length.
-        min_pixels, max_pixels: bounds on the pixels of an image.
-        max_prompt_length: in tokens, vision tokens included; None for no bound. Prompts are never cut.
-        on_long_prompt: a prompt above ``max_prompt_length`` stops the run (``error``) or becomes a ``BadSample``.
-        fit_frames: make a ``fitter`` for the data set, which shows less of prompts that are too long.
+        options: bounds on the pixels of frames and images and on the length of a prompt. Prompts are never cut.
+        changes: single options by name, such as ``max_pixels``, in place of those of ``options``.
 
     Raises:
         RecordError: when called, for a prompt above ``max_prompt_length``, naming the record.
@@ -56,33 +52,12 @@ class GRPOCollator:
         2
     """
 
-    def __init__(
-        self,
-        processor: ProcessorMixin,
-        *,
-        video_min_frame_pixels: int = 4 * 28 * 28,
-        video_max_frame_pixels: int = 32 * 28 * 28,
-        min_pixels: int = 16 * 28 * 28,
-        max_pixels: int = 576 * 28 * 28,
-        max_prompt_length: int | None = None,
-        on_long_prompt: OnLongPrompt = "error",
-        fit_frames: bool = False,
-    ) -> None:
-        for name, low, high in (
-            ("video_{}_frame_pixels", video_min_frame_pixels, video_max_frame_pixels),
-            ("{}_pixels", min_pixels, max_pixels),
-        ):
-            if not 0 < low <= high:
-                raise ValueError(f"expected 0 < {name.format('min')} <= {name.format('max')}, got {low} and {high}")
-        if on_long_prompt not in ("error", "skip"):
-            raise ValueError(f'on_long_prompt: expected "error" or "skip", got {on_long_prompt!r}')
+    def __init__(self, processor: ProcessorMixin, options: PromptOptions | None = None, **changes: Any) -> None:
         self.processor = processor
-        self.ruler = Ruler(processor, (video_min_frame_pixels, video_max_frame_pixels), (min_pixels, max_pixels))
-        self.max_prompt_length = max_prompt_length
-        self.on_long_prompt = on_long_prompt
-        if fit_frames and max_prompt_length is None:
-            raise ValueError("fit_frames has no effect without max_prompt_length: set it, in tokens")
-        self.fitter = Fitter(self.ruler, max_prompt_length) if fit_frames else None
+        self.options = options = PromptOptions.of(options, **changes)
+        frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
+        self.ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels))
+        self.fitter = Fitter(self.ruler, options.max_prompt_length) if options.fit_frames else None
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, PromptBatch]:
         prompts: list[_Prompt] = []
@@ -93,7 +68,7 @@ class GRPOCollator:
                 continue
             prompt = self._process(sample)
             if problem := self._too_long(prompt):
-                if self.on_long_prompt == "error":
+                if self.options.on_long_prompt == "error":
                     raise RecordError(
                         f"{problem}; raise it, show less (--video_max_frames, --video_max_frame_pixels, --max_pixels, "
                         "or the bounds in `meta`), or pass --on_long_prompt skip",
@@ -136,8 +111,8 @@ class GRPOCollator:
         return _Prompt(sample, inputs["input_ids"][0], opens_think(text), vision)
 
     def _too_long(self, prompt: _Prompt) -> str | None:
-        length = len(prompt.input_ids)
-        if self.max_prompt_length is None or length <= self.max_prompt_length:
+        length, most = len(prompt.input_ids), self.options.max_prompt_length
+        if most is None or length <= most:
             return None
         vision_ids = torch.tensor([self.processor.image_token_id, self.processor.video_token_id])
         n_vision = int(torch.isin(prompt.input_ids, vision_ids).sum())
@@ -145,7 +120,7 @@ class GRPOCollator:
         least = " even with the fewest frames and pixels," if prompt.sample.fitted else ""
         return (
             f"{record.where} (id {record.id}): the prompt has {length} tokens, {n_vision} of them vision,{least} but "
-            f"max_prompt_length is {self.max_prompt_length}"
+            f"max_prompt_length is {most}"
         )
 
     def _join(self, prompts: list[_Prompt], bad: list[BadSample]) -> PromptBatch:

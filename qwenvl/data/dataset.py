@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -17,21 +17,20 @@ from torch.utils.data import Dataset
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
 from qwenvl.data.fit import Fitter
-from qwenvl.data.frames import FrameOptions, FramePlan, frames_between, plan_frames
+from qwenvl.data.frames import FramePlan, frames_between, plan_frames
 from qwenvl.data.lengths import Size
 from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import Clip, open_clip, resolve_backend
 from qwenvl.data.media.resize import check_shape
 from qwenvl.data.media.source import fetch
+from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import STREAM_ABOVE, JoinedRecords, open_records
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
-
-OnBadSample = Literal["error", "skip"]
 
 
 class Timeline(NamedTuple):
@@ -50,17 +49,12 @@ class GRPODataset(Dataset):
     Args:
         records: as ``open_records`` gives them.
         parts: the data sets that the records come from, in order; None for one without a name.
-        base_interval: seconds between the frames of clips without ``meta``.
-        video_fps: frames per second, in place of ``base_interval``.
-        video_min_frames, video_max_frames: bounds on the frames of a clip.
-        video_backend: ``auto``, ``torchcodec``, ``pyav`` or ``decord``; see ``qwenvl.data.media.open``.
-        decode_timeout: seconds after which the decoder of a clip is killed; 0 decodes without bounds, in this process.
-        decode_memory_gb: what the decoder may take for one clip, in GB.
-        on_bad_sample: media that can't be used stop the run (``error``) or give a ``BadSample`` (``skip``).
+        options: how frames are chosen and decoded, and what becomes of media that can't be used.
         seed: of the frames drawn in training.
         fitter: lowers frames and pixels of prompts that are too long; None shows them as they are.
         frame_cache: keeps frames that are not drawn anew each epoch; they come out of it resized. None decodes all.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch; else take them uniformly.
+        changes: single options by name, such as ``base_interval``, in place of those of ``options``.
 
     Attributes:
         decoder: the backend behind ``video_backend`` on this machine, for logs and checkpoints.
@@ -74,35 +68,20 @@ class GRPODataset(Dataset):
     def __init__(
         self,
         records: Sequence[Record],
+        options: SampleOptions | None = None,
         *,
         parts: Sequence[Part] | None = None,
-        base_interval: float = 2.0,
-        video_fps: float | None = None,
-        video_min_frames: int = 4,
-        video_max_frames: int = 8,
-        video_backend: str = "auto",
-        decode_timeout: float = 60.0,
-        decode_memory_gb: float = 8.0,
-        on_bad_sample: OnBadSample = "error",
         seed: int = 0,
         training: bool = True,
         fitter: Fitter | None = None,
         frame_cache: FrameCache | None = None,
+        **changes: Any,
     ) -> None:
-        if on_bad_sample not in ("error", "skip"):
-            raise ValueError(f'on_bad_sample: expected "error" or "skip", got {on_bad_sample!r}')
-        if decode_timeout < 0 or decode_memory_gb <= 0:
-            raise ValueError(
-                f"expected decode_timeout >= 0 and decode_memory_gb > 0, got {decode_timeout} and {decode_memory_gb}"
-            )
         self.records = records
         self.parts = tuple(parts or [Part("", len(records))])
         self._ends = list(accumulate(part.size for part in self.parts))
-        self.frame_options = FrameOptions(base_interval, video_fps, video_min_frames, video_max_frames)
-        self.video_backend = video_backend
-        self.decoder = resolve_backend(video_backend)  # an unusable one is an error now and not in a worker
-        self.decode_bounds = {"timeout": decode_timeout, "memory_gb": decode_memory_gb}
-        self.on_bad_sample = on_bad_sample
+        self.options = SampleOptions.of(options, **changes)
+        self.decoder = resolve_backend(self.options.video_backend)  # an unusable one is an error now, not in a worker
         self.seed = seed
         self.training = training
         self.fitter = fitter
@@ -122,7 +101,7 @@ class GRPODataset(Dataset):
             return self.load(record, epoch)
         except (BadMediaError, FramePlanError) as error:
             message = f"{record.where} (id {record.id}): {error}"
-            if self.on_bad_sample == "skip":
+            if self.options.on_bad_sample == "skip":
                 return BadSample(record, message)
             raise BadMediaError(f"{message}. Mend the file or the record, or pass --on_bad_sample skip") from error
 
@@ -185,7 +164,9 @@ class GRPODataset(Dataset):
 
     def _open(self, path: str, meta: ClipMeta) -> Clip | CachedClip:
         path = _local(path)
-        opened = partial(open_clip, path, self.video_backend, frames_fps=meta.frames_fps, **self.decode_bounds)
+        options = self.options
+        bounds = {"timeout": options.decode_timeout, "memory_gb": options.decode_memory_gb}
+        opened = partial(open_clip, path, options.video_backend, frames_fps=meta.frames_fps, **bounds)
         if self.frame_cache is None:
             return opened()
         return self.frame_cache.open(path, opened, self.decoder, meta, keep=not (meta.dynamic_sample and self.training))
@@ -201,7 +182,7 @@ class GRPODataset(Dataset):
         try:
             first, stop = frames_between(timeline.times, meta.video_start, meta.video_end)
             duration = timeline.duration * (stop - first) / len(timeline.times)
-            plan = plan_frames(stop - first, duration, self.frame_options, meta, draw, most)
+            plan = plan_frames(stop - first, duration, self.options, meta, draw, most)
         except FramePlanError as error:
             raise FramePlanError(f"{record.videos[number]}: {error}") from None
         return replace(plan, indices=tuple(first + index for index in plan.indices))
@@ -227,6 +208,7 @@ def _seconds_per_frame(times: tuple[float, ...], duration: float) -> float:
 
 def load_dataset(
     dataset_use: str,
+    options: SampleOptions | None = None,
     *,
     catalog_path: str | Path | None = None,
     allow_outside_media: bool = False,
@@ -236,7 +218,8 @@ def load_dataset(
     system: str | None = None,
     check_record: RecordCheck | None = None,
     stream_above: int = STREAM_ABOVE,
-    **options: Any,
+    seed: int = 0,
+    **more: Any,
 ) -> GRPODataset:
     """Resolve, read and validate one or more data sets, and join them in the order given.
 
@@ -244,23 +227,26 @@ def load_dataset(
         dataset_use: as for ``resolve_datasets``.
         allow_outside_media, allow_remote_media, columns, prompt_template, system: as ``ReadOptions`` has them.
         check_record, stream_above: as for ``open_records``.
-        options: of ``GRPODataset``; its ``seed`` also chooses the rows of ``name%NN``.
+        seed: of the frames drawn in training, and of the rows of ``name%NN``.
+        options, more: of ``GRPODataset``.
 
     Raises:
         RecordError, ValueError, FileNotFoundError: as its parts do; with ``on_bad_sample`` "error" also for media
             files that do not exist, before anything is decoded.
     """
-    seed = options.get("seed", 0)
     read_options = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system)
     read: list[Sequence[Record]] = []
     sources = resolve_datasets(dataset_use, catalog_path)
     for source in sources:
         how = {"seed": seed, "options": read_options, "check_record": check_record, "stream_above": stream_above}
         read.append(open_records(source, **how))
-        if isinstance(read[-1], list) and options.get("on_bad_sample", "error") == "error":
-            _check_media_exist(read[-1])
     parts = [Part(source.name, len(records), source.weight) for source, records in zip(sources, read, strict=True)]
-    return GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), parts=parts, **options)
+    dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)
+    if dataset.options.on_bad_sample == "error":
+        for records in read:
+            if isinstance(records, list):
+                _check_media_exist(records)
+    return dataset
 
 
 def _check_media_exist(records: Sequence[Record]) -> None:

@@ -102,7 +102,7 @@ class LengthEstimate:
             timeline = Timeline(EvenTimes(count, duration / count), duration)
             plan = self.dataset.plan(record, number, turn, timeline)
         except (BadMediaError, FramePlanError):
-            most = self.dataset.frame_options.max_frames
+            most = self.dataset.options.video_max_frames
             return EvenTimes(most + most % 2, 1.0), self.ruler.frame_size(_square(self.ruler.frame_bounds[1]), meta)
         return [timeline.times[i] for i in plan.indices], self.ruler.frame_size(size, meta)
 

@@ -8,43 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from random import Random
 
 from qwenvl.data.errors import FramePlanError
+from qwenvl.data.options import FrameOptions
 from qwenvl.types import ClipMeta
 
 FRAMES_PER_PATCH = 2
 # How far the segments of ``meta`` may disagree with the decoded length: real annotations are off by a frame or two.
 MAX_RELATIVE_MISMATCH = 0.10
 MAX_FRAME_MISMATCH = 2
-
-
-@dataclass(frozen=True)
-class FrameOptions:
-    """How densely clips are sampled where their record does not say.
-
-    Attributes:
-        base_interval: seconds between frames.
-        video_fps: frames per second; where given it takes the place of ``base_interval``.
-        min_frames, max_frames: bounds on the frames of one clip.
-    """
-
-    base_interval: float = 2.0
-    video_fps: float | None = None
-    min_frames: int = 4
-    max_frames: int = 8
-
-    def __post_init__(self) -> None:
-        if not self.base_interval > 0:
-            raise ValueError(f"base_interval: expected seconds above 0, got {self.base_interval}")
-        if self.video_fps is not None and not self.video_fps > 0:
-            raise ValueError(f"video_fps: expected frames per second above 0, got {self.video_fps}")
-        if not 1 <= self.min_frames <= self.max_frames:
-            raise ValueError(
-                f"expected 1 <= video_min_frames <= video_max_frames, got {self.min_frames} and {self.max_frames}"
-            )
 
 
 @dataclass(frozen=True)
@@ -110,8 +85,6 @@ def plan_frames(
     if frame_count < 1:
         raise FramePlanError("the clip has no frames")
     low, high = _bounds(options, meta)
-    if meta is not None and meta.video_fps is not None:
-        options = replace(options, video_fps=meta.video_fps)
     most = high if most is None else max(most, low)
     edges, rescaled = _segment_edges(frame_count, meta.frame_counts if meta else None)
     if meta is not None and meta.dynamic_sample:
@@ -121,7 +94,9 @@ def plan_frames(
             for offset in _dynamic_offsets(end - start, low, high, most, draw)
         ]
     else:
-        indices = uniform_indices(frame_count, min(_frames_wanted(duration, options, low, high), most))
+        rate = options.video_fps if meta is None or meta.video_fps is None else meta.video_fps
+        asked = duration / options.base_interval if rate is None else duration * rate
+        indices = uniform_indices(frame_count, min(_frames_wanted(asked, low, high), most))
     indices += indices[-1:] * (-len(indices) % FRAMES_PER_PATCH)
     segments = None
     if meta is not None and meta.frame_counts is not None:
@@ -147,7 +122,7 @@ def stratified_indices(frame_count: int, n: int, draw: Random) -> list[int]:
 
 def _bounds(options: FrameOptions, meta: ClipMeta | None) -> tuple[int, int]:
     """The record's bounds where it has them, else the options'."""
-    low, high = options.min_frames, options.max_frames
+    low, high = options.video_min_frames, options.video_max_frames
     if meta is not None:
         low = low if meta.min_frames is None else meta.min_frames
         high = high if meta.max_frames is None else meta.max_frames
@@ -161,9 +136,8 @@ def _bounds(options: FrameOptions, meta: ClipMeta | None) -> tuple[int, int]:
     return low, high
 
 
-def _frames_wanted(duration: float, options: FrameOptions, low: int, high: int) -> int:
+def _frames_wanted(asked: float, low: int, high: int) -> int:
     """The number of frames that time asks for, within the bounds, even where the bounds allow it."""
-    asked = duration / options.base_interval if options.video_fps is None else duration * options.video_fps
     n = min(max(round(asked), low), high)
     if n % FRAMES_PER_PATCH == 0:
         return n

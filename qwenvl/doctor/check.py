@@ -13,6 +13,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
 from qwenvl.data.fit import what_was_lowered
+from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
@@ -109,7 +110,7 @@ def examine(
     *,
     options: ReadOptions | None = None,
     check_record: RecordCheck | None = None,
-    dataset_options: dict[str, Any] | None = None,
+    sample_options: SampleOptions | None = None,
     collator: GRPOCollator | None = None,
     jobs: int = 2,
     progress: Callable[[Iterator, int], Iterator] | None = None,
@@ -117,15 +118,14 @@ def examine(
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
     Args:
-        dataset_options: of ``GRPODataset``, for the frames.
+        sample_options: how frames are chosen and decoded; what fails must be an error (``on_bad_sample``).
         jobs: clips decoded at the same time, each in a process of its own.
         progress: wraps what comes one by one for each row, given the number of rows.
     """
     report = Report()
     files = list(_opened(sources, options, check_record, report))
     tokenizing = threading.Lock()  # tokenizers may not be shared
-    fixed = {"training": False, "on_bad_sample": "error", "fitter": _one_at_a_time(collator, tokenizing)}
-    dataset = GRPODataset((), **(dataset_options or {}) | fixed)
+    dataset = GRPODataset((), sample_options, training=False, fitter=_one_at_a_time(collator, tokenizing))
     good: list[list[int]] = [[] for _ in files]
     asked: dict[int, tuple[str, str]] = {}
     rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))

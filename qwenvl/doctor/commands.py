@@ -12,18 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.data.errors import told_to_the_user
+from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.check import Report, examine, quantiles
 from qwenvl.doctor.convert import Written, write_records
-from qwenvl.doctor.flags import (
-    add_dataset_flags,
-    add_frame_flags,
-    frame_options,
-    make_collator,
-    sources_of,
-)
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, sources_of
 from qwenvl.rewards.build import build_rubric
 from qwenvl.types import Record
 
@@ -44,7 +39,7 @@ def check(args: argparse.Namespace) -> int:
             sources_of(args),
             options=ReadOptions.of(args),
             check_record=_record_check(args.reward_funcs),
-            dataset_options=frame_options(args),
+            sample_options=SampleOptions.of(args, on_bad_sample="error"),
             collator=make_collator(args),
             jobs=args.jobs,
             progress=_progress,

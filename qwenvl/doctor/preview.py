@@ -20,15 +20,10 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
+from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.doctor.flags import (
-    add_dataset_flags,
-    add_frame_flags,
-    frame_options,
-    make_collator,
-    sources_of,
-)
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, sources_of
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
@@ -88,7 +83,8 @@ def preview(args: argparse.Namespace) -> str:
     collator = make_collator(args)
     fitter = collator.fitter if collator else None
     records = [row for row in rows if isinstance(row, Record)]
-    dataset = GRPODataset(records, seed=args.seed, on_bad_sample="skip", fitter=fitter, **frame_options(args))
+    options = SampleOptions.of(args, on_bad_sample="skip")
+    dataset = GRPODataset(records, options, seed=args.seed, fitter=fitter)
     samples = (dataset[args.epoch, index] for index in range(len(records)))
     rubric = build_rubric()
     shown = [
@@ -127,8 +123,8 @@ def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubr
     processor = collator.processor
     n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
     shown.budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
-    if collator.max_prompt_length is not None:
-        shown.budget += f"; {collator.max_prompt_length - len(ids):,} below --max_prompt_length"
+    if collator.options.max_prompt_length is not None:
+        shown.budget += f"; {collator.options.max_prompt_length - len(ids):,} below --max_prompt_length"
     if sample.fitted:
         shown.budget += f"; to fit, shown with {what_was_lowered(sample.fitted)}"
     shown.prompt = folded_prompt(ids, batch, processor)

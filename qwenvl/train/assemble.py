@@ -18,6 +18,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.estimate import LengthEstimate
 from qwenvl.data.fit import Fitter
 from qwenvl.data.media.frame_cache import FrameCache
+from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.model.families import family_of
@@ -94,7 +95,7 @@ def build_rewards(
         *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
         external_plugins=args.external_plugins or (),
         reward_models=args.reward_model or (),
-        settings=_reward_settings(args),
+        settings=RewardSettings.of(args),
         aggregation=args.reward_aggregation,
         on_error=args.on_reward_error,
         timeout=args.reward_timeout,
@@ -113,7 +114,7 @@ def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContra
     if not args.temporal_contrast:
         return None
     plugins = plugin_functions(args.external_plugins or ())
-    correctness = resolve(args.correctness_func, _reward_settings(args).values(), plugins)
+    correctness = resolve(args.correctness_func, RewardSettings.of(args).values(), plugins)
     return TemporalContrast(
         share=args.temporal_contrast_share,
         margin=args.temporal_contrast_margin,
@@ -127,10 +128,6 @@ def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContra
         ),
         temporal_patch_size=temporal_patch_size,
     )
-
-
-def _reward_settings(args: GRPOConfig) -> RewardSettings:
-    return RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)})
 
 
 def build_dataset(
@@ -164,18 +161,11 @@ def build_dataset(
         say(f"reading the records {'to train on' if training else 'to evaluate on'}: {dataset}")
         dataset = load_dataset(
             str(dataset),
+            SampleOptions.of(args),
             catalog_path=args.dataset_catalog,
             **vars(ReadOptions.of(args)),
             check_record=rubric.check_record,
             stream_above=int(args.stream_above_mb * 2**20),
-            base_interval=args.base_interval,
-            video_fps=args.video_fps,
-            video_min_frames=args.video_min_frames,
-            video_max_frames=args.video_max_frames,
-            video_backend=args.video_backend,
-            decode_timeout=args.decode_timeout,
-            decode_memory_gb=args.decode_memory_gb,
-            on_bad_sample=args.on_bad_sample,
             seed=args.seed,
             training=training,
             fitter=fitter,
@@ -231,8 +221,8 @@ def build_sampler(
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
             raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
-        length = LengthEstimate(dataset, collator.ruler, collator.max_prompt_length if collator.fitter else None)
-        grouping = Grouping(step, length)
+        longest = collator.options.max_prompt_length if collator.fitter else None
+        grouping = Grouping(step, LengthEstimate(dataset, collator.ruler, longest))
     sampler = EpochSampler(
         getattr(dataset, "parts", None) or [Part("", len(dataset))],
         seed=args.seed if args.data_seed is None else args.data_seed,
@@ -247,16 +237,3 @@ def build_sampler(
         return sampler
     return RepeatedSteps(sampler, step, args.num_iterations)
 
-
-def build_collator(args: GRPOConfig, processor) -> GRPOCollator:
-    """The collator with the pixel and length bounds of the run."""
-    return GRPOCollator(
-        processor,
-        video_min_frame_pixels=args.video_min_frame_pixels,
-        video_max_frame_pixels=args.video_max_frame_pixels,
-        min_pixels=args.min_pixels,
-        max_pixels=args.max_pixels,
-        max_prompt_length=args.max_prompt_length,
-        on_long_prompt=args.on_long_prompt,
-        fit_frames=args.fit_frames,
-    )

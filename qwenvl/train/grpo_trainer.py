@@ -15,6 +15,8 @@ from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.engines import whole_weights
@@ -26,7 +28,6 @@ from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, blank_vision
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.train.assemble import (
-    build_collator,
     build_contrast,
     build_dataset,
     build_frame_cache,
@@ -107,7 +108,7 @@ class GRPOTrainer(Trainer):
             compile_for=args.device if args.compile_decoding else None,
         )
         accept_features(policy)
-        collator = build_collator(args, processor)
+        collator = GRPOCollator(processor, PromptOptions.of(args))
         frame_cache = build_frame_cache(args, collator)
         build = partial(build_dataset, args=args, rubric=rubric, fitter=collator.fitter, frame_cache=frame_cache)
         super().__init__(

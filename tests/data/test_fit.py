@@ -24,9 +24,9 @@ def show(processor, write_rows):
 
     def show(rows, limit, epoch=0, family=processor, **options):
         bounds = {name: options.pop(name) for name in list(options) if name.endswith("pixels")}
-        collator = GRPOCollator(
-            family, max_prompt_length=limit, fit_frames=limit is not None, on_long_prompt="skip", **bounds
-        )
+        if limit is not None:
+            bounds |= {"max_prompt_length": limit, "fit_frames": True, "on_long_prompt": "skip"}
+        collator = GRPOCollator(family, **bounds)
         dataset = load_dataset(str(write_rows(rows)), fitter=collator.fitter, base_interval=0.1, **options)
         samples = [dataset[epoch, index] for index in range(len(rows))]
         return samples, collator(samples)["prompts"]
@@ -171,7 +171,7 @@ class TestImages:
 
 
 def test_no_limit_no_fitting(processor):
-    with pytest.raises(ValueError, match="fit_frames has no effect without max_prompt_length"):
+    with pytest.raises(ValueError, match="--fit_frames has no effect without --max_prompt_length"):
         GRPOCollator(processor, fit_frames=True)
 
 

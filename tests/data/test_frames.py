@@ -3,10 +3,11 @@ from random import Random
 import pytest
 
 from qwenvl.data.errors import FramePlanError
-from qwenvl.data.frames import FrameOptions, plan_frames, stratified_indices, uniform_indices
+from qwenvl.data.frames import plan_frames, stratified_indices, uniform_indices
+from qwenvl.data.options import FrameOptions
 from qwenvl.types import ClipMeta
 
-WIDE = FrameOptions(base_interval=1.0, min_frames=1, max_frames=100)
+WIDE = FrameOptions(base_interval=1.0, video_min_frames=1, video_max_frames=100)
 
 
 class TestUniform:
@@ -14,7 +15,7 @@ class TestUniform:
         ("frame_count", "duration", "options", "indices"),
         [
             # 40 s / 10 s = 4 frames over 0..99: 0, 33, 66, 99
-            (100, 40.0, FrameOptions(base_interval=10.0, min_frames=2, max_frames=8), (0, 33, 66, 99)),
+            (100, 40.0, FrameOptions(base_interval=10.0, video_min_frames=2, video_max_frames=8), (0, 33, 66, 99)),
             # 1.4 / 2 = 0.7 -> 1, clamped to 4; 13 * i / 3 = 0, 4.33, 8.67, 13
             (14, 1.4, FrameOptions(), (0, 4, 9, 13)),
             # 60 / 2 = 30, clamped to 8; 59 * i / 7 = 0, 8.43, 16.86, 25.29, 33.71, 42.14, 50.57, 59
@@ -22,11 +23,11 @@ class TestUniform:
             # 10 / 2 = 5, made even upwards: 6; 20 * i / 5
             (21, 10.0, FrameOptions(), (0, 4, 8, 12, 16, 20)),
             # 5 again, but 5 is the upper bound: down to 4
-            (21, 10.0, FrameOptions(max_frames=5), (0, 7, 13, 20)),
+            (21, 10.0, FrameOptions(video_max_frames=5), (0, 7, 13, 20)),
             # both bounds are 5: 5 frames and the last one twice
-            (21, 10.0, FrameOptions(min_frames=5, max_frames=5), (0, 5, 10, 15, 20, 20)),
+            (21, 10.0, FrameOptions(video_min_frames=5, video_max_frames=5), (0, 5, 10, 15, 20, 20)),
             # video_fps takes the place of base_interval: 3 s * 2 = 6
-            (31, 3.0, FrameOptions(base_interval=100.0, video_fps=2.0), (0, 6, 12, 18, 24, 30)),
+            (31, 3.0, FrameOptions(video_fps=2.0), (0, 6, 12, 18, 24, 30)),
         ],
     )
     def test_by_hand(self, frame_count, duration, options, indices):
@@ -144,10 +145,10 @@ class TestRescaling:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"base_interval": 0.0}, "base_interval: expected seconds above 0"),
-        ({"video_fps": -1.0}, "video_fps: expected frames per second above 0"),
-        ({"min_frames": 9, "max_frames": 8}, "expected 1 <= video_min_frames <= video_max_frames, got 9 and 8"),
-        ({"min_frames": 0}, "expected 1 <= video_min_frames"),
+        ({"base_interval": 0.0}, "--base_interval must be above 0"),
+        ({"video_fps": -1.0}, "--video_fps must be above 0"),
+        ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
+        ({"video_min_frames": 0}, "--video_min_frames must be at least 1"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.doctor.check import examine
@@ -123,7 +124,7 @@ def folder(tmp_path_factory):
 def look_at(folder, rows):
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return examine([DatasetSource("rows", path, folder)], dataset_options={"video_backend": "pyav"}, jobs=1)
+    return examine([DatasetSource("rows", path, folder)], sample_options=SampleOptions(video_backend="pyav"), jobs=1)
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
@@ -167,7 +168,7 @@ def test_rows_before_the_cut_of_an_array_are_read(folder, cut):
     path = folder / "array.json"
     whole = "\ufeff" + json.dumps([GOOD] * 3)
     path.write_text(whole[:-cut], encoding="utf-8")
-    report = examine([DatasetSource("rows", path, folder)], dataset_options={"video_backend": "pyav"}, jobs=1)
+    report = examine([DatasetSource("rows", path, folder)], sample_options=SampleOptions(video_backend="pyav"), jobs=1)
     before = 3 - -(-cut // (len(json.dumps(GOOD)) + 2))
     assert [record.where for record in report.good] == [f"{path}[{i}]" for i in range(before)]
     (problem,) = report.problems

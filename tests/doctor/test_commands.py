@@ -118,7 +118,7 @@ def test_what_would_be_lowered_to_fit(make_clip, write_rows, make_row, tiny_chec
         {"kind": "lowered to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"},
     ]
     assert "--fit_frames has no effect without" in refused(capsys, "check", path, "--fit_frames")
-    assert "without max_prompt_length" in refused(capsys, "check", path, "--fit_frames", *flags)
+    assert "without --max_prompt_length" in refused(capsys, "check", path, "--fit_frames", *flags)
 
 
 def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from qwenvl.data.errors import RecordError
+from qwenvl.data.options import ReadingOptions
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, parse_row
 from qwenvl.data.records.rows import Row, open_rows
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
 
-STREAM_ABOVE = 512 * 2**20  # bytes of a file, unpacked
+STREAM_ABOVE = int(ReadingOptions.stream_above_mb * 2**20)  # bytes of a file, unpacked
 
 
 class RecordFile(Sequence[Record]):
