@@ -15,31 +15,9 @@ from qwenvl.config.checks import saves_within_windows
 from qwenvl.data.errors import RecordError
 from qwenvl.train.journal import Journal
 from qwenvl.train.progress import install_progress
+from qwenvl.train.summary import EqualRewardsWarning, RunSummary
 
 logger = logging.getLogger(__name__)
-
-
-class EqualRewardsWarning(TrainerCallback):
-    """Warns once when nearly all groups have equal rewards for many log entries on end: nothing is learned then."""
-
-    threshold = 0.9
-    patience = 20
-
-    def __init__(self):
-        self._entries = 0
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        """Counts log entries above the threshold."""
-        share = logs.get("group/zero_std_frac")
-        if share is None or self._entries > self.patience:
-            return
-        self._entries = self._entries + 1 if share > self.threshold else 0
-        if self._entries > self.patience:
-            logger.warning(
-                f"in the last {self._entries} log entries over {self.threshold:.0%} of the groups had equal rewards: "
-                "their advantages are 0 and only the KL term acts. Try a higher --generation_temperature, a larger "
-                "--grpo_sample_size, prompts that are neither hopeless nor solved, or a reward with finer steps"
-            )
 
 
 class SettingsError(ValueError):
@@ -140,3 +118,4 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     trainer.add_callback(WholeWindows())
     trainer.add_callback(ResumedRates())
     trainer.add_callback(RunFolder(journal))
+    trainer.add_callback(RunSummary())  # the last one: it tells of the warnings of the others

@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     from qwenvl.train.callbacks import SettingsError, require_trackers
     from qwenvl.train.checkpoints import find_checkpoint, require_no_checkpoints, require_same_tuning
     from qwenvl.train.grpo_trainer import GRPOTrainer
+    from qwenvl.train.summary import RunSummary, collected_warnings, next_step, run_summary
 
     with told_to_the_user("qwenvl train", (ValueError, OSError, ImportError)):  # names, files, flags, packages
         checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
@@ -42,12 +43,15 @@ def main(argv: list[str] | None = None) -> None:
             require_same_tuning(checkpoint, args.lora_enable)
         require_trackers(args.report_to)
         trainer = GRPOTrainer(args=args)
-    with told_to_the_user("qwenvl train", (*DATA_ERRORS, SettingsError)):
+    trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
+    with told_to_the_user("qwenvl train", (*DATA_ERRORS, SettingsError)), collected_warnings() as warnings:
         trainer.train(resume_from_checkpoint=checkpoint)
         if trainer.eval_dataset is not None and not evaluated_last(trainer):
             trainer.evaluate()
     trainer.save_model()
     trainer.accelerator.end_training()  # Trainer.end, in the versions that have it
+    if trainer.is_world_process_zero():
+        say(run_summary(args.output_dir, warnings, next_step(args, argv, warnings)))
 
 
 def evaluated_last(trainer: GRPOTrainer) -> bool:

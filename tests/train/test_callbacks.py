@@ -1,19 +1,8 @@
-"""A warning about equal rewards, and what a resumed run keeps."""
+"""What is looked at while a run goes on."""
 
 import pytest
 
-from qwenvl.train.callbacks import EqualRewardsWarning, SettingsError
-
-
-def test_equal_rewards_are_warned_of_once(caplog):
-    callback = EqualRewardsWarning()
-    for share in [0.95] * 15 + [0.5] + [0.95] * 20:
-        callback.on_log(None, None, None, logs={"group/zero_std_frac": share})
-    callback.on_log(None, None, None, logs={"eval_total_reward": 0.5})
-    assert not caplog.text
-    for _ in range(30):
-        callback.on_log(None, None, None, logs={"group/zero_std_frac": 1.0})
-    assert caplog.text.count("equal rewards") == 1 and "--generation_temperature" in caplog.text
+from qwenvl.train.callbacks import SettingsError
 
 
 def test_a_resumed_run_keeps_its_learning_rates(make_trainer, tmp_path):

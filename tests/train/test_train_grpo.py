@@ -100,3 +100,11 @@ def test_adapters_and_whole_weights_do_not_go_on_from_each_other(lora, flags, tm
     held = "LoRA adapters; go on with" if lora else "a whole model, no LoRA adapters; go on without"
     assert code == 2
     assert line.startswith(f"qwenvl train: {tmp_path}/out/checkpoint-1: holds {held} --lora_enable")
+
+
+def test_the_command_ends_with_a_summary_that_names_the_next_one(flags, tmp_path, capfd):
+    main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2"])
+    lines = capfd.readouterr().err.splitlines()
+    summary = lines[lines.index(f"{tmp_path}/out: 1 steps") :]
+    assert [line.split()[0] for line in summary[1:]] == ["reward", "eval", "warnings", "look", "next"]
+    assert "had equal rewards" in summary[3] and summary[5].startswith("  next      qwenvl preview example%20 --n 8")

@@ -1,0 +1,162 @@
+"""What became of a run: a warning while nothing can be learned, and a few lines at its end."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.runlog import read_metrics
+from qwenvl.train.console import say
+
+logger = logging.getLogger(__name__)
+
+EQUAL_REWARDS = "had equal rewards"
+
+
+class EqualRewardsWarning(TrainerCallback):
+    """Warns once when nearly all groups have equal rewards: nothing is learned then.
+
+    It judges after ``enough`` groups on end, and at the end of a run by all groups of a shorter one.
+    """
+
+    enough = 24
+    threshold = 0.9
+
+    def __init__(self):
+        self._groups, self._spread, self._told = 0, False, False
+        self._step = 0
+        self._reward = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """A resumed run counts from its checkpoint."""
+        self._step = state.global_step
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Counts the groups of log entries above the threshold."""
+        share = logs.get("group/zero_std_frac")
+        if share is None:
+            return
+        sampled = sum(step % args.num_iterations == 0 for step in range(self._step, state.global_step))
+        prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self._step, self._reward = state.global_step, logs.get("reward/total", 0.0)
+        if share > self.threshold:
+            self._groups += sampled * prompts
+        else:
+            self._groups, self._spread = 0, True
+        if self._groups >= self.enough:
+            self._tell(f"over {self.threshold:.0%} of the last {self._groups} groups")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Judges a run that was too short for ``enough`` groups."""
+        if self._groups and not self._spread:
+            self._tell(f"over {self.threshold:.0%} of the {self._groups} groups of this run")
+
+    def _tell(self, groups: str) -> None:
+        if self._told:
+            return
+        self._told = True
+        logger.warning(
+            f"{groups} {EQUAL_REWARDS} (mean reward {self._reward:.3f}): their advantages are 0 and only the KL term "
+            "acts. Where no completion is ever right, take easier records or a reward with finer steps. Where all are "
+            "right, take harder records. Where they are too alike, try a higher --generation_temperature or a larger "
+            "--grpo_sample_size"
+        )
+
+
+class RunSummary(TrainerCallback):
+    """Prints the summary when training ends. The command takes it out, and prints its own after evaluating."""
+
+    def __init__(self):
+        self._collecting = collected_warnings()
+        self._warnings: list[str] = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Collects warnings from here on."""
+        self._warnings = self._collecting.__enter__()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Prints."""
+        self._collecting.__exit__(None, None, None)
+        if state.is_world_process_zero:
+            say(run_summary(args.output_dir, self._warnings))
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """A list to which each warning of this library is added within, beside where it goes anyway."""
+    collected: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: collected.append(record.getMessage())
+    library = logging.getLogger("qwenvl")
+    library.addHandler(handler)
+    try:
+        yield collected
+    finally:
+        library.removeHandler(handler)
+
+
+def run_summary(folder: str | Path, warnings: Sequence[str], next_step: str | None = None) -> str:
+    """What became of a run: its folder, rewards, evaluations and warnings, and what to do next.
+
+    Args:
+        folder: the run folder, written by rank 0.
+        warnings: that were given while it ran.
+        next_step: a command, or words.
+    """
+    rows = read_metrics(folder)
+    trained = [row for row in rows if "reward/total" in row]
+    lines = {}
+    if trained:
+        some = max(1, len(trained) // 10)
+        first, last = _mean_reward(trained[:some]), _mean_reward(trained[-some:])
+        when = f"steps {trained[0]['step']} to" if some > 1 else "step"
+        then = f"steps {trained[-some]['step']} to" if some > 1 else "step"
+        lines["reward"] = f"{first:.3f} at {when} {trained[some - 1]['step']}, "
+        lines["reward"] += f"{last:.3f} at {then} {trained[-1]['step']}"
+    for name in dict.fromkeys(name for row in rows for name in row if name.endswith("_total_reward")):
+        found = [row for row in rows if name in row]
+        ends = found if len(found) < 2 else (found[0], found[-1])
+        shown = [f"{row[name]:.3f} +- {row[name + '_ci95']:.3f} at step {row['step']}" for row in ends]
+        lines[name.removesuffix("_total_reward")] = ", ".join(shown)
+    lines["warnings"] = "none" if not warnings else f"{len(warnings)}, the first: {_shortened(warnings[0])}"
+    lines["look"] = f"{Path(folder) / 'rollouts'} has every completion with its rewards"
+    if next_step is not None:
+        lines["next"] = next_step
+    steps = max((row["step"] for row in rows), default=0)
+    width = max(map(len, lines)) + 2
+    return "\n".join([f"{folder}: {steps} steps", *(f"  {name:<{width}}{line}" for name, line in lines.items())])
+
+
+def next_step(args: GRPOConfig, argv: Sequence[str], warnings: Sequence[str]) -> str:
+    """What to type after a run: look at the data where nothing could be learned, else train on.
+
+    Args:
+        argv: of the command that ended.
+        warnings: that were given while it ran.
+    """
+    if any(EQUAL_REWARDS in warning for warning in warnings):
+        catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
+        command = ["qwenvl", "preview", args.dataset_use, "--n", "8", "--model", str(args.model_name_or_path), *catalog]
+        return f"{shlex.join(command)}   (what does the model see?)"
+    if args.lora_enable:
+        return f"load the adapter in {args.output_dir} with peft, as docs/quickstart.md shows"
+    folder = str(args.output_dir).rstrip("/")
+    more = ["--model_name_or_path", folder, "--output_dir", folder + "-2"]
+    if args.resume_from_checkpoint:
+        more += ["--resume_from_checkpoint", "False"]
+    return shlex.join(["qwenvl", "train", *argv, *more]) + "   (train on from the result)"
+
+
+def _mean_reward(rows: Sequence[dict[str, float]]) -> float:
+    return sum(row["reward/total"] for row in rows) / len(rows)
+
+
+def _shortened(warning: str) -> str:
+    line = " ".join(warning.split())
+    return line if len(line) <= 100 else line[:97] + "..."
