@@ -25,6 +25,7 @@ FLOORS = {
     "runlog": 0,
     "disk_store": 0,
     "option": 0,
+    "child": 0,
     "rewards": 1,
     "grpo": 1,
     "data": 2,
@@ -40,7 +41,7 @@ FLOORS = {
 ASIDE = {"report": {"report", "runlog"}}  # a room beside the stairs, and all it may import
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
-STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "cli"}
+STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "cli"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 320

@@ -16,8 +16,8 @@ from typing import Literal
 
 from qwenvl.data.media.clip_reader import ClipReader
 from qwenvl.data.media.frame_folder import FrameFolder
+from qwenvl.data.media.guarded import GuardedClip
 from qwenvl.data.media.source import frame_list
-from qwenvl.data.media.watchdog import GuardedClip
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,10 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from qwenvl.child import ChildError
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
 from qwenvl.rewards.optional import optional, require
-from qwenvl.rewards.workers import WorkerError, Workers
+from qwenvl.rewards.workers import Workers
 
 LONGEST = 500  # characters of an expression
 SECONDS = 2.0  # a pair may take in a worker
@@ -40,7 +41,7 @@ class MathReward:
 
     def __init__(self, reward_workers: int = 0) -> None:
         require("math_verify")
-        self._workers = Workers(max(1, reward_workers), MEMORY, preload="math_verify")
+        self._workers = Workers(max(1, reward_workers), MEMORY, preload="qwenvl.rewards.functions.maths:warm_up")
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float]:
         verdicts: list[bool | Future] = []
@@ -126,6 +127,11 @@ def equivalent(gold: str, answer: str) -> bool:
     return bool(optional("math_verify").verify(parsed_gold, parsed_answer, timeout_seconds=None))
 
 
+def warm_up() -> None:
+    """Load what ``equivalent`` needs, which takes a process longer than most pairs do."""
+    equivalent(r"\frac{1}{2}", "0.5")
+
+
 @lru_cache(maxsize=1024)
 def _parsed(expression: str) -> list[Any]:
     library = optional("math_verify")
@@ -147,5 +153,5 @@ def _result(future: Future) -> bool:
     """A pair that no worker can finish is one that is not equal."""
     try:
         return future.result()
-    except WorkerError:
+    except ChildError:
         return False

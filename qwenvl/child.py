@@ -1,0 +1,259 @@
+"""A child process that answers messages and can be killed at any moment: for work that may hang, crash or swell.
+
+The child is a fresh interpreter. It inherits no lock and no open file, and it does not import the main script again, as
+children of ``multiprocessing`` do. Daemonic processes, such as the workers of a DataLoader, may start one too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any, NoReturn
+
+START_SECONDS = 120.0  # for imports from a cold network disk on a busy machine
+ALARM_MARGIN_SECONDS = 5.0  # how long after its deadline a child ends that no parent has killed
+EXIT_SECONDS = 2.0  # how long a parent waits for the exit code of a child that closed its connection
+_CODE = "import sys; sys.path[:] = sys.argv[1].split('\\n'); from qwenvl.child import main; main(sys.argv[2:])"
+
+
+class ChildError(Exception):
+    """A child process gave no answer."""
+
+
+class ChildFailed(ChildError):
+    """The child's work on a message raised an exception; the child lives on.
+
+    Attributes:
+        details: the traceback in the child, as text.
+    """
+
+    def __init__(self, reason: str, details: str = "") -> None:
+        super().__init__(reason)
+        self.details = details
+
+
+class ChildDied(ChildError):
+    """The child process ended before it answered.
+
+    Attributes:
+        exit_code: of the process; a negative number is the signal that ended it.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"the process died (exit code {exit_code})")
+        self.exit_code = exit_code
+
+
+class ChildTimeout(ChildError):
+    """The child took longer for a message than it was given; it was killed."""
+
+
+@dataclass
+class WithFile:
+    """An answer that hands an open file to the parent.
+
+    Attributes:
+        value: the rest of the answer.
+        descriptor: the child's descriptor of the file; in the parent its own one, which the parent closes.
+        keep: whether the child keeps its descriptor open.
+    """
+
+    value: Any
+    descriptor: int
+    keep: bool = False
+
+
+class Child:
+    """A running child process that answers one message at a time.
+
+    Args:
+        load: ``module:function``. The child calls it once with ``arguments``, and it returns the function from a
+            message to its answer. Its imports count neither as memory nor as time of a message.
+        arguments: texts.
+        memory_bytes: how much more memory the child may take than it holds once it is loaded; None for no bound.
+            Beyond it the child raises MemoryError. Only Linux has this bound.
+        environment: variables of the child besides those of this process, and in their place.
+
+    Raises:
+        ChildError: the child did not start.
+
+    Example:
+        >>> child = Child("operator:attrgetter", "real")
+        >>> child.ask(3 + 4j, seconds=60)
+        3.0
+        >>> child.kill()
+        -9
+    """
+
+    def __init__(
+        self,
+        load: str,
+        *arguments: str,
+        memory_bytes: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._connection, other_end = Pipe()
+        with other_end:
+            path = "\n".join([*(folder or os.getcwd() for folder in sys.path), str(Path(__file__).parents[1])])
+            settings = [str(other_end.fileno()), str(os.getpid()), str(memory_bytes or 0), load, *arguments]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CODE, path, *settings],
+                pass_fds=[other_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(environment or {})},
+            )
+        atexit.register(self.kill)
+        try:
+            self._receive(START_SECONDS, f"{load}: the process did not start within {START_SECONDS:g} s")
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def ask(self, message: Any, seconds: float | None = None, cpu_seconds: float | None = None) -> Any:
+        """Send a message and wait for its answer.
+
+        Args:
+            message: anything that can be pickled.
+            seconds: how long the answer may take by the clock; None for no bound.
+            cpu_seconds: how long the child may compute for it, on all its threads together; None for no bound. Other
+                processes of the machine have no part in this bound.
+
+        Returns:
+            The answer; for a ``WithFile`` a ``WithFile`` with a descriptor of this process.
+
+        Raises:
+            ChildTimeout: the answer took longer; the child was killed.
+            ChildDied: the child ended before it answered.
+            ChildFailed: the work on this message raised an exception.
+        """
+        data = pickle.dumps((message, seconds, cpu_seconds))
+        try:
+            self._connection.send_bytes(data)
+        except OSError:  # the child closed its end
+            self._died(cpu_seconds)
+        return self._receive(seconds, f"no result after {seconds} s", cpu_seconds)
+
+    def abort(self) -> None:
+        """Kill the process from another thread than the one that asks; its ``ask`` raises ChildDied."""
+        self._process.kill()
+
+    def kill(self) -> int:
+        """End the process whatever it does, and return its exit code; a negative one is the signal that ended it."""
+        self._process.kill()
+        self._connection.close()
+        atexit.unregister(self.kill)
+        return self._process.wait()
+
+    def _receive(self, seconds: float | None, too_late: str, cpu_seconds: float | None = None) -> Any:
+        try:
+            if not self._connection.poll(seconds):
+                self.kill()
+                raise ChildTimeout(too_late)
+            answer = pickle.loads(self._connection.recv_bytes())
+            if isinstance(answer, WithFile):
+                answer.descriptor = recv_handle(self._connection)
+        except (EOFError, OSError):
+            self._died(cpu_seconds)
+        if isinstance(answer, ChildFailed):
+            raise answer
+        return answer
+
+    def _died(self, cpu_seconds: float | None) -> NoReturn:
+        with suppress(subprocess.TimeoutExpired):  # it ends by itself, and its exit code tells why
+            self._process.wait(EXIT_SECONDS)
+        code = self.kill()
+        if cpu_seconds is not None and code == -signal.SIGPROF:
+            raise ChildTimeout(f"no result after {cpu_seconds} s of computing") from None
+        raise ChildDied(code) from None
+
+
+def main(arguments: list[str]) -> None:
+    """What runs in the child: load, say so, and answer messages until the parent is gone."""
+    descriptor, parent, memory_bytes, load, *rest = arguments
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
+    connection = Connection(int(descriptor))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the parent's standard output is for the parent's results
+    module, _, name = load.partition(":")
+    answer = getattr(import_module(module), name)(*rest)
+    _limit_memory(int(memory_bytes))
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        connection.send_bytes(pickle.dumps(True))
+        while True:
+            _serve(connection, answer)
+
+
+def _serve(connection: Connection, answer: Callable[[Any], Any]) -> None:
+    """Answer one message."""
+    data = connection.recv_bytes()
+    try:
+        message, seconds, cpu_seconds = pickle.loads(data)
+    except Exception as error:
+        return connection.send_bytes(_failure(error, "the message cannot be read in a child process: "))
+    # The kernel ends this process when a timer runs out, whatever it is computing, also where the parent is gone.
+    signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_MARGIN_SECONDS if seconds else 0)
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds or 0)
+    result = None
+    try:
+        result = answer(message)
+        reply = pickle.dumps(result)
+    except (Exception, SystemExit) as error:
+        reply = _failure(error, "" if result is None else "the result cannot be sent back: ")
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    connection.send_bytes(reply)
+    if isinstance(result, WithFile):
+        send_handle(connection, result.descriptor, os.getppid())
+        if not result.keep:
+            os.close(result.descriptor)
+    return None
+
+
+def _failure(error: BaseException, where: str = "") -> bytes:
+    return pickle.dumps(ChildFailed(f"{where}{type(error).__name__}: {error}", traceback.format_exc()))
+
+
+def _follow(parent: int) -> None:
+    """End with the parent, even from within work that hangs."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _limit_memory(more_bytes: int) -> None:
+    """Bound this process to what it holds now and ``more_bytes``, where the system knows such bounds."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as statm:
+            held = int(statm.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError):
+        return
+    bound = held + more_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if more_bytes and (hard == resource.RLIM_INFINITY or bound < hard):
+        resource.setrlimit(resource.RLIMIT_AS, (bound, hard))

@@ -1,0 +1,208 @@
+"""Clips read in a child process: one that hangs, crashes or swallows memory counts as bad, and the run goes on.
+
+Each process that reads clips (the trainer, or a worker of the DataLoader) has such a child. It starts the child when it
+opens its first clip, and again after a kill. Frames come back in memory that both processes map, so they are not sent.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout, WithFile
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.clip_reader import ClipReader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REUSED_BYTES = 64 * 2**20  # finding so much new memory takes the system as long as decoding into it
+_LIBRARIES = {"torchcodec": "torchcodec.decoders", "decord": "decord"}
+# Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
+# Children without an open clip. The key holds the process id: after a fork the parent's children are not ours.
+_idle: dict[tuple[int, str, float], list[Child]] = defaultdict(list)
+
+
+class GuardedClip:
+    """A clip open in a child process: a ``ClipReader`` with bounds on its time and memory.
+
+    Args:
+        path: the file.
+        backend: as for ``ClipReader``.
+        timeout: seconds from opening the clip to the end of the last read. After them the child is killed.
+        memory_gb: how much memory the child may take for the clip, in GB.
+
+    Attributes:
+        frame_times, duration: as of ``ClipReader``.
+
+    Raises:
+        BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.
+    """
+
+    def __init__(self, path: str, backend: str, *, timeout: float, memory_gb: float) -> None:
+        self.path = path
+        self._timeout, self._memory_gb = timeout, memory_gb
+        self._pool = _idle[os.getpid(), backend, memory_gb]
+        child = self._pool.pop() if self._pool else None
+        if child is None or not child.alive:
+            kept = {name: value for name, value in _KEEP_MEMORY.items() if name not in os.environ}
+            child = Child(f"{__name__}:serve", backend, memory_bytes=int(memory_gb * 1e9), environment=kept)
+        self._child: Child | None = child
+        self._deadline = time.monotonic() + timeout
+        try:
+            self.frame_times, self.duration = self._ask("open", path)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> GuardedClip:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the child to the next clip, at which the child closes this one."""
+        if self._child is not None:
+            self._pool.append(self._child)
+            self._child = None
+
+    @property
+    def frame_count(self) -> int:
+        """How many frames the clip has."""
+        return len(self.frame_times)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """Decode frames by number, as ``ClipReader.read`` does."""
+        import torch
+
+        frames = self._ask("read", tuple(indices))
+        return torch.from_numpy(map_frames(frames.descriptor, frames.value)).permute(0, 3, 1, 2)
+
+    def _ask(self, *request: Any) -> Any:
+        """Send a request to the child and wait for the answer until the clip's time is up."""
+        if self._child is None:
+            raise ValueError(f"{self.path}: the clip is closed")
+        try:
+            answer = self._child.ask(request, max(0.0, self._deadline - time.monotonic()))
+        except ChildTimeout:
+            reason = f"not decoded within {self._timeout:g} s (--decode_timeout); its decoder was killed"
+            raise self._lost(reason) from None
+        except ChildDied as error:
+            raise self._lost(f"its decoder crashed (exit code {error.exit_code})") from None
+        except ChildFailed as error:
+            raise RuntimeError(f"{self.path}: the decoding process failed:\n{error.details}") from None
+        if isinstance(answer, MemoryError):
+            raise BadMediaError(self.path, f"takes more than {self._memory_gb} GB to decode (--decode_memory_gb)")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _lost(self, reason: str) -> BadMediaError:
+        self._child = None
+        return BadMediaError(self.path, reason)
+
+
+def map_frames(descriptor: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The frames in the file behind a descriptor, which is closed.
+
+    Small ones are copied, since the child uses their memory again.
+    """
+    size = math.prod(shape)
+    try:
+        frames = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).reshape(shape)
+    finally:
+        os.close(descriptor)
+    return frames.copy() if size <= REUSED_BYTES else frames
+
+
+def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:
+    """The child's side: a function from a request of ``GuardedClip`` to its answer, an exception among them.
+
+    The child needs torch for torchcodec alone.
+    """
+    if backend in _LIBRARIES:
+        import_module(_LIBRARIES[backend])
+    clip: ClipReader | None = None
+    shared = SharedFrames()
+
+    def answer(request: tuple[str, Any]) -> Any:
+        nonlocal clip
+        kind, argument = request
+        try:
+            if kind == "read":
+                return shared.give(clip.read_array(argument, shared.empty).shape)
+            if clip is not None:
+                clip.close()
+                clip = None
+            clip = ClipReader(argument, backend)
+            return clip.frame_times, clip.duration
+        except (MemoryError, BadMediaError, IndexError) as error:
+            shared.leave_large()
+            return MemoryError() if isinstance(error, MemoryError) else error
+
+    return answer
+
+
+class SharedFrames:
+    """The child's memory for frames, which the parent maps as well.
+
+    Up to ``REUSED_BYTES`` are kept from read to read. What is larger is left to the parent.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._memory: mmap.mmap | None = None
+
+    def empty(self, shape: tuple[int, ...]) -> np.ndarray:
+        """An array of uint8 in this memory, as ``np.empty`` makes one.
+
+        Raises:
+            MemoryError: it exceeds the bound of this process.
+        """
+        size = math.prod(shape)
+        if self._memory is None or len(self._memory) < size:
+            self._allocate(size)
+        return np.frombuffer(self._memory, np.uint8, size).reshape(shape)
+
+    def give(self, shape: tuple[int, ...]) -> WithFile:
+        """The answer that hands the array over."""
+        descriptor = self._descriptor
+        return WithFile(shape, descriptor, keep=not self._forget_large())
+
+    def leave_large(self) -> None:
+        """Free the memory if it is larger than what is kept."""
+        descriptor = self._descriptor
+        if self._forget_large():
+            os.close(descriptor)
+
+    def _forget_large(self) -> bool:
+        large = self._memory is not None and len(self._memory) > REUSED_BYTES
+        if large:
+            self._memory, self._descriptor = None, -1
+        return large
+
+    def _allocate(self, size: int) -> None:
+        self._memory = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        if hasattr(os, "memfd_create"):
+            self._descriptor = os.memfd_create("frames")
+        else:
+            self._descriptor, name = tempfile.mkstemp()
+            os.unlink(name)
+        os.ftruncate(self._descriptor, size)
+        try:
+            self._memory = mmap.mmap(self._descriptor, size)
+        except OSError as error:
+            raise MemoryError(str(error)) from None

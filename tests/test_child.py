@@ -1,0 +1,193 @@
+"""Children are real processes: they are killed, starved, crashed and left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from qwenvl.child import Child, ChildDied, ChildError, ChildFailed, ChildTimeout
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Start children that run what a message says: the name of a function of this module, and its arguments."""
+    (tmp_path / "made_tasks.py").write_text(
+        "import mmap, os, sys, threading, time\n"
+        "from qwenvl.child import WithFile\n"
+        "def load(*arguments):\n"
+        "    def answer(message):\n"
+        "        name, *values = message\n"
+        "        return globals()[name](*values)\n"
+        "    return answer\n"
+        "def load_slowly():\n    sum(range(10**7))\n    return load()\n"
+        "def broken():\n    raise RuntimeError('not today')\n"
+        "def double(x):\n    print('noise')\n    return 2 * x\n"
+        "def pid():\n    return os.getpid()\n"
+        "def variable(name):\n    return os.environ.get(name)\n"
+        "def compute():\n    return 9 ** 9 ** 9 ** 9\n"  # one call into C, which holds the interpreter's lock
+        "def compute_for(seconds):\n"
+        "    end = time.process_time() + seconds\n"
+        "    while time.process_time() < end:\n        pass\n"
+        "    return seconds\n"
+        "def sleep(seconds):\n    time.sleep(seconds)\n    return seconds\n"
+        "def die():\n    os._exit(3)\n"
+        "def leave():\n    sys.exit(0)\n"
+        "def fail():\n    raise KeyError('x')\n"
+        "def fill(size):\n    return len(bytearray(size))\n"
+        "def unsendable():\n    return lambda: 0\n"
+        "def file():\n"
+        "    read, write = os.pipe()\n    os.write(write, b'pipe')\n    os.close(write)\n"
+        "    return WithFile('a pipe', read)\n"
+        "def opened():\n    return len(os.listdir('/proc/self/fd'))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    children = []
+
+    def begin(load="load", **settings):
+        children.append(Child(f"made_tasks:{load}", **settings))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        child.kill()
+
+
+def test_answers_come_back_whatever_is_printed(start, capfd):
+    child = start()
+    assert [child.ask(("double", number)) for number in range(5)] == [0, 2, 4, 6, 8]
+    assert child.ask(("double", "x" * 3_000_000)) == "x" * 6_000_000
+    printed = capfd.readouterr()
+    assert printed.out == "" and "noise" in printed.err
+    assert child.ask(("pid",)) == child.pid != os.getpid()
+
+
+def test_variables_of_the_child_are_its_own(start, monkeypatch):
+    monkeypatch.setenv("INHERITED", "yes")
+    child = start(environment={"GIVEN": "also"})
+    assert [child.ask(("variable", name)) for name in ("INHERITED", "GIVEN")] == ["yes", "also"]
+    assert "GIVEN" not in os.environ
+
+
+def test_a_deadline_by_the_clock(start):
+    child = start()
+    with pytest.raises(ChildTimeout, match=r"no result after 0.2 s"):
+        child.ask(("sleep", 600), seconds=0.2)
+    assert not child.alive
+
+
+@pytest.mark.parametrize("task", [("compute",), ("compute_for", 600)])
+def test_a_bound_on_computing(start, task):
+    child = start()
+    with pytest.raises(ChildTimeout, match=r"no result after 0.3 s of computing"):
+        child.ask(task, cpu_seconds=0.3)
+    assert not child.alive
+
+
+def test_the_bound_on_computing_counts_neither_waiting_nor_loading_nor_earlier_messages(start):
+    child = start("load_slowly")
+    assert child.ask(("sleep", 1.0), cpu_seconds=0.5) == 1.0
+    for _ in range(3):
+        assert child.ask(("compute_for", 0.2), cpu_seconds=0.5) == 0.2
+    assert child.ask(("compute_for", 0.6)) == 0.6, "a message without a bound has none of the one before"
+
+
+def test_failures_are_told_and_the_child_lives_on(start):
+    child = start()
+    with pytest.raises(ChildFailed, match="KeyError: 'x'") as caught:
+        child.ask(("fail",))
+    assert "made_tasks.py" in caught.value.details
+    with pytest.raises(ChildFailed, match="SystemExit: 0"):
+        child.ask(("leave",))
+    with pytest.raises(ChildFailed, match="the result cannot be sent back"):
+        child.ask(("unsendable",))
+    assert child.ask(("double", 1)) == 2
+
+
+def test_a_message_that_the_child_cannot_read(start, monkeypatch):
+    module = type(sys)("only_here")
+    module.Here = type("Here", (), {"__module__": "only_here", "__qualname__": "Here"})
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    child = start()
+    with pytest.raises(ChildFailed, match="cannot be read in a child process: ModuleNotFoundError"):
+        child.ask(("double", module.Here()))
+    assert child.ask(("double", 1)) == 2
+
+
+def test_a_death_is_told_with_its_exit_code(start):
+    with pytest.raises(ChildDied, match="exit code 3"):
+        start().ask(("die",))
+    child = start()
+    os.kill(child.pid, signal.SIGSEGV)
+    child._process.wait()
+    assert not child.alive
+    with pytest.raises(ChildDied, match="exit code -11"):
+        child.ask(("pid",))
+
+
+def test_a_child_that_cannot_load_is_an_error(start):
+    with pytest.raises(ChildError, match="exit code 1"):
+        start("broken")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the system has no such bound")
+def test_memory_is_bounded_above_what_loading_took(start):
+    child = start(memory_bytes=2**28)
+    assert child.ask(("fill", 2**27)) == 2**27
+    with pytest.raises(ChildFailed, match="MemoryError"):
+        child.ask(("fill", 2**29))
+
+
+def test_an_open_file_is_handed_over(start):
+    child = start()
+    before = child.ask(("opened",))
+    for _ in range(3):
+        answer = child.ask(("file",))
+        assert answer.value == "a pipe"
+        with os.fdopen(answer.descriptor, "rb") as file:
+            assert file.read() == b"pipe"
+    assert child.ask(("opened",)) == before
+
+
+@pytest.mark.parametrize("task", [("sleep", 600), ("compute",)])
+def test_a_child_goes_when_its_parent_is_killed(start, tmp_path, task):
+    code = (
+        "import os, signal, sys, threading, time\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from qwenvl.child import Child\n"
+        "child = Child('made_tasks:load')\n"
+        "print(child.pid, flush=True)\n"
+        f"threading.Thread(target=lambda: child.ask({task!r}, seconds=1), daemon=True).start()\n"
+        "time.sleep(0.5)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = int(done.stdout)
+    for _ in range(600):
+        if ended(child):
+            return
+        time.sleep(0.1)
+    pytest.fail("the child outlived its parent")
+
+
+def ended(pid):
+    """Whether a process is gone, or waits for an init that reaps it."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as status:
+            return status.read().split(") ")[1].startswith("Z")
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
+def test_children_end_with_a_parent_that_ends(start, tmp_path):
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from qwenvl.child import Child\n"
+        "print(Child('made_tasks:load').pid)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 0 and ended(int(done.stdout))
