@@ -1,174 +1,165 @@
-"""The GRPO loss from log-probabilities: no model, no sampling, only the formula."""
+"""The policy loss, from log-probabilities alone: a table of objectives, each of which names rows of three tables.
+
+An objective answers three questions. ``RATIOS``: how far has the policy moved on a token since it was sampled?
+``LIMITS``: how much of that may the loss use? ``AVERAGES``: how do tokens become one number?
+A new objective is a row of ``LOSSES`` and at most one small function in one of these tables.
+
+Notation of the docstrings: l, l' and q are the log-probs of a token under policy, policy at sampling time and
+reference, r the importance ratio, A the advantage of its completion, |o| the number of tokens of a completion.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from qwenvl.types import LossOutput
-
-KLEstimator = Literal["k1", "k2", "k3"]
-LossType = Literal["grpo", "dr_grpo"]
-
-MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: far outside any healthy run, far inside float32
+from qwenvl.grpo.kl import MAX_LOG_RATIO, at_least_float32, kl_estimate
+from qwenvl.types import LossInputs, LossOutput, StepCounts
 
 
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
-    """Estimate KL(policy || reference) per token from samples of the policy.
+@dataclass(frozen=True)
+class Objective:
+    """A loss: ``objective(inputs, counts)`` is what one micro-batch adds to the loss of its optimizer step.
 
-    With d = reference - policy, clamped to [-20, 20]: k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1
-    (Schulman, http://joschu.net/blog/kl-approx.html; GRPO uses k3, arXiv:2402.03300). k3 is never negative and, like
-    k1, unbiased; k2 is biased with little variance. Where the clamp acts the gradient is zero.
+    Per token it is -alpha * limit(r, A) + beta * KL, averaged over the whole step. The losses of all micro-batches of
+    all processes sum to the loss of the step, however the step is split (arXiv:2402.03300, equation 3).
 
-    As a *term of a loss* they differ in their gradients. That of k1 is zero in expectation whatever the reference is
-    (it is the gradient of log p under p): k1 measures the divergence but does not hold the policy back. k2 has in
-    expectation the gradient of KL(policy || reference), k3 that of KL(reference || policy).
-
-    Args:
-        logprobs: N x T, of the policy.
-        ref_logprobs: N x T, of the reference; treated as a constant.
-        estimator: ``k1``, ``k2`` or ``k3``.
-
-    Returns:
-        N x T in float32 (or float64 where the input is); positions that are infinite on both sides are NaN:
-        mask before calling, as ``grpo_loss`` does.
+    Attributes:
+        ratio, limit, average: rows of ``RATIOS``, ``LIMITS`` and ``AVERAGES``.
+        epsilon, epsilon_high: how far r may fall below 1 and rise above it. None means: as far as it may fall.
+        alpha, beta: weights of the policy term and of the KL term.
+        kl_estimator: a row of ``KL_ESTIMATORS``.
+        max_completion_length: ``generation_max_length``, which the average ``max_length`` divides by.
 
     Example:
-        >>> round(kl_estimate(torch.tensor([[-1.0]]), torch.tensor([[-2.0]])).item(), 4)  # exp(-1) + 1 - 1
-        0.3679
+        >>> objective = replace(LOSSES["dr_grpo"], beta=0.0, max_completion_length=512)
+        >>> output = objective(inputs, StepCounts(completions=8, tokens=900))
     """
-    difference = (_at_least_float32(ref_logprobs.detach()) - _at_least_float32(logprobs)).clamp(
-        -MAX_LOG_RATIO, MAX_LOG_RATIO
-    )
-    if estimator == "k1":
-        return -difference
-    if estimator == "k2":
-        return difference.square() / 2
-    if estimator == "k3":
-        # expm1 keeps the digits that exp(d) - 1 loses near zero, where a run begins.
-        return torch.expm1(difference) - difference
-    raise ValueError(f'estimator: expected "k1", "k2" or "k3", got {estimator!r}')
+
+    ratio: str
+    limit: str
+    average: str
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    alpha: float = 0.5
+    beta: float = 0.1
+    kl_estimator: str = "k3"
+    max_completion_length: int | None = None
+
+    def __call__(self, inputs: LossInputs, counts: StepCounts) -> LossOutput:
+        """The share of the step's loss that these N completions have.
+
+        Returns:
+            The scalar loss, and metrics. ``loss/policy`` and ``loss/kl`` are the two parts and sum to the loss.
+            Shares and means over the tokens of this micro-batch: ``ratio/mean``, ``ratio/clipped_low_frac`` and
+            ``ratio/clipped_high_frac`` (tokens that the limit leaves without policy gradient) and, with a reference,
+            ``kl``.
+
+        Raises:
+            ValueError: shapes disagree, what is needed is missing, or a completion's token has no finite log-prob.
+        """
+        _check(inputs, self)
+        # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
+        mask, policy = inputs.mask, _finite("logprobs", inputs.logprobs, inputs.mask)
+        old = _finite("old_logprobs", inputs.old_logprobs.detach(), mask)
+        advantages = inputs.advantages.detach().to(policy.dtype).unsqueeze(1)
+
+        ratio = RATIOS[self.ratio]((policy - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        gain, clipped = LIMITS[self.limit](ratio, advantages, self)
+        loss = policy_loss = self._average(-self.alpha * gain, mask, counts)
+        means = {"ratio/mean": ratio.detach(), **{f"ratio/{name}_frac": where for name, where in clipped.items()}}
+        metrics = {"loss/policy": policy_loss.item()}
+        if inputs.ref_logprobs is not None:
+            kl = kl_estimate(policy, _finite("ref_logprobs", inputs.ref_logprobs, mask), self.kl_estimator)
+            kl_loss = self.beta * self._average(kl, mask, counts)
+            loss = policy_loss + kl_loss if self.beta else policy_loss
+            metrics["loss/kl"], means["kl"] = kl_loss.item(), kl.detach()
+        tokens = mask.sum().clamp(min=1)
+        return LossOutput(loss, metrics | {name: ((v * mask).sum() / tokens).item() for name, v in means.items()})
+
+    def _average(self, per_token: Tensor, mask: Tensor, counts: StepCounts) -> Tensor:
+        return AVERAGES[self.average](per_token * mask, mask, counts, self)
 
 
-def grpo_loss(
-    logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    old_logprobs: Tensor | None = None,
-    ref_logprobs: Tensor | None = None,
-    alpha: float = 0.5,
-    beta: float = 0.1,
-    epsilon: float = 0.2,
-    epsilon_high: float | None = None,
-    loss_type: LossType = "grpo",
-    kl_estimator: KLEstimator = "k3",
-    max_completion_length: int | None = None,
-) -> LossOutput:
-    """The loss of one micro-batch; of a token -alpha * min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta * KL.
+def token_ratio(log_ratio: Tensor) -> Tensor:
+    """r = exp(l - l'), one for each token (arXiv:2402.03300)."""
+    return torch.exp(log_ratio)
 
-    r = exp(logp - old_logp) is the importance ratio, its logarithm clamped to [-20, 20]; KL is that of policy and
-    reference (arXiv:2402.03300, equation 3; the second epsilon: arXiv:2503.14476). A token whose r is out of bounds in
-    the direction that its advantage pushes to has no policy gradient. Without ``old_logprobs`` the completions are this
-    very policy's own: r is 1, and only its gradient matters.
 
-    ``grpo`` takes the mean over each completion's tokens, then over completions (as in equation 3); ``dr_grpo`` sums
-    over tokens and divides by completions * max_completion_length (arXiv:2503.20783). A completion without tokens
-    contributes 0 and still counts as a completion. Either is a mean over the N completions: losses of micro-batches,
-    each weighed by its share of the step's completions, sum to the loss of the step.
+def clip(ratio: Tensor, advantages: Tensor, bounds: Objective) -> tuple[Tensor, dict[str, Tensor]]:
+    """min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) (arXiv:1707.06347; two epsilons: arXiv:2503.14476).
 
-    Args:
-        logprobs: N x T with gradient, at the sampling temperature. Anything may stand where ``mask`` is false.
-        advantages: N.
-        mask: N x T bool, true for the tokens of the completion, its end token included.
-        old_logprobs: N x T, of the policy before its first update on these completions; None before that update.
-        ref_logprobs: N x T; needed when ``beta`` is not 0. Given with ``beta`` 0, the KL is only measured.
-        alpha, beta: weights of the policy term and of the KL term.
-        epsilon, epsilon_high: how far r may fall below 1 and rise above it; None is as far as it may fall.
-        loss_type: ``grpo`` or ``dr_grpo``.
-        kl_estimator: see ``kl_estimate``.
-        max_completion_length: ``generation_max_length``, the constant length of ``dr_grpo``.
+    A token whose ratio is out of bounds, on the side to which its advantage pushes, has no policy gradient.
 
     Returns:
-        The scalar loss and metrics ``loss/policy``, ``loss/kl`` (the two parts, they sum to the loss) and, with a
-        reference, ``kl`` (mean over tokens). With ``old_logprobs`` also ``ratio/mean``, and ``ratio/clipped_low_frac``
-        and ``ratio/clipped_high_frac``, the shares of tokens that clipping leaves without policy gradient.
-
-    Raises:
-        ValueError: shapes disagree, what is needed is missing, or a completion's token has no finite log-probability.
+        N x T gains, and where each bound acted (N x T bool).
     """
-    _check_shapes(logprobs, advantages, mask, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
-    if beta and ref_logprobs is None:
-        raise ValueError(f"beta is {beta}, but there are no ref_logprobs: give the reference's or set beta to 0")
-
-    # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
-    policy = _finite("logprobs", logprobs, mask)
-    weights = -alpha * advantages.detach().to(policy.dtype).unsqueeze(1)
-    if old_logprobs is None:
-        policy_term, ratio_metrics = weights * torch.exp(policy - policy.detach()), {}
-    else:
-        old = _finite("old_logprobs", old_logprobs.detach(), mask)
-        high = epsilon if epsilon_high is None else epsilon_high
-        policy_term, ratio_metrics = _clipped(weights, policy - old, mask, 1 - epsilon, 1 + high)
-    policy_loss = _aggregate(policy_term * mask, mask, loss_type, max_completion_length)
-    metrics = {"loss/policy": policy_loss.item(), **ratio_metrics}
-    if ref_logprobs is None:
-        return LossOutput(policy_loss, metrics)
-
-    kl = kl_estimate(policy, _finite("ref_logprobs", ref_logprobs, mask), kl_estimator) * mask
-    kl_loss = beta * _aggregate(kl, mask, loss_type, max_completion_length)
-    metrics["loss/kl"] = kl_loss.item()
-    metrics["kl"] = (kl.detach().sum() / mask.sum().clamp(min=1)).item()
-    return LossOutput(policy_loss + kl_loss if beta else policy_loss, metrics)
+    low = 1 - bounds.epsilon
+    high = 1 + (bounds.epsilon if bounds.epsilon_high is None else bounds.epsilon_high)
+    gain = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    clipped = {"clipped_low": (ratio < low) & (advantages < 0), "clipped_high": (ratio > high) & (advantages > 0)}
+    return gain, clipped
 
 
-def _clipped(
-    weights: Tensor, log_ratio: Tensor, mask: Tensor, low: float, high: float
-) -> tuple[Tensor, dict[str, float]]:
-    """-alpha * min(r A, clip(r, low, high) A) per token from -alpha * A (N x 1), and what is logged of the ratio."""
-    ratio = torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-    term = torch.maximum(weights * ratio, weights * ratio.clamp(low, high))  # a minimum, once its sign is turned
-    logged = {
-        "ratio/mean": ratio.detach() * mask,
-        "ratio/clipped_low_frac": (ratio < low) & (weights > 0) & mask,
-        "ratio/clipped_high_frac": (ratio > high) & (weights < 0) & mask,
-    }
-    tokens = mask.sum().clamp(min=1)
-    return term, {name: (values.sum() / tokens).item() for name, values in logged.items()}
+def over_completions(per_token: Tensor, mask: Tensor, counts: StepCounts, settings: Objective) -> Tensor:
+    """The mean over each completion's |o| tokens, then over completions (arXiv:2402.03300, equation 3).
+
+    A completion without tokens contributes 0 and counts as a completion.
+    """
+    return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / max(counts.completions, 1)
 
 
-def _aggregate(per_token: Tensor, mask: Tensor, loss_type: str, max_completion_length: int | None) -> Tensor:
-    rows = max(len(mask), 1)
-    if loss_type == "grpo":
-        return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / rows
-    if loss_type == "dr_grpo":
-        if not max_completion_length or max_completion_length < 1:
-            raise ValueError(f"dr_grpo needs max_completion_length (at least 1 token), got {max_completion_length}")
-        return per_token.sum() / (rows * max_completion_length)
-    raise ValueError(f'loss_type: expected "grpo" or "dr_grpo", got {loss_type!r}')
+def over_max_length(per_token: Tensor, mask: Tensor, counts: StepCounts, settings: Objective) -> Tensor:
+    """The sum over tokens / (completions x max_completion_length): length is no advantage (arXiv:2503.20783)."""
+    return per_token.sum() / (max(counts.completions, 1) * settings.max_completion_length)
 
 
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
+RATIOS: dict[str, Callable[[Tensor], Tensor]] = {"token": token_ratio}
+"""Each takes l - l' (N x T, clamped to [-20, 20]) and gives r (N x T)."""
+
+LIMITS: dict[str, Callable[[Tensor, Tensor, Objective], tuple[Tensor, dict[str, Tensor]]]] = {"clip": clip}
+"""Each takes r (N x T), A (N x 1) and the objective, and gives what is maximised, and where it was limited."""
+
+AVERAGES: dict[str, Callable[[Tensor, Tensor, StepCounts, Objective], Tensor]] = {
+    "completions": over_completions,
+    "max_length": over_max_length,
+}
+"""Each takes N x T values that are 0 where the mask is false, the mask, the step's counts and the objective."""
+
+LOSSES: dict[str, Objective] = {
+    "grpo": Objective(ratio="token", limit="clip", average="completions"),
+    "dr_grpo": Objective(ratio="token", limit="clip", average="max_length"),
+}
+"""The objectives that ``loss_type`` names."""
 
 
-def _check_shapes(logprobs: Tensor, advantages: Tensor, mask: Tensor, **others: Tensor | None) -> None:
-    if logprobs.dim() != 2 or mask.shape != logprobs.shape or advantages.shape != logprobs.shape[:1]:
+def _check(inputs: LossInputs, objective: Objective) -> None:
+    shape = tuple(inputs.logprobs.shape)
+    if len(shape) != 2 or tuple(inputs.mask.shape) != shape or tuple(inputs.advantages.shape) != shape[:1]:
         raise ValueError(
             "expected logprobs and mask N x T and advantages N, got "
-            f"{tuple(logprobs.shape)}, {tuple(mask.shape)} and {tuple(advantages.shape)}"
+            f"{shape}, {tuple(inputs.mask.shape)} and {tuple(inputs.advantages.shape)}"
         )
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask: expected bool, got {mask.dtype}")
-    for name, values in others.items():
-        if values is not None and values.shape != logprobs.shape:
-            raise ValueError(f"{name}: expected shape {tuple(logprobs.shape)}, got {tuple(values.shape)}")
+    if inputs.mask.dtype != torch.bool:
+        raise ValueError(f"mask: expected bool, got {inputs.mask.dtype}")
+    for name in ("old_logprobs", "ref_logprobs"):
+        values = getattr(inputs, name)
+        if values is not None and tuple(values.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(values.shape)}")
+    if objective.beta and inputs.ref_logprobs is None:
+        raise ValueError(f"beta is {objective.beta}, but there are no ref_logprobs: give them or set beta to 0")
+    if objective.average == "max_length" and not (objective.max_completion_length or 0) >= 1:
+        raise ValueError(
+            "dr_grpo needs max_completion_length (at least 1 token), got " + str(objective.max_completion_length)
+        )
 
 
 def _finite(name: str, values: Tensor, mask: Tensor) -> Tensor:
-    masked = _at_least_float32(values).masked_fill(~mask, 0.0)
+    """The values with 0 where the mask is false."""
+    masked = at_least_float32(values).masked_fill(~mask, 0.0)
     bad = ~torch.isfinite(masked)
     if bad.any():
         row, token = bad.nonzero()[0].tolist()

@@ -1,4 +1,4 @@
-"""What every sampler offers, and the settings it is given."""
+"""What every rollout engine offers, and the settings of a draw."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.types import RolloutBatch
+from qwenvl.types import PromptBatch, RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,6 @@ class SamplingParams:
         repetition_penalty: positive logits of tokens that stand in the prompt or the completion are divided by it,
             negative ones multiplied (arXiv:1909.05858, section 4.1); also when greedy.
         stop_strings: texts that end a completion, with finish reason ``stop``; their tokens and their text stay in it.
-        token_budget: prompts are sampled together as long as their tokens, as the sampler holds them, stay below this;
-            None: all together.
     """
 
     max_new_tokens: int
@@ -36,16 +34,28 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     stop_strings: tuple[str, ...] = ()
-    token_budget: int | None = None
 
 
-class Sampler(Protocol):
-    """Draws completions; the same seed, prompts and weights give the same ones."""
+@dataclass(frozen=True)
+class EnginePrompts:
+    """P prompts as engines take them.
+
+    Attributes:
+        batch: what was drawn: token ids, frames as seen, true times. An engine in another process needs these.
+        inputs: the model's inputs on its device, features in the place of pixels where they are computed once.
+    """
+
+    batch: PromptBatch
+    inputs: PromptInputs
+
+
+class RolloutEngine(Protocol):
+    """Samples completions. The same seed, prompts and weights give the same ones."""
 
     def sample(
-        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams, seed: int
-    ) -> RolloutBatch:
-        """P prompts -> N = P * G completions, row n for prompt n // G."""
+        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+    ) -> list[RolloutBatch]:
+        """P prompts of each micro-batch -> N = P * G completions for each, row n for prompt n // G."""
         ...
 
 

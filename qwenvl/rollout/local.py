@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,21 +19,24 @@ from transformers import (
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
-from qwenvl.rollout.engine import SamplingParams, completion_mask, within_budget
+from qwenvl.rollout.engine import EnginePrompts, SamplingParams, completion_mask, split_rollouts, within_budget
 from qwenvl.rollout.stops import StopStrings
 from qwenvl.types import RolloutBatch
 
 
-class LocalSampler:
+class LocalEngine:
     """Samples from the model that is being trained, in eval mode and without gradient, and leaves it as it was."""
 
-    def __init__(self, tokenizer, model: nn.Module):
+    def __init__(self, tokenizer, model: nn.Module, *, token_budget: int | None = None):
         """
         Args:
-            tokenizer: decodes completions; its pad token fills finished rows.
-            model: the unwrapped model; it names the tokens that end a completion and those that must not be sampled: a
+            tokenizer: decodes completions. Its pad token fills finished rows.
+            model: the unwrapped model. It names the tokens that end a completion and those that must not be sampled: a
                 sampled vision token would be taken for a picture in the next pass.
+            token_budget: prompts are sampled together as long as their tokens, as the engine holds them, stay below
+                this; None: all together.
         """
+        self.token_budget = token_budget
         ends = model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         self.tokenizer = tokenizer
@@ -42,11 +45,22 @@ class LocalSampler:
         self.vision_ids = [model.config.to_dict()[name] for name in names]
         self._stops: dict[tuple[str, ...], StopStrings] = {}  # made once: they look at the whole vocabulary
 
-    @torch.no_grad()
     def sample(
+        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+    ) -> list[RolloutBatch]:
+        """See ``RolloutEngine.sample``. The prompts of all micro-batches are drawn together."""
+        some = [each.inputs for each in prompts if len(each.batch)]
+        if not some:  # all samples were bad
+            empty = torch.zeros(0, 1, dtype=torch.long)
+            return [RolloutBatch(empty, empty.bool(), texts=[], finish_reasons=[]) for _ in prompts]
+        rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed)
+        return split_rollouts(rollout, [len(each.batch) * group_size for each in prompts])
+
+    @torch.no_grad()
+    def draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams, seed: int
     ) -> RolloutBatch:
-        """See ``Sampler.sample``; log-probs are those the trainer computes, of any token at the temperature."""
+        """Completions of P prompts. Log-probs are those that the trainer computes, of any token at the temperature."""
         if params.repetition_penalty != 1.0:
             prompts = padded_with_own(prompts)
         with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
@@ -66,7 +80,7 @@ class LocalSampler:
         cost = group_size * (prompts.input_ids.shape[1] + params.max_new_tokens)
         parts = []
         with generation_settings(model, self._settings(params)):
-            for rows in within_budget([cost] * len(prompts), params.token_budget):
+            for rows in within_budget([cost] * len(prompts), self.token_budget):
                 parts.append(self._generate(model, prompts.select(rows).repeat(group_size), params))
         width = max(ids.shape[1] for ids, _ in parts)
         ids, logprobs = (

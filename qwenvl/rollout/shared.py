@@ -8,23 +8,30 @@ from torch import Tensor, nn
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.decoding import require_compiler
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.local import LocalSampler
+from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.prefill import logits_processors, sample_shared
 
 
-class SharedPrefixSampler(LocalSampler):
-    """As ``LocalSampler``; ask ``supports_shared_prefix`` whether the model can."""
+class SharedPrefixEngine(LocalEngine):
+    """As ``LocalEngine``; ask ``supports_shared_prefix`` whether the model can."""
 
-    def __init__(self, tokenizer, model: nn.Module, *, compile_for: torch.device | None = None):
+    def __init__(
+        self,
+        tokenizer,
+        model: nn.Module,
+        *,
+        token_budget: int | None = None,
+        compile_for: torch.device | None = None,
+    ):
         """
         Args:
-            tokenizer, model: see ``LocalSampler``.
+            tokenizer, model, token_budget: see ``LocalEngine``.
             compile_for: compile the step from token to token, for the device where the model will be.
 
         Raises:
             RuntimeError: if nothing can be compiled here.
         """
-        super().__init__(tokenizer, model)
+        super().__init__(tokenizer, model, token_budget=token_budget)
         self._compiled = compile_for is not None
         if compile_for is not None:
             require_compiler(compile_for)
@@ -50,6 +57,6 @@ class SharedPrefixSampler(LocalSampler):
             end_ids=self.end_ids,
             pad_id=self.tokenizer.pad_token_id,
             stopping=self.stops(params),
-            token_budget=params.token_budget,
+            token_budget=self.token_budget,
             compiled=self._compiled,
         )

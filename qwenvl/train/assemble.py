@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -21,16 +22,23 @@ from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.records.parse import ReadOptions
+from qwenvl.grpo.loss import LOSSES, Objective
 from qwenvl.model.families import family_of
+from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
+from qwenvl.model.positions import position_rule
 from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.rewards.build import resolve
 from qwenvl.rewards.options import FunctionSettings
 from qwenvl.rewards.plugins import plugin_functions
 from qwenvl.rewards.table import readers_of
+from qwenvl.rollout.engine import SamplingParams
+from qwenvl.train.collect import Collector
 from qwenvl.train.console import say, settle_output
 from qwenvl.train.contrast import TemporalContrast
+from qwenvl.train.fast_paths import Paths
+from qwenvl.train.meter import Meter
 
 
 def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_config=None) -> nn.Module:
@@ -127,6 +135,52 @@ def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContra
             workers=args.reward_workers,
         ),
         temporal_patch_size=temporal_patch_size,
+    )
+
+
+def build_collector(
+    args: GRPOConfig, paths: Paths, bare: nn.Module, processor, rubric: Rubric, accelerator: Accelerator, meter: Meter
+) -> Collector:
+    """What samples, scores and compares completions, in training and in evaluation.
+
+    Args:
+        bare: the model without adapter or engine.
+    """
+    return Collector(
+        engine=paths.engine,
+        build_inputs=InputBuilder.of(position_rule(bare.config), processor),
+        encode=paths.encode,
+        rubric=rubric,
+        params=SamplingParams(
+            max_new_tokens=args.generation_max_length,
+            temperature=args.generation_temperature,
+            top_k=args.generation_top_k,
+            top_p=args.generation_top_p,
+            min_p=args.generation_min_p,
+            repetition_penalty=args.generation_repetition_penalty,
+            stop_strings=tuple(args.stop_strings or ()),
+        ),
+        group_size=args.grpo_sample_size,
+        scale_rewards=args.scale_rewards,
+        contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
+        device=args.device,
+        seed=args.seed,
+        process=args.process_index,
+        autocast=accelerator.autocast,
+        clock=meter.time,
+    )
+
+
+def build_objective(args: GRPOConfig) -> Objective:
+    """The row of ``LOSSES`` that the flags name, with their weights and bounds."""
+    return replace(
+        LOSSES[args.loss_type],
+        epsilon=args.grpo_epsilon,
+        epsilon_high=args.grpo_epsilon_high,
+        alpha=args.grpo_alpha,
+        beta=args.grpo_beta,
+        kl_estimator=args.kl_estimator,
+        max_completion_length=args.generation_max_length,
     )
 
 

@@ -1,94 +1,101 @@
-"""Exploration: prompts become scored completions."""
+"""From prompts to experience: completions are sampled, scored and compared within their groups."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import TrainerState
 
-from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.seeds import stable_random
-from qwenvl.grpo.advantages import group_advantages
+from qwenvl.grpo.advantages import RewardScale, group_advantages
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.rewards import Rubric, reward_columns
-from qwenvl.rollout.engine import Sampler, SamplingParams, split_rollouts
+from qwenvl.rollout.engine import EnginePrompts, RolloutEngine, SamplingParams
 from qwenvl.train.contrast import NAME, TemporalContrast
-from qwenvl.train.meter import Meter
+from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 
-@dataclass
-class Experience:
-    """A micro-batch of prompts with what the policy made of them: N completions, their rewards and advantages (N).
-
-    Attributes:
-        old_logprobs, ref_logprobs: N x T, of the policy before it was trained on them, and of the reference; each step
-            on the experience but the first finds them here.
-    """
-
-    batch: PromptBatch
-    prompts: PromptInputs
-    rollout: RolloutBatch
-    rewards: RewardBatch
-    advantages: Tensor
-    old_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-
-    def scored(self) -> tuple[PromptInputs, RolloutBatch]:
-        """What the models give log-probs to: a token where there is nothing, as other processes wait for a forward."""
-        if len(self.batch):
-            return self.prompts, self.rollout
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.advantages.device)
-        stand_in = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["length"])
-        return PromptInputs.of_text(token), stand_in
-
-
 @dataclass(frozen=True)
-class Explorer:
-    """Samples completions with a sampler, scores them with a rubric and compares them within their groups.
+class Collector:
+    """Asks an engine for completions, a rubric for their rewards, and compares each with its group.
+
+    Training and evaluation share it. It knows no Trainer.
 
     Attributes:
+        engine: samples completions.
+        build_inputs: makes a batch the model's inputs.
         encode: runs the vision tower once per prompt; None where it has to run in every forward.
+        rubric: the rewards and their weights.
+        params: how completions of training are drawn.
+        group_size: completions per prompt in training.
+        scale_rewards: what advantages are divided by, see ``group_advantages``.
+        contrast: the bonus for answers that need the order of the frames; None without.
+        device: where models run.
+        seed: of the run. Draws are a function of it, the process, and the epochs and ids of the records.
+        process: the number of this process.
+        autocast: the precision of forwards.
+        clock: measures what runs within ``clock("time/sample_s")``.
     """
 
-    args: GRPOConfig
+    engine: RolloutEngine
     build_inputs: InputBuilder
     encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
-    sampler: Sampler
     rubric: Rubric
-    accelerator: Accelerator
-    meter: Meter
+    params: SamplingParams
+    group_size: int
+    scale_rewards: RewardScale = "group"
     contrast: TemporalContrast | None = None
+    device: torch.device | str = "cpu"
+    seed: int = 0
+    process: int = 0
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
-    def explore(self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState) -> list[Experience]:
-        """One experience for each micro-batch of an optimizer step; all processes must call it together."""
-        size = self.args.grpo_sample_size
-        with self.meter.time("time/vision_s") if self.encode is not None else nullcontext():
+    def collect(
+        self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState | None = None
+    ) -> list[Experience]:
+        """One experience for each micro-batch of an optimizer step. All processes must call this together.
+
+        The whole step is collected at once, because rewards may be scaled by the spread of all of them, and because one
+        call of the reward functions lets slow ones run side by side.
+        """
+        sizes = [len(batch) * self.group_size for batch in batches]
+        with self.clock("time/vision_s") if self.encode is not None else nullcontext():
             prompts = [self._encode(model, batch) for batch in batches]
-        sizes = [len(batch) * size for batch in batches]
-        with self.meter.time("time/sample_s"):
-            rollouts = self._sample(model, batches, prompts, size, self.args.generation_temperature)
-        with self.meter.time("time/reward_s"):
-            rewards = self._score(batches, rollouts, state, group_size=size)
+        with self.clock("time/sample_s"):
+            rollouts = self._sample(model, batches, prompts, self.group_size, self.params)
+        with self.clock("time/reward_s"):
+            rewards = self._score(batches, rollouts, state, group_size=self.group_size)
         if self.contrast is not None:
             rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state)
-        parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), strict=True)
         advantages = self._advantages(rewards.total).split(sizes)
-        return [Experience(*part, advantages=a) for part, a in zip(parts, advantages, strict=True)]
+        parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), advantages, strict=True)
+        return [self._experience(*part) for part in parts]
 
-    def evaluate(self, model: nn.Module, batch: PromptBatch, state: TrainerState) -> tuple[RolloutBatch, RewardBatch]:
-        """``eval_sample_size`` completions per prompt, greedy if that is 1, and their rewards."""
-        size = self.args.eval_sample_size
-        temperature = 0.0 if size == 1 else self.args.generation_temperature
-        (rollout,) = self._sample(model, [batch], [self._encode(model, batch)], size, temperature)
+    def answer(
+        self, model: nn.Module, batch: PromptBatch, size: int, state: TrainerState | None = None
+    ) -> tuple[RolloutBatch, RewardBatch]:
+        """``size`` completions per prompt for an evaluation, greedy if that is 1, and their rewards."""
+        params = replace(self.params, temperature=0.0) if size == 1 else self.params
+        (rollout,) = self._sample(model, [batch], [self._encode(model, batch)], size, params)
         return rollout, self._score([batch], [rollout], state)
+
+    def _experience(
+        self, batch: PromptBatch, prompts: PromptInputs, rollout: RolloutBatch, rewards: RewardBatch, advantages: Tensor
+    ) -> Experience:
+        if not len(batch):  # a stand-in, see Experience
+            token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            prompts, advantages = PromptInputs.of_text(token), torch.zeros(1, device=self.device)
+            rollout = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["stop"])
+        counted = torch.full((len(advantages),), len(batch) > 0, device=self.device)
+        return Experience(batch, prompts, rollout, rewards, advantages, counted)
 
     def _contrast(
         self,
@@ -97,14 +104,14 @@ class Explorer:
         batches: Sequence[PromptBatch],
         rollouts: Sequence[RolloutBatch],
         rewards: RewardBatch,
-        state: TrainerState,
+        state: TrainerState | None,
     ) -> RewardBatch:
         """The rewards with the bonus for answers that need the order of the frames."""
-        size = contrast.group_size(self.args.grpo_sample_size)
-        parts = [contrast.shuffled(batch, self.args.seed) for batch in batches]
-        with self.meter.time("time/contrast_s"):
+        size = contrast.group_size(self.group_size)
+        parts = [contrast.shuffled(batch, self.seed) for batch in batches]
+        with self.clock("time/contrast_s"):
             prompts = [self._encode(model, part) for part in parts]
-            again = self._sample(model, parts, prompts, size, self.args.generation_temperature, NAME)
+            again = self._sample(model, parts, prompts, size, self.params, NAME)
             (other,) = contrast.correctness.values(*_texts_and_columns(parts, again), trainer_state=state)
             (ordered,) = contrast.correctness.values(*_texts_and_columns(batches, rollouts), trainer_state=state)
         known = [[v for v in other[n : n + size] if v is not None] for n in range(0, len(other), size)]
@@ -114,13 +121,11 @@ class Explorer:
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device; where the tower is frozen, its features in the place of pixels."""
-        return self._features(model, self.build_inputs(batch.to(self.args.device)))
-
-    def _features(self, model: nn.Module, prompts: PromptInputs) -> PromptInputs:
+        inputs = self.build_inputs(batch.to(self.device))
         if self.encode is None:
-            return prompts
-        with self.accelerator.autocast():
-            return self.encode(model, prompts)
+            return inputs
+        with self.autocast():
+            return self.encode(model, inputs)
 
     def _sample(
         self,
@@ -128,36 +133,22 @@ class Explorer:
         batches: Sequence[PromptBatch],
         prompts: Sequence[PromptInputs],
         size: int,
-        temperature: float,
+        params: SamplingParams,
         *purpose: str,
     ) -> list[RolloutBatch]:
-        """Rollouts of all micro-batches, drawn together; those of the same prompts for another purpose are others."""
+        """Completions of all micro-batches, drawn together. For another purpose the same prompts have other draws."""
         drawn = [pair for batch in batches for pair in zip(batch.epochs, (r.id for r in batch.records), strict=True)]
-        if not drawn:  # all samples were bad
-            empty = torch.zeros(0, 1, dtype=torch.long, device=self.args.device)
-            return [RolloutBatch(empty, empty.bool(), texts=[], finish_reasons=[]) for _ in batches]
-        params = SamplingParams(
-            max_new_tokens=self.args.generation_max_length,
-            temperature=temperature,
-            top_k=self.args.generation_top_k,
-            top_p=self.args.generation_top_p,
-            min_p=self.args.generation_min_p,
-            repetition_penalty=self.args.generation_repetition_penalty,
-            stop_strings=tuple(self.args.stop_strings or ()),
-            token_budget=self.args.rollout_token_budget,
-        )
         # The process is part of the seed: two that draw the same prompt should not draw the same completions.
-        seed = stable_random(self.args.seed, self.args.process_index, *drawn, *purpose).getrandbits(63)
-        with self.accelerator.autocast():
-            joined = PromptInputs.join([part for part in prompts if len(part)])
-            rollout = self.sampler.sample(model, joined, size, params, seed)
-        return split_rollouts(rollout, [len(batch) * size for batch in batches])
+        seed = stable_random(self.seed, self.process, *drawn, *purpose).getrandbits(63)
+        together = [EnginePrompts(*pair) for pair in zip(batches, prompts, strict=True)]
+        with self.autocast():
+            return self.engine.sample(model, together, size, params, seed)
 
     def _score(
         self,
         batches: Sequence[PromptBatch],
         rollouts: Sequence[RolloutBatch],
-        state: TrainerState,
+        state: TrainerState | None,
         group_size: int | None = None,
     ) -> RewardBatch:
         """Rewards of all completions in one call; ``group_size`` where they are groups to be compared."""
@@ -166,12 +157,12 @@ class Explorer:
 
     def _advantages(self, totals: Tensor) -> Tensor:
         """N advantages; with ``scale_rewards batch`` the spread is that of the whole step, on all processes."""
-        shared = self.args.scale_rewards == "batch"
+        shared = self.scale_rewards == "batch"
         by_process = gather_object([totals.tolist()]) if shared else [totals.tolist()]
         joined = torch.tensor([total for process in by_process for total in process], dtype=totals.dtype)
-        advantages = group_advantages(joined, self.args.grpo_sample_size, self.args.scale_rewards)
-        own = self.args.process_index if shared else 0
-        return advantages.split([len(process) for process in by_process])[own].to(self.args.device)
+        advantages = group_advantages(joined, self.group_size, self.scale_rewards)
+        own = self.process if shared else 0
+        return advantages.split([len(process) for process in by_process])[own].to(self.device)
 
 
 def _texts_and_columns(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.vision import encode_vision, supports_encode_once
 from qwenvl.model.vision_cache import VisionCache
-from qwenvl.rollout.engine import Sampler
-from qwenvl.rollout.local import LocalSampler
-from qwenvl.rollout.shared import SharedPrefixSampler
+from qwenvl.rollout.engine import RolloutEngine
+from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.shared import SharedPrefixEngine
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ class Paths:
 
     Attributes:
         completion_logprobs: see ``qwenvl.model.logprobs``.
-        sampler: draws completions.
+        engine: samples completions.
         encode: runs the vision tower once per prompt; None where it runs in every forward.
     """
 
     completion_logprobs: Callable[..., Tensor]
-    sampler: Sampler
+    engine: RolloutEngine
     encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
 
 
@@ -44,12 +44,14 @@ def choose_paths(
     *,
     share: bool,
     cache: VisionCache | None = None,
+    token_budget: int | None = None,
     compile_for: torch.device | None = None,
 ) -> Paths:
     """The paths for ``policy``; with ``share``, what keeps it from a fast one is logged, never passed over.
 
     Args:
         cache: keeps the features of the vision tower on disk.
+        token_budget: of the engine, see ``LocalEngine``.
         compile_for: compile the fast path of sampling, for this device.
 
     Raises:
@@ -57,7 +59,7 @@ def choose_paths(
         RuntimeError: if nothing can be compiled on this machine.
     """
     bare = unwrap(policy)
-    plain = Paths(logprobs.completion_logprobs, LocalSampler(tokenizer, bare), None)
+    plain = Paths(logprobs.completion_logprobs, LocalEngine(tokenizer, bare, token_budget=token_budget), None)
     if not share:
         return plain
     prefix_reason, vision_reason = shared_prefix.supports_shared_prefix(policy), supports_encode_once(policy)
@@ -69,8 +71,8 @@ def choose_paths(
         logger.warning(f"the vision tower runs in every pass: {vision_reason}")
         if cache is not None:
             raise ValueError(f"--vision_cache cannot be used: {vision_reason}")
-    return Paths(
-        plain.completion_logprobs if prefix_reason else shared_prefix.completion_logprobs,
-        plain.sampler if prefix_reason else SharedPrefixSampler(tokenizer, bare, compile_for=compile_for),
-        None if vision_reason else partial(encode_vision, cache=cache),
-    )
+    encode = None if vision_reason else partial(encode_vision, cache=cache)
+    if prefix_reason is not None:
+        return replace(plain, encode=encode)
+    engine = SharedPrefixEngine(tokenizer, bare, token_budget=token_budget, compile_for=compile_for)
+    return Paths(shared_prefix.completion_logprobs, engine, encode)

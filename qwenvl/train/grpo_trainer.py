@@ -18,34 +18,31 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
-from qwenvl.grpo.loss import grpo_loss
 from qwenvl.model.engines import whole_weights
-from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.logprobs import tokens_within
-from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, blank_vision
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.train.assemble import (
-    build_contrast,
+    build_collector,
     build_dataset,
     build_frame_cache,
+    build_objective,
     build_policy,
     build_rewards,
     build_sampler,
 )
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.checkpoints import load_weights
-from qwenvl.train.collect import Experience, Explorer
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
 from qwenvl.train.fast_paths import choose_paths
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.parity import check_parity, wants_parity
 from qwenvl.train.sharding import settle_sharding
-from qwenvl.train.window import Window
-from qwenvl.types import PromptBatch, RolloutBatch
+from qwenvl.train.step import Experience, Step
+from qwenvl.types import PromptBatch
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -105,6 +102,7 @@ class GRPOTrainer(Trainer):
             processor.tokenizer,
             share=args.shared_prefix == "auto",
             cache=cache,
+            token_budget=args.rollout_token_budget,
             compile_for=args.device if args.compile_decoding else None,
         )
         accept_features(policy)
@@ -124,62 +122,40 @@ class GRPOTrainer(Trainer):
         rounded_to = settle_sharding(args, self.accelerator, policy)
         self.reference = Reference(policy, dtype=rounded_to).to(args.device) if args.grpo_beta > 0 else None
         self.meter = Meter(args.device)
-        self.explorer = Explorer(
-            args,
-            InputBuilder.of(position_rule(bare.config), processor),
-            self.paths.encode,
-            self.paths.sampler,
-            rubric,
-            self.accelerator,
-            self.meter,
-            build_contrast(args, bare.config.vision_config.temporal_patch_size),
-        )
+        self.collector = build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter)
+        self.objective = build_objective(args)
         self.journal = Journal(args, self.meter, self.train_dataset, cache)
         install_callbacks(self, self.journal)
         self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
-        self._window: Window | None = None
+        self.step: Step | None = None  # None until completions are sampled for what was drawn
+        self._drawn: list[PromptBatch] = []
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, PromptBatch], return_outputs: bool = False, num_items_in_batch=None
     ) -> Tensor:
         """The GRPO loss of a micro-batch of prompts; those of an optimizer step's micro-batches average to its own.
 
+        The first micro-batch of a step has completions sampled, scored and compared for the whole step.
+
         Raises:
             FloatingPointError: if the loss is not a finite number: the weights would be lost for good.
             ParityError: if sampler and trainer disagree about the same tokens (``check_parity``).
         """
         experience = self._experience(inputs["prompts"])
-        first = experience.old_logprobs is None
-        prompts, rollout = experience.scored()
         with self.meter.time("time/logp_s"):
-            logprobs = self._logprobs(model, prompts, rollout)
-            if first:
-                experience.ref_logprobs = self._reference_logprobs(prompts, rollout)
+            logprobs = self._logprobs(model, experience)
+            if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
                 experience.old_logprobs = logprobs.detach()
-        if not len(experience.batch):
-            return 0 * logprobs.sum()
-        if first and wants_parity(self.args, self.state.global_step):
-            check_parity(rollout, logprobs, half_precision=self.args.bf16 or self.args.fp16, meter=self.meter)
-        output = grpo_loss(
-            logprobs,
-            experience.advantages,
-            rollout.completion_mask,
-            old_logprobs=None if first else experience.old_logprobs,
-            ref_logprobs=experience.ref_logprobs,
-            alpha=self.args.grpo_alpha,
-            beta=self.args.grpo_beta,
-            epsilon=self.args.grpo_epsilon,
-            epsilon_high=self.args.grpo_epsilon_high,
-            loss_type=self.args.loss_type,
-            kl_estimator=self.args.kl_estimator,
-            max_completion_length=self.args.generation_max_length,
-        )
-        self.journal.trained(experience, output)
-        loss = output.loss * self._window.weight(len(experience.advantages))
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f"step {self.state.global_step + 1}: the loss is {loss.item()}; {output.metrics}")
+                experience.ref_logprobs = self._reference_logprobs(experience)
+                self._check_parity(experience)
+        output = self.objective(experience.loss_inputs(logprobs), self.step.counts)
+        self.journal.trained(self.step, experience, output)
+        if not torch.isfinite(output.loss):
+            raise FloatingPointError(
+                f"step {self.state.global_step + 1}: the loss is {output.loss.item()}; {output.metrics}"
+            )
         self.meter.start("time/backward_s")
-        return loss
+        return output.loss * self.step.averaged_over
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward."""
@@ -196,7 +172,7 @@ class GRPOTrainer(Trainer):
         for inputs in dataloader:
             batch = inputs["prompts"]
             with whole_weights(self.model, self.model_wrapped):
-                rollout, rewards = self.explorer.evaluate(self.model, batch, self.state)
+                rollout, rewards = self.collector.answer(self.model, batch, self.args.eval_sample_size, self.state)
             rows += scored_prompts(batch, rewards)
             self.journal.evaluated(self.state.global_step, metric_key_prefix, batch, rollout, rewards)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
@@ -205,18 +181,16 @@ class GRPOTrainer(Trainer):
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(rows))
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Draws the micro-batches of one optimizer step and opens their window, or goes on with the last one."""
+        """Draws the micro-batches of one optimizer step, or the empty places of a further step on the last ones."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        prompts = [inputs["prompts"] for inputs in batches]
+        places = [inputs["prompts"] for inputs in batches]
         self.meter.step()
         if self.state.global_step % self.args.num_iterations:
-            self._window.again(prompts)
-            return batches, items
-        for batch in prompts:
-            self.journal.drawn(batch)
-        counts = gather_object([sum(map(len, prompts)) * self.args.grpo_sample_size])
-        completions = sum(counts) / len(counts)  # per process: gradients are averaged over processes
-        self._window = Window(prompts, completions, self.args.num_iterations)
+            self.step = self.step.again(places)
+        else:
+            self.step, self._drawn = None, places
+            for batch in places:
+                self.journal.drawn(batch)
         return batches, items
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -251,20 +225,18 @@ class GRPOTrainer(Trainer):
         super()._track_num_input_tokens({"input_ids": prompts.input_ids, "attention_mask": prompts.attention_mask})
 
     def _experience(self, batch: PromptBatch) -> Experience:
-        """Sampled, scored and compared within each group, together with the rest of the accumulation window."""
-        if not self._window:
-            self._window = Window([batch])  # compute_loss was called outside of a training loop
-        return self._window.take(batch, self._explore)
+        """That of a micro-batch; the first one of a step has all of them collected."""
+        if self.step is None or not self.is_in_train:
+            places = self._drawn if self.is_in_train else [batch]  # a script may call compute_loss on its own
+            with whole_weights(self.model, self.model_wrapped):
+                experiences = self.collector.collect(self.model, places, self.state)
+            self.step = Step.of(places, experiences)
+            for experience in experiences:
+                self.journal.collected(self.state.global_step + 1, experience)
+        return self.step.experience_of(batch)
 
-    def _explore(self, batches: list[PromptBatch]) -> list[Experience]:
-        with whole_weights(self.model, self.model_wrapped):
-            experiences = self.explorer.explore(self.model, batches, self.state)
-        for experience in experiences:
-            if len(experience.batch):
-                self.journal.explored(self.state.global_step + 1, experience)
-        return experiences
-
-    def _logprobs(self, model: nn.Module, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor:
+    def _logprobs(self, model: nn.Module, experience: Experience) -> Tensor:
+        prompts, rollout = experience.prompts, experience.rollout
         if self.args.world_size > 1:
             prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
         with self.accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
@@ -277,11 +249,16 @@ class GRPOTrainer(Trainer):
                 logit_chunk_tokens=self._logit_chunk_tokens,
             )
 
-    def _reference_logprobs(self, prompts: PromptInputs, rollout: RolloutBatch) -> Tensor | None:
+    def _reference_logprobs(self, experience: Experience) -> Tensor | None:
         if self.reference is None:
             return None
         with self.reference.model() as reference:
-            return self._logprobs(reference, prompts, rollout)
+            return self._logprobs(reference, experience)
+
+    def _check_parity(self, experience: Experience) -> None:
+        if wants_parity(self.args, self.state.global_step):
+            half = self.args.bf16 or self.args.fp16
+            check_parity(experience.rollout, experience.old_logprobs, half_precision=half, meter=self.meter)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
         dataset = self.train_dataset if train_dataset is None else train_dataset

@@ -12,8 +12,8 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
-from qwenvl.train.collect import Experience
 from qwenvl.train.meter import Meter
+from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, LossOutput, PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -38,9 +38,11 @@ class Journal:
         self._cache = cache
         self._meter = meter
 
-    def explored(self, step: int, experience: Experience) -> None:
+    def collected(self, step: int, experience: Experience) -> None:
         """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1)."""
         batch, rollout, rewards = experience.batch, experience.rollout, experience.rewards
+        if not len(batch):
+            return
         size = self._args.grpo_sample_size
         self._rewards(rewards, len(experience.advantages))
         self._rewards_by_dataset(batch, rewards)
@@ -52,11 +54,14 @@ class Journal:
         advantages = experience.advantages.tolist()
         self.runlog.log_rollouts(_rollouts(step, "train", batch, rollout, rewards, advantages))
 
-    def trained(self, experience: Experience, output: LossOutput) -> None:
-        """Metrics of the loss of a micro-batch."""
-        rows, tokens = len(experience.advantages), int(experience.rollout.completion_mask.sum())
+    def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
+        """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
+        tokens = int(experience.mask.sum())
         for name, value in output.metrics.items():
-            self._meter.mean(name, value, weight=rows if name.startswith("loss/") else tokens)
+            if name.startswith("loss/"):
+                self._meter.mean(name, value * step.averaged_over)  # the shares of a step sum to its loss
+            elif step.iteration or not name.startswith("ratio/"):
+                self._meter.mean(name, value, weight=tokens)
 
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Rollouts of an evaluation after optimizer step ``step``."""

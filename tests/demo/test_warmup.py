@@ -13,7 +13,7 @@ from qwenvl.demo.warmup import WarmupSettings, warm_up
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.positions import position_rule
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.local import LocalSampler
+from qwenvl.rollout.local import LocalEngine
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_model_learns_to_say_what_it_is_told(dataset, parts):
     batch = GRPOCollator(processor, video_min_frame_pixels=3136, video_max_frame_pixels=3136)([dataset[0]])["prompts"]
     prompts = InputBuilder.of(position_rule(model.config), processor)(batch)
     greedy = SamplingParams(max_new_tokens=40, temperature=0)
-    text = LocalSampler(processor.tokenizer, model).sample(model, prompts, 1, greedy, seed=0).texts[0]
+    text = LocalEngine(processor.tokenizer, model).draw(model, prompts, 1, greedy, seed=0).texts[0]
     assert text.endswith(dataset.records[0].solution.removeprefix("<think>I look at each step.</think> "))
 
 

@@ -1,12 +1,15 @@
 import math
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from qwenvl.grpo.loss import grpo_loss, kl_estimate
+from qwenvl.grpo.kl import kl_estimate
+from qwenvl.grpo.loss import LOSSES
+from qwenvl.types import LossInputs, LossOutput, StepCounts
 
 LOGPROBS = [[-1.0, -2.0, -0.5], [-0.25, -3.0, -1.0]]
 REFERENCE = [[-1.5, -1.0, -9.0], [-0.25, -2.5, -9.0]]
@@ -15,6 +18,16 @@ MASK = [[True, True, False], [True, True, True]]
 
 def leaf(values):
     return torch.tensor(values, requires_grad=True)
+
+
+def loss_of(
+    logprobs, advantages, mask, *, old_logprobs=None, ref_logprobs=None, loss_type="grpo", step=None, **settings
+) -> LossOutput:
+    """The loss of a micro-batch that is a step of its own, or of a ``step`` of so many completions."""
+    old = logprobs.detach() if old_logprobs is None else old_logprobs
+    counts = StepCounts(len(mask) if step is None else step, int(mask.sum()))
+    inputs = LossInputs(logprobs, old, ref_logprobs, advantages, mask)
+    return replace(LOSSES[loss_type], **settings)(inputs, counts)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +71,7 @@ def test_gradient_of_each_estimator_as_a_loss_term(estimator, divergence):
 
 
 def test_grpo_loss_by_hand():
-    out = grpo_loss(
+    out = loss_of(
         leaf(LOGPROBS),
         torch.tensor([1.0, -2.0]),
         torch.tensor(MASK),
@@ -76,7 +89,7 @@ def test_grpo_loss_by_hand():
 
 
 def test_dr_grpo_loss_by_hand():
-    out = grpo_loss(
+    out = loss_of(
         leaf(LOGPROBS),
         torch.tensor([1.0, -2.0]),
         torch.tensor(MASK),
@@ -95,7 +108,7 @@ def test_dr_grpo_loss_by_hand():
 def test_gradient_by_hand_and_its_sign(loss_type):
     """d loss / d logp = weight * (-alpha A + beta (1 - exp(d))) for k3: a good completion's tokens are pushed up."""
     logprobs, advantages = leaf(LOGPROBS), torch.tensor([1.0, -2.0])
-    grpo_loss(
+    loss_of(
         logprobs,
         advantages,
         torch.tensor(MASK),
@@ -114,7 +127,7 @@ def test_gradient_by_hand_and_its_sign(loss_type):
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
-def test_micro_batches_weighed_by_their_share_sum_to_the_step(loss_type):
+def test_the_shares_of_micro_batches_sum_to_the_step(loss_type):
     generator = torch.Generator().manual_seed(3)
     values = torch.randn(4, 6, generator=generator, dtype=torch.float64) - 2
     reference = torch.randn(4, 6, generator=generator, dtype=torch.float64) - 2
@@ -125,17 +138,17 @@ def test_micro_batches_weighed_by_their_share_sum_to_the_step(loss_type):
         logprobs, total = values.clone().requires_grad_(), 0.0
         for start in range(0, 4, size):
             rows = slice(start, start + size)
-            out = grpo_loss(
+            out = loss_of(
                 logprobs[rows],
                 advantages[rows],
                 mask[rows],
                 ref_logprobs=reference[rows],
                 loss_type=loss_type,
                 max_completion_length=6,
+                step=4,
             )
-            loss = out.loss * len(mask[rows]) / 4
-            loss.backward()
-            total += loss.item()
+            out.loss.backward()
+            total += out.loss.item()
         return total, logprobs.grad
 
     whole_loss, whole = gradient(4)
@@ -144,7 +157,7 @@ def test_micro_batches_weighed_by_their_share_sum_to_the_step(loss_type):
         assert loss == pytest.approx(whole_loss, rel=1e-12)
         torch.testing.assert_close(grad, whole, rtol=1e-12, atol=0)
     assert whole_loss == pytest.approx(
-        grpo_loss(
+        loss_of(
             values, advantages, mask, ref_logprobs=reference, loss_type=loss_type, max_completion_length=6
         ).loss.item()
     )
@@ -154,7 +167,7 @@ def test_masked_positions_may_hold_anything():
     logprobs = torch.tensor([[-1.0, -math.inf], [-2.0, math.nan]], requires_grad=True)
     reference = torch.tensor([[-1.0, math.nan], [-2.5, math.inf]])
     mask = torch.tensor([[True, False], [True, False]])
-    out = grpo_loss(logprobs, torch.tensor([1.0, -1.0]), mask, ref_logprobs=reference)
+    out = loss_of(logprobs, torch.tensor([1.0, -1.0]), mask, ref_logprobs=reference)
     out.loss.backward()
     assert math.isfinite(out.loss.item()) and all(map(math.isfinite, out.metrics.values()))
     assert logprobs.grad[:, 1].tolist() == [0.0, 0.0]
@@ -163,23 +176,23 @@ def test_masked_positions_may_hold_anything():
 
 def test_empty_completion_contributes_zero_and_counts():
     args = dict(ref_logprobs=torch.tensor([[-1.5], [-9.0]]), alpha=1.0, beta=0.0)
-    out = grpo_loss(leaf([[-1.0], [-9.0]]), torch.tensor([3.0, 5.0]), torch.tensor([[True], [False]]), **args)
+    out = loss_of(leaf([[-1.0], [-9.0]]), torch.tensor([3.0, 5.0]), torch.tensor([[True], [False]]), **args)
     assert out.loss.item() == pytest.approx(-3.0 / 2)
-    nothing = grpo_loss(leaf([[-1.0], [-9.0]]), torch.tensor([3.0, 5.0]), torch.zeros(2, 1, dtype=torch.bool), **args)
+    nothing = loss_of(leaf([[-1.0], [-9.0]]), torch.tensor([3.0, 5.0]), torch.zeros(2, 1, dtype=torch.bool), **args)
     nothing.loss.backward()
     assert nothing.loss.item() == 0.0 and nothing.metrics["kl"] == 0.0
 
 
 def test_no_rows_or_no_tokens_give_zero():
-    assert grpo_loss(torch.empty(0, 3), torch.empty(0), torch.empty(0, 3, dtype=torch.bool), beta=0.0).loss.item() == 0
-    assert grpo_loss(torch.empty(2, 0), torch.ones(2), torch.empty(2, 0, dtype=torch.bool), beta=0.0).loss.item() == 0
+    assert loss_of(torch.empty(0, 3), torch.empty(0), torch.empty(0, 3, dtype=torch.bool), beta=0.0).loss.item() == 0
+    assert loss_of(torch.empty(2, 0), torch.ones(2), torch.empty(2, 0, dtype=torch.bool), beta=0.0).loss.item() == 0
 
 
 def test_beta_zero_needs_no_reference_and_measures_a_given_one():
     mask, advantages = torch.tensor(MASK), torch.tensor([1.0, -2.0])
     plain, measured = leaf(LOGPROBS), leaf(LOGPROBS)
-    without = grpo_loss(plain, advantages, mask, beta=0.0)
-    with_ref = grpo_loss(measured, advantages, mask, beta=0.0, ref_logprobs=torch.tensor(REFERENCE))
+    without = loss_of(plain, advantages, mask, beta=0.0)
+    with_ref = loss_of(measured, advantages, mask, beta=0.0, ref_logprobs=torch.tensor(REFERENCE))
     without.loss.backward()
     with_ref.loss.backward()
     assert "kl" not in without.metrics and with_ref.metrics["kl"] > 0
@@ -188,13 +201,13 @@ def test_beta_zero_needs_no_reference_and_measures_a_given_one():
 
 def test_the_reference_gets_no_gradient():
     reference = leaf(REFERENCE)
-    grpo_loss(leaf(LOGPROBS), torch.ones(2), torch.tensor(MASK), ref_logprobs=reference).loss.backward()
+    loss_of(leaf(LOGPROBS), torch.ones(2), torch.tensor(MASK), ref_logprobs=reference).loss.backward()
     assert reference.grad is None
 
 
 def test_half_precision_is_computed_in_float32():
     low = torch.tensor(LOGPROBS, dtype=torch.bfloat16, requires_grad=True)
-    out = grpo_loss(low, torch.ones(2), torch.tensor(MASK), ref_logprobs=torch.tensor(REFERENCE).bfloat16())
+    out = loss_of(low, torch.ones(2), torch.tensor(MASK), ref_logprobs=torch.tensor(REFERENCE).bfloat16())
     out.loss.backward()
     assert out.loss.dtype == torch.float32 and low.grad.dtype == torch.bfloat16
 
@@ -202,18 +215,17 @@ def test_half_precision_is_computed_in_float32():
 def test_refusals_name_the_cause():
     logprobs, advantages, mask = torch.tensor(LOGPROBS), torch.ones(2), torch.tensor(MASK)
     with pytest.raises(ValueError, match="ref_logprobs"):
-        grpo_loss(logprobs, advantages, mask)
+        loss_of(logprobs, advantages, mask)
     with pytest.raises(ValueError, match="max_completion_length"):
-        grpo_loss(logprobs, advantages, mask, beta=0.0, loss_type="dr_grpo")
+        loss_of(logprobs, advantages, mask, beta=0.0, loss_type="dr_grpo")
     with pytest.raises(ValueError, match="expected bool"):
-        grpo_loss(logprobs, advantages, mask.long(), beta=0.0)
+        loss_of(logprobs, advantages, mask.long(), beta=0.0)
     with pytest.raises(ValueError, match=r"logprobs\[1, 2\] is nan"):
         broken = logprobs.clone()
         broken[1, 2] = math.nan
-        grpo_loss(broken, advantages, mask, beta=0.0)
-    for name in ("loss_type", "kl_estimator"):
-        with pytest.raises(ValueError, match="expected"):
-            grpo_loss(logprobs, advantages, mask, ref_logprobs=logprobs, **{name: "nonsense"})
+        loss_of(broken, advantages, mask, beta=0.0)
+    with pytest.raises(ValueError, match="estimator: expected one of k1, k2, k3, got 'nonsense'"):
+        loss_of(logprobs, advantages, mask, ref_logprobs=logprobs, kl_estimator="nonsense")
 
 
 RATIOS = [[1.5, 1.1, 0.5], [1.5, 1.1, 0.5]]
@@ -236,7 +248,7 @@ def test_clipping_by_hand(epsilon_high, terms, slopes, clipped_high):
     """Both signs of the advantage, ratios above, within and below the bounds."""
     logprobs, mask = at_ratio(RATIOS, OLD), torch.ones(2, 3, dtype=torch.bool)
     options = {"alpha": 0.5, "beta": 0.0, "epsilon": 0.2, "epsilon_high": epsilon_high}
-    out = grpo_loss(logprobs, torch.tensor([1.0, -1.0]), mask, old_logprobs=torch.tensor(OLD), **options)
+    out = loss_of(logprobs, torch.tensor([1.0, -1.0]), mask, old_logprobs=torch.tensor(OLD), **options)
     out.loss.backward()
     assert out.loss.item() == pytest.approx(-0.5 * sum(map(sum, terms)) / 6)
     torch.testing.assert_close(logprobs.grad, -0.5 * torch.tensor(slopes, dtype=torch.float64) / 6, rtol=1e-6, atol=0)
@@ -278,7 +290,7 @@ def test_the_clipped_loss_token_by_token(loss_type):
         return total / 5
 
     options = {"alpha": alpha, "beta": beta, "epsilon": 0.1, "epsilon_high": 0.25, "loss_type": loss_type}
-    out = grpo_loss(
+    out = loss_of(
         logprobs,
         advantages,
         mask,
@@ -300,24 +312,23 @@ def test_the_clipped_loss_token_by_token(loss_type):
 
 
 def test_the_first_iteration_is_a_ratio_of_one():
-    """Log-probs that are still the old ones: the same loss and gradient as without old ones, bit for bit."""
-    results = []
-    for old in (None, torch.tensor(LOGPROBS)):
-        logprobs = leaf(LOGPROBS)
-        options = {"old_logprobs": old, "ref_logprobs": torch.tensor(REFERENCE)}
-        out = grpo_loss(logprobs, torch.tensor([1.0, -2.0]), torch.tensor(MASK), **options)
-        out.loss.backward()
-        results.append((out.loss, logprobs.grad, out.metrics))
-    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
-    ratios = {name: value for name, value in results[1][2].items() if name not in results[0][2]}
-    assert ratios == {"ratio/mean": 1.0, "ratio/clipped_low_frac": 0.0, "ratio/clipped_high_frac": 0.0}
+    """Old log-probs that are the policy's own: each token has the gradient of A * log-prob, and nothing is clipped."""
+    logprobs, advantages, mask = leaf(LOGPROBS), torch.tensor([1.0, -2.0]), torch.tensor(MASK)
+    out = loss_of(logprobs, advantages, mask, alpha=1.0, beta=0.0)
+    out.loss.backward()
+    assert out.loss.item() == (-1.0 + 2.0) / 2
+    slopes = -advantages[:, None] / torch.tensor([[2.0], [3.0]]) / 2
+    assert torch.equal(logprobs.grad, slopes * mask)
+    assert out.metrics == {
+        "loss/policy": 0.5, "ratio/mean": 1.0, "ratio/clipped_low_frac": 0.0, "ratio/clipped_high_frac": 0.0
+    }  # fmt: skip
 
 
 def test_a_ratio_beyond_all_bounds_stays_finite():
     """A negative advantage does not bound r from above: its logarithm is clamped, as that of the KL is."""
     logprobs, mask = leaf([[-1.0]]), torch.tensor([[True]])
     options = {"old_logprobs": torch.tensor([[-500.0]]), "alpha": 1.0, "beta": 0.0}
-    out = grpo_loss(logprobs, torch.tensor([-1.0]), mask, **options)
+    out = loss_of(logprobs, torch.tensor([-1.0]), mask, **options)
     out.loss.backward()
     assert out.loss.item() == pytest.approx(math.exp(20)) and logprobs.grad.item() == 0.0
 
@@ -325,9 +336,9 @@ def test_a_ratio_beyond_all_bounds_stays_finite():
 def test_old_log_probs_that_do_not_fit_are_refused():
     args = torch.tensor(LOGPROBS), torch.ones(2), torch.tensor(MASK)
     with pytest.raises(ValueError, match=r"old_logprobs: expected shape \(2, 3\), got \(2, 2\)"):
-        grpo_loss(*args, beta=0.0, old_logprobs=torch.zeros(2, 2))
+        loss_of(*args, beta=0.0, old_logprobs=torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"old_logprobs\[1, 0\] is inf"):
-        grpo_loss(*args, beta=0.0, old_logprobs=torch.tensor([[0.0, 0.0, 0.0], [math.inf, 0.0, 0.0]]))
+        loss_of(*args, beta=0.0, old_logprobs=torch.tensor([[0.0, 0.0, 0.0], [math.inf, 0.0, 0.0]]))
 
 
 class TheirTrainer:
@@ -367,7 +378,7 @@ def test_another_librarys_clipped_loss(loss_type):
     }
     loss = trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
     loss.backward()
-    out = grpo_loss(
+    out = loss_of(
         logprobs,
         advantages,
         mask,

@@ -7,7 +7,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import completion_positions, position_rule, prompt_positions
 from qwenvl.rollout.engine import SamplingParams, completion_mask
-from qwenvl.rollout.local import LocalSampler
+from qwenvl.rollout.local import LocalEngine
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 SAMPLED = SamplingParams(max_new_tokens=12, temperature=0.7, top_p=0.9)
@@ -42,7 +42,7 @@ def make_prompts(model) -> PromptInputs:
 
 def load(tiny_pair, family="qwen2_5_vl"):
     model, processor = tiny_pair(family, initializer_range=0.1)
-    return model, LocalSampler(processor.tokenizer, model), make_prompts(model)
+    return model, LocalEngine(processor.tokenizer, model), make_prompts(model)
 
 
 def greedy_by_hand(model, prompts, tokens, banned):
@@ -67,18 +67,18 @@ def greedy_by_hand(model, prompts, tokens, banned):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_is_the_argmax_of_plain_forwards(tiny_pair, family):
-    model, sampler, prompts = load(tiny_pair, family)
-    rollout = sampler.sample(model, prompts, 1, SamplingParams(8, temperature=0.0), seed=0)
+    model, engine, prompts = load(tiny_pair, family)
+    rollout = engine.draw(model, prompts, 1, SamplingParams(8, temperature=0.0), seed=0)
     with torch.no_grad():
-        expected = greedy_by_hand(model.eval(), prompts, 8, sampler.vision_ids)
+        expected = greedy_by_hand(model.eval(), prompts, 8, engine.vision_ids)
     keep = rollout.completion_mask
     assert torch.equal(rollout.completion_ids[keep], expected[:, : keep.shape[1]][keep])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_samplers_logprobs_are_the_trainers(tiny_pair, family):
-    model, sampler, prompts = load(tiny_pair, family)
-    rollout = sampler.sample(model, prompts, 3, SAMPLED, seed=1)
+def test_the_engines_logprobs_are_the_trainers(tiny_pair, family):
+    model, engine, prompts = load(tiny_pair, family)
+    rollout = engine.draw(model, prompts, 3, SAMPLED, seed=1)
     trainer = completion_logprobs(
         model, prompts, rollout.completion_ids, rollout.completion_mask, temperature=0.7, logit_chunk_tokens=16
     )
@@ -87,13 +87,13 @@ def test_the_samplers_logprobs_are_the_trainers(tiny_pair, family):
 
 def test_draws_follow_the_distribution(tiny_pair):
     """First tokens of 4,000 completions of one prompt against its softmax, by a chi-square test over likely tokens."""
-    model, sampler, prompts = load(tiny_pair)
+    model, engine, prompts = load(tiny_pair)
     prompt = prompts.select([1])
-    rollout = sampler.sample(model, prompt, 4000, SamplingParams(1, temperature=0.7, top_p=1.0), seed=3)
+    rollout = engine.draw(model, prompt, 4000, SamplingParams(1, temperature=0.7, top_p=1.0), seed=3)
     with torch.no_grad():
         logits = model(input_ids=prompt.input_ids, position_ids=prompt.position_ids, use_cache=False).logits[0, -1]
     logits = logits / 0.7
-    logits[sampler.vision_ids] = -torch.inf
+    logits[engine.vision_ids] = -torch.inf
     expected = logits.softmax(-1) * 4000
     observed = torch.bincount(rollout.completion_ids[:, 0], minlength=len(expected)).float()
     likely = expected > 5
@@ -103,41 +103,41 @@ def test_draws_follow_the_distribution(tiny_pair):
 
 
 def test_seeds_repeat_and_differ_and_leave_the_generator_alone(tiny_pair):
-    model, sampler, prompts = load(tiny_pair)
+    model, engine, prompts = load(tiny_pair)
     torch.manual_seed(5)
     first = torch.rand(1)
     torch.manual_seed(5)
-    one, again, other = (sampler.sample(model, prompts, 2, SAMPLED, seed=s).completion_ids for s in (1, 1, 2))
+    one, again, other = (engine.draw(model, prompts, 2, SAMPLED, seed=s).completion_ids for s in (1, 1, 2))
     assert torch.equal(torch.rand(1), first)
     assert torch.equal(one, again)
     assert one.shape != other.shape or not torch.equal(one, other)
 
 
 def test_vision_tokens_are_never_sampled(tiny_pair):
-    model, sampler, prompts = load(tiny_pair)
-    loved = sampler.vision_ids
+    model, engine, prompts = load(tiny_pair)
+    loved = engine.vision_ids
     model.lm_head.register_forward_hook(lambda module, args, logits: logits.index_fill(-1, torch.tensor(loved), 50.0))
-    rollout = sampler.sample(model, prompts, 4, SAMPLED, seed=0)
+    rollout = engine.draw(model, prompts, 4, SAMPLED, seed=0)
     assert len(loved) == 4 and not torch.isin(rollout.completion_ids, torch.tensor(loved)).any()
 
 
 def test_modes_and_settings_come_back(tiny_pair):
-    model, sampler, prompts = load(tiny_pair)
-    expected = sampler.sample(model.eval(), prompts, 2, SAMPLED, seed=1).completion_ids
+    model, engine, prompts = load(tiny_pair)
+    expected = engine.draw(model.eval(), prompts, 2, SAMPLED, seed=1).completion_ids
     model.train()
     model.model.visual.eval()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.config.text_config.use_cache = False
     model.generation_config.repetition_penalty = 5.0
     settings = model.generation_config
-    result = sampler.sample(model, prompts, 2, SAMPLED, seed=1).completion_ids
+    result = engine.draw(model, prompts, 2, SAMPLED, seed=1).completion_ids
     assert torch.equal(result, expected)  # neither checkpointing nor the model's own settings changed the draw
     assert model.training and model.lm_head.training and not model.model.visual.training
     assert model.generation_config is settings and model.config.text_config.use_cache is False
 
 
 def test_ends(tiny_pair):
-    model, sampler, prompts = load(tiny_pair)
+    model, engine, prompts = load(tiny_pair)
     end = model.generation_config.eos_token_id
     end = end[0] if isinstance(end, list) else end
     steps = {"n": 0}
@@ -149,10 +149,10 @@ def test_ends(tiny_pair):
         return logits
 
     model.lm_head.register_forward_hook(hook)
-    rollout = sampler.sample(model, prompts, 1, SamplingParams(6, temperature=0.0), seed=0)
+    rollout = engine.draw(model, prompts, 1, SamplingParams(6, temperature=0.0), seed=0)
     assert rollout.completion_mask.tolist() == [[True] * 3 + [False] * 3, [True] * 6]
     assert rollout.finish_reasons == ["stop", "length"]
-    assert rollout.completion_ids[0, 2:].tolist() == [end] + [sampler.tokenizer.pad_token_id] * 3
+    assert rollout.completion_ids[0, 2:].tolist() == [end] + [engine.tokenizer.pad_token_id] * 3
     assert "<|im_end|>" not in rollout.texts[0] and (rollout.logprobs[0, 3:] == 0).all()
 
 

@@ -1,4 +1,4 @@
-"""The fast sampler against the plain one, and both against stock ``generate`` and distributions written out."""
+"""The fast engine against the plain one, and both against stock ``generate`` and distributions written out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from transformers import GenerationConfig
 
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.local import LocalSampler
-from qwenvl.rollout.shared import SharedPrefixSampler
+from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.shared import SharedPrefixEngine
 
-SAMPLERS = [LocalSampler, SharedPrefixSampler]
+ENGINES = [LocalEngine, SharedPrefixEngine]
 WORDS = ["tvi", "t", "vit"]
 
 
@@ -31,7 +31,7 @@ def spelled(tokenizer, ids, start, tokens=1):
     raise AssertionError("the model wrote nothing that can be read")
 
 
-def stock_greedy(model, sampler, prompts, **settings):
+def stock_greedy(model, engine, prompts, **settings):
     """One prompt at a time, so that there is no padding, by the settings of ``generate`` alone."""
     rows = []
     for p in range(len(prompts)):
@@ -40,74 +40,74 @@ def stock_greedy(model, sampler, prompts, **settings):
         model.generation_config = GenerationConfig(
             do_sample=False,
             max_new_tokens=12,
-            eos_token_id=sampler.end_ids,
-            pad_token_id=sampler.tokenizer.pad_token_id,
-            suppress_tokens=sampler.vision_ids,
+            eos_token_id=engine.end_ids,
+            pad_token_id=engine.tokenizer.pad_token_id,
+            suppress_tokens=engine.vision_ids,
             **settings,
         )
         inputs = {"input_ids": prompt.input_ids, "attention_mask": prompt.attention_mask, "position_ids": positions}
-        ids = model.eval().generate(**inputs, **prompt.vision(), tokenizer=sampler.tokenizer)
+        ids = model.eval().generate(**inputs, **prompt.vision(), tokenizer=engine.tokenizer)
         rows.append(ids[0, prompt.input_ids.shape[1] :].tolist())
     return rows
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("kind", ENGINES)
 def test_greedy_with_repetition_penalty_is_that_of_generate_without_padding(kind, tiny):
     model, tokenizer, prompts = tiny
-    sampler = kind(tokenizer, model)
-    expected = stock_greedy(model, sampler, prompts, repetition_penalty=1.8)
-    assert expected != stock_greedy(model, sampler, prompts), "a penalty that changes nothing shows nothing"
+    engine = kind(tokenizer, model)
+    expected = stock_greedy(model, engine, prompts, repetition_penalty=1.8)
+    assert expected != stock_greedy(model, engine, prompts), "a penalty that changes nothing shows nothing"
     params = SamplingParams(12, temperature=0, repetition_penalty=1.8, top_k=5, top_p=0.5, min_p=0.1)
-    rollout = sampler.sample(model, prompts, 1, params, seed=0)
+    rollout = engine.draw(model, prompts, 1, params, seed=0)
     kept = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
     assert kept == expected
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("kind", ENGINES)
 def test_padding_is_no_token_that_stood_in_the_prompt(kind, tiny):
     """The pad token is what the model loves; a short prompt beside a long one must not be punished for padding."""
     model, tokenizer, prompts = tiny
     pad = tokenizer.pad_token_id
     model.lm_head.register_forward_hook(lambda module, args, logits: logits.index_fill(-1, torch.tensor([pad]), 100.0))
-    sampler = kind(tokenizer, model)
+    engine = kind(tokenizer, model)
     assert (prompts.attention_mask[1] == 0).any()
     prompts.input_ids[prompts.attention_mask == 0] = pad
     params = SamplingParams(3, temperature=0, repetition_penalty=1e9)
-    assert sampler.sample(model, prompts, 1, params, seed=0).completion_ids[1, 0] == pad
+    assert engine.draw(model, prompts, 1, params, seed=0).completion_ids[1, 0] == pad
     prompts.input_ids[1, -2] = pad
-    assert sampler.sample(model, prompts, 1, params, seed=0).completion_ids[1, 0] != pad
+    assert engine.draw(model, prompts, 1, params, seed=0).completion_ids[1, 0] != pad
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("budget", [None, 1])
 def test_greedy_with_stop_strings_is_that_of_generate(kind, budget, tiny):
     model, tokenizer, prompts = tiny
-    sampler = kind(tokenizer, model)
-    free = sampler.sample(model, prompts, 1, SamplingParams(12, temperature=0), seed=0)
+    engine = kind(tokenizer, model, token_budget=budget)
+    free = engine.draw(model, prompts, 1, SamplingParams(12, temperature=0), seed=0)
     strings = (spelled(tokenizer, free.completion_ids[0], 2, 2), spelled(tokenizer, free.completion_ids[1], 5))
-    expected = stock_greedy(model, sampler, prompts, stop_strings=list(strings))
-    params = SamplingParams(12, temperature=0, stop_strings=strings, token_budget=budget)
-    rollout = sampler.sample(model, prompts, 2, params, seed=0)
+    expected = stock_greedy(model, engine, prompts, stop_strings=list(strings))
+    params = SamplingParams(12, temperature=0, stop_strings=strings)
+    rollout = engine.draw(model, prompts, 2, params, seed=0)
     kept = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
     assert kept == [row for row in expected for _ in range(2)]
     assert len(kept[0]) < 12 and len(kept[2]) < 12 and len(kept[0]) != len(kept[2])
     for ids, text, reason in zip(kept, rollout.texts, rollout.finish_reasons, strict=True):
         assert text == tokenizer.decode(ids, skip_special_tokens=True)
-        assert reason == ("stop" if ids[-1] in sampler.end_ids or any(s in text for s in strings) else "length")
+        assert reason == ("stop" if ids[-1] in engine.end_ids or any(s in text for s in strings) else "length")
     assert rollout.texts[0].endswith(strings) and rollout.finish_reasons[0] == "stop"
     padding = ~rollout.completion_mask
     assert (rollout.completion_ids[padding] == tokenizer.pad_token_id).all() and rollout.logprobs[padding].eq(0).all()
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("kind", ENGINES)
 def test_a_stop_string_may_be_completed_by_the_last_token(kind, tiny):
     model, tokenizer, prompts = tiny
-    sampler = kind(tokenizer, model)
+    engine = kind(tokenizer, model)
     prompts = prompts.select([0])
-    free = sampler.sample(model, prompts, 1, SamplingParams(3, temperature=0), seed=0)
+    free = engine.draw(model, prompts, 1, SamplingParams(3, temperature=0), seed=0)
     assert free.finish_reasons == ["length"]
     params = SamplingParams(3, temperature=0, stop_strings=(spelled(tokenizer, free.completion_ids[0], 2),))
-    again = sampler.sample(model, prompts, 1, params, seed=0)
+    again = engine.draw(model, prompts, 1, params, seed=0)
     assert torch.equal(again.completion_ids, free.completion_ids) and again.finish_reasons == ["stop"]
 
 
@@ -130,7 +130,7 @@ def narrowed(logits, seen, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0
     return p / p.sum()
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize(
     "settings",
     [{"top_k": 5}, {"min_p": 0.2}, {"repetition_penalty": 2.0}, {"top_k": 12, "top_p": 0.8, "min_p": 0.1}],
@@ -140,12 +140,12 @@ def test_draws_follow_the_narrowed_distribution(kind, settings, tiny_pair, rando
     """First tokens of 3,000 completions against the distribution by hand, in a chi-square test."""
     model, processor = tiny_pair(initializer_range=0.1)
     prompt = random_prompts(model, ["t"])
-    sampler = kind(processor.tokenizer, model)
+    engine = kind(processor.tokenizer, model)
     draws = 3000
-    rollout = sampler.sample(model, prompt, draws, SamplingParams(1, temperature=0.5, **settings), seed=3)
+    rollout = engine.draw(model, prompt, draws, SamplingParams(1, temperature=0.5, **settings), seed=3)
     with torch.no_grad():
         logits = model(input_ids=prompt.input_ids, position_ids=prompt.position_ids, use_cache=False).logits[0, -1]
-    logits[sampler.vision_ids] = -torch.inf
+    logits[engine.vision_ids] = -torch.inf
     expected = narrowed(logits, prompt.input_ids[0].tolist(), temperature=0.5, **settings) * draws
     observed = torch.bincount(rollout.completion_ids[:, 0], minlength=len(expected)).double()
     assert (observed[expected == 0] == 0).all()
@@ -155,11 +155,11 @@ def test_draws_follow_the_narrowed_distribution(kind, settings, tiny_pair, rando
     assert statistic < degrees + 4 * (2 * degrees) ** 0.5
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("kind", ENGINES)
 def test_logprobs_stay_those_of_the_trainer(kind, tiny):
     model, tokenizer, prompts = tiny
     settings = {"top_k": 6, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.5, "stop_strings": ("a", "e")}
-    rollout = kind(tokenizer, model).sample(model, prompts, 3, SamplingParams(12, temperature=0.7, **settings), seed=1)
+    rollout = kind(tokenizer, model).draw(model, prompts, 3, SamplingParams(12, temperature=0.7, **settings), seed=1)
     assert "stop" in rollout.finish_reasons
     batch = (prompts, rollout.completion_ids, rollout.completion_mask)
     trainer = completion_logprobs(model, *batch, temperature=0.7, logit_chunk_tokens=16)

@@ -18,39 +18,39 @@ from qwenvl import GRPOTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.rollout.engine import completion_mask
+from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.shared import SharedPrefixEngine
 from qwenvl.train.checkpoints import find_checkpoint
 from qwenvl.types import RolloutBatch
 
 
-class SamplerByPrompt:
+class EngineByPrompt(LocalEngine):
     """Random tokens, seeded by the prompt's tokens; of different lengths."""
 
-    def __init__(self, end_id):
-        self.end_id = end_id
-
-    def sample(self, model, prompts, group_size, params, seed):
+    def draw(self, model, prompts, group_size, params, seed):
         rows = []
         for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True):
             generator = torch.Generator().manual_seed(zlib.crc32(ids[mask.bool()].numpy().tobytes()))
             tokens = torch.randint(0, 250, (group_size, params.max_new_tokens), generator=generator)
-            tokens[0, 2:] = self.end_id
+            tokens[0, 2:] = self.end_ids[0]
             rows.append(tokens)
         ids = torch.cat(rows)
         texts = ["".join(chr(97 + int(t) % 26) for t in row) for row in ids]
-        return RolloutBatch(ids, completion_mask(ids == self.end_id), texts, ["length"] * len(ids))
+        return RolloutBatch(ids, completion_mask(ids == self.end_ids[0]), texts, ["length"] * len(ids))
 
 
-class SamplerThatStopsApart:
-    """The sampler of the run, made to end at different times: process 0 writes to the limit, process 1 to a quarter."""
+class EngineThatStopsApart(SharedPrefixEngine):
+    """The engine of the run, made to end at different times: process 0 writes to the limit, process 1 to a quarter."""
 
-    def __init__(self, sampler, process):
-        self.sampler, self.process = sampler, process
+    def __init__(self, tokenizer, model, process):
+        super().__init__(tokenizer, model)
+        self.process = process
         if process == 0:  # nothing ends a completion before the limit
-            sampler.vision_ids = [*sampler.vision_ids, *sampler.end_ids]
+            self.vision_ids = [*self.vision_ids, *self.end_ids]
 
-    def sample(self, model, prompts, group_size, params, seed):
+    def draw(self, model, prompts, group_size, params, seed):
         changed = {"stop_strings": ()} if self.process == 0 else {"max_new_tokens": params.max_new_tokens // 4}
-        return self.sampler.sample(model, prompts, group_size, replace(params, **changed), seed)
+        return super().draw(model, prompts, group_size, replace(params, **changed), seed)
 
 
 def vowels(completions, **columns):
@@ -91,11 +91,11 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
         start_fsdp_on_a_cpu(args)
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
     if "by_prompt" in output:
-        sampler = SamplerByPrompt(trainer.processing_class.tokenizer.eos_token_id)
-        object.__setattr__(trainer.explorer, "sampler", sampler)
+        engine = EngineByPrompt(trainer.processing_class.tokenizer, trainer.model)
+        trainer.collector = replace(trainer.collector, engine=engine)
     if "stops_apart" in output:
-        sampler = SamplerThatStopsApart(trainer.explorer.sampler, args.process_index)
-        object.__setattr__(trainer.explorer, "sampler", sampler)
+        engine = EngineThatStopsApart(trainer.processing_class.tokenizer, trainer.model, args.process_index)
+        trainer.collector = replace(trainer.collector, engine=engine)
     trainer.train(resume_from_checkpoint=find_checkpoint(args.resume_from_checkpoint, args.output_dir))
     assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)
     trainer.save_model()

@@ -1,4 +1,4 @@
-"""The sampling flags reach the sampler, in training, in evaluation and for the second group of temporal_contrast."""
+"""The sampling flags reach the engine, in training, in evaluation and for the second group of temporal_contrast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLAGS = {
     "stop_strings": ["</answer>", "\n\n"],
     "rollout_token_budget": 500,
 }
-PARAMS = SamplingParams(6, 0.9, 20, 0.8, 0.01, 1.1, ("</answer>", "\n\n"), 500)
+PARAMS = SamplingParams(6, 0.9, 20, 0.8, 0.01, 1.1, ("</answer>", "\n\n"))
 
 
 def test_every_sampling_flag_reaches_every_draw(make_trainer, sop_data):
@@ -22,14 +22,14 @@ def test_every_sampling_flag_reaches_every_draw(make_trainer, sop_data):
         **FLAGS, temporal_contrast=True, per_device_train_batch_size=8, max_steps=1, eval_dataset_use=str(sop_data)
     )
     given = []
-    sample = trainer.paths.sampler.sample
-    trainer.paths.sampler.sample = lambda model, prompts, size, params, seed: (
+    sample = trainer.paths.engine.draw
+    trainer.paths.engine.draw = lambda model, prompts, size, params, seed: (
         given.append((size, params)) or sample(model, prompts, size, params, seed)
     )
     trainer.train()
-    assert given == [(3, PARAMS), (2, PARAMS)]
+    assert given == [(3, PARAMS), (2, PARAMS)] and trainer.paths.engine.token_budget == 500
     trainer.evaluate()
-    greedy = SamplingParams(6, 0.0, 20, 0.8, 0.01, 1.1, ("</answer>", "\n\n"), 500)
+    greedy = SamplingParams(6, 0.0, 20, 0.8, 0.01, 1.1, ("</answer>", "\n\n"))
     assert given[2:] == [(1, greedy)] * 8
 
 

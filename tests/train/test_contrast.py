@@ -97,8 +97,8 @@ def test_records_and_ids_of_the_shuffled_prompts_belong_together(make_trainer):
 def test_a_run_with_the_bonus(make_trainer, settings):
     trainer = make_trainer(temporal_contrast=True, per_device_train_batch_size=8, max_steps=1, **settings)
     sizes = []
-    sample = trainer.paths.sampler.sample
-    trainer.paths.sampler.sample = lambda model, prompts, size, *rest: (
+    sample = trainer.paths.engine.draw
+    trainer.paths.engine.draw = lambda model, prompts, size, *rest: (
         sizes.append((len(prompts), size)) or sample(model, prompts, size, *rest)
     )
     trainer.train()
@@ -120,8 +120,8 @@ def test_the_second_group_is_drawn_by_itself(make_trainer, sop_data):
         max_steps=1,
         generation_temperature=1.0,
     )
-    groups, sample = [], trainer.paths.sampler.sample
-    trainer.paths.sampler.sample = lambda *given: groups.append(sample(*given)) or groups[-1]
+    groups, sample = [], trainer.paths.engine.draw
+    trainer.paths.engine.draw = lambda *given: groups.append(sample(*given)) or groups[-1]
     trainer.train()
     ordered, shuffled = groups
     assert sum(a == b for a, b in zip(ordered.texts, shuffled.texts, strict=True)) < 3

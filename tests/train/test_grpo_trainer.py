@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,14 +39,11 @@ def test_the_loss_by_hand(make_trainer):
     """-alpha * A * 1 + beta * k3 per token, mean over a completion's tokens, mean over completions."""
     trainer = make_trainer(grpo_alpha=0.8, grpo_beta=0.3, per_device_train_batch_size=2)
     inputs = first_batch(trainer)
-    kept = []
-    explore = trainer.explorer.explore
-    object.__setattr__(trainer.explorer, "explore", lambda *args: kept.extend(explore(*args)) or kept)
     with torch.no_grad():
         for parameter in trainer.model.lm_head.parameters():  # away from the reference, so that the KL is not 0
             parameter.add_(torch.randn_like(parameter) * 0.02)
     loss = trainer.compute_loss(trainer.model, inputs).item()
-    (experience,) = kept
+    (experience,) = trainer.step.experiences
     rollout, n = experience.rollout, len(experience.rollout.texts)
     settings = {"temperature": 0.7, "logit_chunk_tokens": 64}
     batch = (experience.prompts, rollout.completion_ids, rollout.completion_mask)
@@ -68,18 +66,16 @@ def test_the_loss_by_hand(make_trainer):
 def test_a_step_raises_the_probability_of_better_completions(make_trainer):
     trainer = make_trainer(grpo_beta=0.0)
     inputs = first_batch(trainer)
-    kept = []
-    explore = trainer.explorer.explore
-    object.__setattr__(trainer.explorer, "explore", lambda *args: kept.extend(explore(*args)) or kept)
     loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
-    rollout, advantages = kept[0].rollout, kept[0].advantages
+    (experience,) = trainer.step.experiences
+    rollout, advantages = experience.rollout, experience.advantages
 
     def mean_logprobs():
         with torch.no_grad():
             logprobs = completion_logprobs(
                 trainer.model,
-                kept[0].prompts,
+                experience.prompts,
                 rollout.completion_ids,
                 rollout.completion_mask,
                 temperature=0.7,
@@ -122,11 +118,12 @@ def test_fast_and_plain_paths_see_the_same_policy(make_trainer, caplog):
     fast = make_trainer(per_device_train_batch_size=4)
     plain = make_trainer(per_device_train_batch_size=4, shared_prefix="off")
     batch = first_batch(fast)["prompts"]
-    (experience,) = fast.explorer.explore(fast.model, [batch], fast.state)
-    ours = fast._logprobs(fast.model, experience.prompts, experience.rollout)
-    theirs = plain._logprobs(plain.model, plain.explorer.build_inputs(batch), experience.rollout)
+    (experience,) = fast.collector.collect(fast.model, [batch], fast.state)
+    ours = fast._logprobs(fast.model, experience)
+    with_pixels = replace(experience, prompts=plain.collector.build_inputs(batch))
+    theirs = plain._logprobs(plain.model, with_pixels)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
-    reference = fast._reference_logprobs(experience.prompts, experience.rollout)
+    reference = fast._reference_logprobs(experience)
     torch.testing.assert_close(reference, ours, rtol=0, atol=1e-6)  # nothing is trained yet
     assert "computes its prompt again" not in caplog.text
 
@@ -175,7 +172,7 @@ def test_what_is_saved_loads_with_plain_transformers(make_trainer, tmp_path, lor
     trainer.save_model(str(tmp_path / "saved"))
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved", dtype=torch.float32)
     assert AutoProcessor.from_pretrained(tmp_path / "saved").video_processor is not None
-    inputs = trainer.explorer.build_inputs(first_batch(trainer)["prompts"])
+    inputs = trainer.collector.build_inputs(first_batch(trainer)["prompts"])
     with torch.no_grad():
         call = {"input_ids": inputs.input_ids, "position_ids": inputs.position_ids, **inputs.vision()}
         expected = trainer.model.eval()(**call).logits
@@ -208,8 +205,8 @@ def strip_times(row):
 def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
     trainer = make_trainer(eval_dataset_use=str(sop_data), functions=None, per_device_eval_batch_size=3)
     calls = []
-    sample = trainer.explorer.sampler.sample
-    trainer.explorer.sampler.sample = lambda model, prompts, *rest: (
+    sample = trainer.collector.engine.draw
+    trainer.collector.engine.draw = lambda model, prompts, *rest: (
         calls.append(len(prompts)) or sample(model, prompts, *rest)
     )
     metrics = trainer.evaluate()
@@ -250,10 +247,11 @@ def test_parity_stops_a_trainer_that_sees_other_frames(make_trainer):
     trainer = make_trainer(max_steps=1)
     encode = trainer._logprobs
 
-    def blind(model, prompts, rollout):
+    def blind(model, experience):
+        prompts = experience.prompts
         if prompts.pixel_values_videos is not None:
             prompts.pixel_values_videos = torch.zeros_like(prompts.pixel_values_videos)
-        return encode(model, prompts, rollout)
+        return encode(model, experience)
 
     trainer._logprobs = blind
     with pytest.raises(RuntimeError, match="do not see the same prompt"):

@@ -32,8 +32,8 @@ def test_prompts_are_drawn_and_sampled_once_and_trained_on_twice(make_trainer, t
     once = make_trainer(output_dir=str(tmp_path / "once"), **epochs)
     once.train()
     twice = make_trainer(output_dir=str(tmp_path / "twice"), num_iterations=2, **epochs)
-    sampled, sample = [], twice.explorer.sampler.sample
-    twice.explorer.sampler.sample = lambda model, prompts, *rest: (
+    sampled, sample = [], twice.collector.engine.draw
+    twice.collector.engine.draw = lambda model, prompts, *rest: (
         sampled.append(len(prompts)) or sample(model, prompts, *rest)
     )
     twice.train()

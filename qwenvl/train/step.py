@@ -1,0 +1,108 @@
+"""One optimizer step as a value: the experience of each of its micro-batches, and its counts over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.types import LossInputs, PromptBatch, RewardBatch, RolloutBatch, StepCounts
+
+
+@dataclass
+class Experience:
+    """What the policy made of a micro-batch of P prompts: N completions, their rewards and advantages.
+
+    A micro-batch without prompts has one stand-in completion of one token, which does not count. Its forward and
+    backward are those that other processes wait for, and its share of the loss is 0.
+
+    Attributes:
+        advantages: N.
+        counted: N bool, whether a completion counts in the loss.
+        old_logprobs, ref_logprobs: N x T, of the policy before it was trained on these completions, and of the
+            reference. They are None until the first step on the experience, which leaves them for the further ones.
+    """
+
+    batch: PromptBatch
+    prompts: PromptInputs
+    rollout: RolloutBatch
+    rewards: RewardBatch
+    advantages: Tensor
+    counted: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+
+    @property
+    def mask(self) -> Tensor:
+        """N x T bool, the completion tokens that count in the loss."""
+        return self.rollout.completion_mask & self.counted[:, None]
+
+    def loss_inputs(self, logprobs: Tensor) -> LossInputs:
+        """What the loss is computed from, given the policy's log-probs of the completions, N x T."""
+        return LossInputs(logprobs, self.old_logprobs, self.ref_logprobs, self.advantages, self.mask)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step.
+
+    Attributes:
+        places: its micro-batches in this process, as they were drawn.
+        experiences: one for each place.
+        counts: over all micro-batches and processes, what losses divide by.
+        processes: how many there are.
+        iteration: how many steps were made on these experiences before, below ``num_iterations`` (arXiv:2402.03300,
+            algorithm 1).
+    """
+
+    places: tuple[PromptBatch, ...]
+    experiences: tuple[Experience, ...]
+    counts: StepCounts
+    processes: int = 1
+    iteration: int = 0
+
+    @classmethod
+    def of(cls, places: Sequence[PromptBatch], experiences: Sequence[Experience]) -> Step:
+        """The first step on new experiences. All processes must call this together."""
+        own = [(int(each.counted.sum()), int(each.mask.sum())) for each in experiences]
+        by_process = gather_object([own])
+        completions, tokens = (sum(pair[k] for process in by_process for pair in process) for k in (0, 1))
+        return cls(tuple(places), tuple(experiences), StepCounts(completions, tokens), processes=len(by_process))
+
+    @property
+    def averaged_over(self) -> int:
+        """By what the losses of micro-batches are divided after they are returned.
+
+        The Trainer divides each by the micro-batches of a step, and gradients are averaged over processes.
+        """
+        return len(self.places) * self.processes
+
+    def experience_of(self, place: PromptBatch) -> Experience:
+        """The experience of a micro-batch that was drawn for this step.
+
+        Raises:
+            RuntimeError: it was drawn for another one.
+        """
+        for known, experience in zip(self.places, self.experiences, strict=True):
+            if known is place:
+                return experience
+        raise RuntimeError("this micro-batch was not drawn for this optimizer step")
+
+    def again(self, places: Sequence[PromptBatch]) -> Step:
+        """The next step on the same experiences.
+
+        Args:
+            places: as many empty batches, drawn in the place of prompts.
+
+        Raises:
+            RuntimeError: if they are not. The order of prompts and the steps have come apart.
+        """
+        if len(places) != len(self.places) or any(len(batch) or batch.bad for batch in places):
+            raise RuntimeError(
+                "new prompts were drawn in the midst of the steps on the same completions (num_iterations): an epoch "
+                "must not be ended there"
+            )
+        return replace(self, places=tuple(places), iteration=self.iteration + 1)
