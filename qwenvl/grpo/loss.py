@@ -17,7 +17,47 @@ import torch
 from torch import Tensor
 
 from qwenvl.grpo.kl import MAX_LOG_RATIO, at_least_float32, kl_estimate
-from qwenvl.types import LossInputs, LossOutput, StepCounts
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a policy loss is computed from: N completions of one micro-batch.
+
+    Attributes:
+        logprobs: N x T with gradient, of the policy, at the sampling temperature.
+        old_logprobs: N x T, of the policy before its first update on these completions. Before that update they are
+            ``logprobs`` themselves, detached: the importance ratio is 1 then, and its gradient that of the log-prob.
+        ref_logprobs: N x T, of the reference; None where there is none.
+        advantages: N.
+        mask: N x T bool, true for the tokens that count, a completion's end token among them. Anything may stand in the
+            log-probs where it is false.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor | None
+    advantages: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """How many completions and completion tokens an optimizer step has, over all its micro-batches and processes."""
+
+    completions: int
+    tokens: int
+
+
+@dataclass
+class LossOutput:
+    """A scalar loss with gradient and flat metrics, all plain floats.
+
+    The loss is the share of its optimizer step that a micro-batch has: those of all micro-batches of all processes sum
+    to the loss of the step.
+    """
+
+    loss: Tensor
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
+from qwenvl.grpo.loss import LossOutput
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
-from qwenvl.types import BadSample, LossOutput, PromptBatch, RewardBatch, RolloutBatch
+from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
 class Journal:

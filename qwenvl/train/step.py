@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from qwenvl.grpo.loss import LossInputs, StepCounts
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.types import LossInputs, PromptBatch, RewardBatch, RolloutBatch, StepCounts
+from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 
 @dataclass

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.train.step import Experience, Step
-from qwenvl.types import BadSample, PromptBatch, Record, RewardBatch, RolloutBatch, StepCounts
+from qwenvl.types import BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
 
 RECORD = Record("r", (), "", (), (), (), {}, "data.json[0]")
 REWARDS = RewardBatch((), (), [], torch.zeros(0))
