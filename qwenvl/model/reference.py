@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from qwenvl.model.engines import is_partitioned, whole_weights
 from qwenvl.model.loading import evaluating
+from qwenvl.model.sharding import is_partitioned, whole_weights
 
 
 class Reference:

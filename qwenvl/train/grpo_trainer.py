@@ -18,10 +18,10 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
-from qwenvl.model.engines import whole_weights
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.reference import Reference
+from qwenvl.model.sharding import settle_fsdp, whole_weights
 from qwenvl.model.vision import accept_features, blank_vision
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.train.assemble import (
@@ -40,7 +40,6 @@ from qwenvl.train.fast_paths import choose_paths
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.parity import check_parity, wants_parity
-from qwenvl.train.sharding import settle_sharding
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import PromptBatch
 
@@ -119,8 +118,15 @@ class GRPOTrainer(Trainer):
             callbacks=callbacks,
         )
         self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
-        rounded_to = settle_sharding(args, self.accelerator, policy)
-        self.reference = Reference(policy, dtype=rounded_to).to(args.device) if args.grpo_beta > 0 else None
+        with_reference = args.grpo_beta > 0
+        rounded_to = settle_fsdp(
+            self.accelerator,
+            policy,
+            asked=bool(args.fsdp),
+            copies_policy=with_reference and bare is policy,
+            output_dir=args.output_dir,
+        )
+        self.reference = Reference(policy, dtype=rounded_to).to(args.device) if with_reference else None
         self.meter = Meter(args.device)
         self.collector = build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter)
         self.objective = build_objective(args)

@@ -1,0 +1,131 @@
+"""What DeepSpeed ZeRO and FSDP, which split a model among processes, ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+
+def is_partitioned(model: nn.Module) -> bool:
+    """Whether DeepSpeed ZeRO-3 keeps a part of each weight in each process."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+@contextmanager
+def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
+    """Every process has all weights of ``model`` within, to be read and not changed; all of them must enter.
+
+    ZeRO-3 and FSDP otherwise gather the weights of each layer in each forward, and each forward waits for all
+    processes: a process that samples longer completions than another would wait for ever.
+
+    Args:
+        engine: the model as DeepSpeed has wrapped it; the model itself, or None, before that.
+    """
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if sharded:
+        with _unsharded(sharded):
+            yield
+    elif is_partitioned(model):
+        with _gathered(model, engine):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _gathered(model: nn.Module, engine: nn.Module | None) -> Iterator[None]:
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+    from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
+
+    with (
+        unwrap_model_for_generation(engine) if hasattr(engine, "optimizer") else GatheredParameters(model.parameters())
+    ):
+        yield
+
+
+@contextmanager
+def _unsharded(modules: list[FSDPModule]) -> Iterator[None]:
+    """Gathers the weights of each module once, and keeps FSDP's hooks from gathering and freeing them in forwards.
+
+    Without its hooks FSDP does not take the first module to run, the vision tower's, for the root of the model either.
+    """
+    removed = [
+        (hooks, dict(hooks)) for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)
+    ]
+    for module in modules:
+        module.unshard()
+    for hooks, before in removed:
+        for key, hook in before.items():
+            if hook.__module__.startswith("torch.distributed.fsdp"):
+                del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, before in removed:
+            hooks.clear()
+            hooks.update(before)
+        for module in modules:
+            module.reshard()
+
+
+def settle_fsdp(
+    accelerator: Accelerator, policy: nn.Module, *, asked: bool, copies_policy: bool, output_dir: str
+) -> torch.dtype | None:
+    """Makes FSDP keep the numbers that leave a module as they are, and sum gradients in float32.
+
+    Accelerate would round them, and with them the log-probs, to the type of the matrix products.
+
+    Args:
+        asked: whether the run asks for FSDP.
+        copies_policy: whether a reference is copied from the policy.
+        output_dir: where the run leaves its model.
+
+    Returns:
+        The type that all weights of the policy are rounded to in its forwards, or None where they are not.
+
+    Raises:
+        ValueError: if FSDP was asked for and is off, or its settings would train wrongly or leave no model behind.
+    """
+    if problems := list(_problems(accelerator, policy, asked, copies_policy, output_dir)):
+        raise ValueError("\n".join(problems))
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None or plugin.mixed_precision_policy is None:
+        return None
+    plugin.mixed_precision_policy = replace(
+        plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False
+    )
+    return plugin.mixed_precision_policy.param_dtype
+
+
+def _problems(
+    accelerator: Accelerator, policy: nn.Module, asked: bool, copies_policy: bool, output_dir: str
+) -> Iterator[str]:
+    if any(isinstance(module, FSDPModule) for module in policy.modules()):
+        yield "the model is already sharded: hand over the whole one and ask for --fsdp, which shards it"
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None:
+        if asked or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+            yield (
+                "FSDP was asked for and is off: it needs several processes with a GPU each. Elsewhere it is left out, "
+                "and each process would hold the whole model: start one process for each GPU, or leave --fsdp out"
+            )
+        return
+    if plugin.fsdp_version != 2:
+        yield f"FSDP version {plugin.fsdp_version} is not supported: set fsdp_version to 2"
+    if plugin.state_dict_type.name != "FULL_STATE_DICT":
+        yield (
+            f"with fsdp_state_dict_type {plugin.state_dict_type.name} the run would end without a model in "
+            f"{output_dir}: set it to FULL_STATE_DICT"
+        )
+    if plugin.cpu_ram_efficient_loading and copies_policy:
+        yield (
+            "with fsdp_cpu_ram_efficient_loading only the first process has the weights that the reference is copied "
+            "from: set it to false; or train an adapter, or set --grpo_beta 0"
+        )
