@@ -16,6 +16,7 @@ setup(
     description="GRPO for Qwen-VL on video, on the Hugging Face Trainer",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["qwenvl", "qwenvl.*"]),
+    package_data={"qwenvl": ["page/*.html", "doctor/*.html"]},
     install_requires=[
         "torch>=2.13",
         "torchvision>=0.28",
@@ -31,6 +32,7 @@ setup(
         "pillow>=12",
         "pyyaml>=6",
         "numpy>=2.2",
+        "jinja2>=3.1",
     ],
     extras_require={
         "deepspeed": DEEPSPEED,

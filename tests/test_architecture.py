@@ -26,6 +26,7 @@ FLOORS = {
     "disk_store": 0,
     "option": 0,
     "child": 0,
+    "page": 0,
     "rewards": 1,
     "grpo": 1,
     "data": 2,
@@ -38,7 +39,7 @@ FLOORS = {
     "demo": 6,
     "cli": 6,
 }
-ASIDE = {"report": {"report", "runlog"}}  # a room beside the stairs, and all it may import
+ASIDE = {"report": {"report", "runlog", "page"}}  # a room beside the stairs, and all it may import
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
 STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "cli"}

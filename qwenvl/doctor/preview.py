@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
-import html
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -24,6 +21,7 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, sources_of
+from qwenvl.page.render import data_url, render
 from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
@@ -31,7 +29,31 @@ from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.types import BadSample, FrameInfo, PromptBatch, Record, Sample
 
-THUMBNAIL_WIDTH = 168  # as the style has it
+THUMBNAIL_WIDTH = 168  # as the style of page/base.html has it
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A frame or an image on the page.
+
+    Attributes:
+        source: the picture as a data URL.
+        segment: the segment of the clip that the frame is from, which the page shows as a colour; None: no segment.
+    """
+
+    source: str
+    title: str
+    caption: str
+    segment: int | None = None
+
+
+@dataclass(frozen=True)
+class ShownClip:
+    """A clip on the page: its file name, a line about its frames, and the frames."""
+
+    name: str
+    notes: str
+    frames: list[Picture]
 
 
 @dataclass
@@ -40,18 +62,17 @@ class Shown:
 
     Attributes:
         record: None where the row could not be read.
-        problem: why it can't be trained on; empty for a good one.
-        sample: what was decoded; None for a bad one.
-        sizes: height and width in pixels at which the model sees each clip and each image; empty without a processor.
+        problem: why the row can't be trained on; empty for a good one.
+        clips, images: what was decoded.
         prompt: the text the model reads, vision tokens folded; the plain turns without a processor.
-        budget: tokens in a sentence; empty without a processor.
+        budget: the tokens of the prompt, in a sentence; empty without a processor.
         scores: what the rewards give the solution itself.
     """
 
     record: Record | None
     problem: str = ""
-    sample: Sample | None = None
-    sizes: list[tuple[int, int]] = field(default_factory=list)
+    clips: list[ShownClip] = field(default_factory=list)
+    images: list[Picture] = field(default_factory=list)
     prompt: str = ""
     budget: str = ""
     scores: str = ""
@@ -93,7 +114,8 @@ def preview(args: argparse.Namespace) -> str:
     ]
     rubric.close()
     total = sum(map(len, files))
-    return render(shown, f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}")
+    title = f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}"
+    return render(Path(__file__).with_name("preview.html"), title=title, rows=shown)
 
 
 def _spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
@@ -105,20 +127,29 @@ def _spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
 
 
 def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric) -> Shown:
-    """Build what the page says of one sample."""
+    """What the page says of one sample."""
     record = sample.record
     plain = "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages)
     shown = Shown(record, prompt=plain, scores=own_scores(record, rubric))
     if isinstance(sample, BadSample):
         shown.problem = sample.error
         return shown
-    shown.sample = sample
-    if collator is None:
-        return shown
+    sizes = iter([] if collator is None else _show_prompt(shown, sample, collator))
+    shown.clips = [_clip(clip.frames, clip.info, next(sizes, None)) for clip in sample.videos]
+    shown.images = [_still(image, next(sizes, None)) for image in sample.images]
+    return shown
+
+
+def _show_prompt(shown: Shown, sample: Sample, collator: GRPOCollator) -> list[tuple[int, int]]:
+    """Add what the processor makes of a sample.
+
+    Returns:
+        Height and width in pixels at which the model sees each clip and each image; none of a prompt that is too long.
+    """
     batch = collator([sample])["prompts"]
     if batch.bad:
         shown.problem = batch.bad[0].error
-        return shown
+        return []
     ids = batch.input_ids[0].tolist()
     processor = collator.processor
     n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
@@ -130,8 +161,7 @@ def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubr
     shown.prompt = folded_prompt(ids, batch, processor)
     patch = processor.image_processor.patch_size
     grids = [grid for grid in (batch.video_grid_thw, batch.image_grid_thw) if grid is not None]
-    shown.sizes = [(height * patch, width * patch) for grid in grids for _, height, width in grid.tolist()]
-    return shown
+    return [(height * patch, width * patch) for grid in grids for _, height, width in grid.tolist()]
 
 
 def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
@@ -185,49 +215,20 @@ def own_scores(record: Record, rubric: Rubric) -> str:
     return f"read as {read}; as a completion it would score {values}"
 
 
-def render(shown: list[Shown], title: str) -> str:
-    """The page: one file, no scripts, no network."""
-    records = "\n".join(_record(one) for one in shown)
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1>\n{records}\n</html>\n"
-    )
-
-
-def _record(shown: Shown) -> str:
-    if shown.record is None:
-        return f'<section><h2>a row that can\'t be read</h2><p class="bad">{html.escape(shown.problem)}</p></section>'
-    record, sample = shown.record, shown.sample
-    parts = [f"<section><h2>{html.escape(record.id)} <small>{html.escape(record.where)}</small></h2>"]
-    if shown.problem:
-        parts.append(f'<p class="bad">{html.escape(shown.problem)}</p>')
-    if sample is not None:
-        sizes = iter(shown.sizes)
-        parts += [_clip(clip.frames, clip.info, next(sizes, None)) for clip in sample.videos]
-        stills = "".join(_still(image, next(sizes, None)) for image in sample.images)
-        parts.append(f'<div class="frames">{stills}</div>' if stills else "")
-    parts.append(f"<h3>prompt</h3><pre>{html.escape(shown.prompt)}</pre>")
-    if shown.budget:
-        parts.append(f"<p>{html.escape(shown.budget)}</p>")
-    parts.append(f"<h3>solution</h3><pre>{html.escape(record.solution)}</pre><p>{html.escape(shown.scores)}</p>")
-    return "".join(parts) + "</section>"
-
-
-def _clip(frames: Tensor, info: FrameInfo, size: tuple[int, int] | None) -> str:
-    figures = []
+def _clip(frames: Tensor, info: FrameInfo, size: tuple[int, int] | None) -> ShownClip:
+    pictures = []
     for i, frame in enumerate(frames):
         segment = None if info.segments is None else info.segments[i]
         again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
         place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
-        figures.append(_figure(frame, f"{info.times[i]:.2f} s", place, size, segment))
+        pictures.append(Picture(_source(frame, size), f"{info.times[i]:.2f} s", place, segment))
     notes = [f"{len(frames)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(frames[0], size)]
     notes += ["segments rescaled to the clip"] * info.rescaled
-    name = html.escape(Path(info.path).name)
-    return f'<p><b>{name}</b>: {", ".join(notes)}</p><div class="frames">{"".join(figures)}</div>'
+    return ShownClip(Path(info.path).name, ", ".join(notes), pictures)
 
 
-def _still(image: Tensor, size: tuple[int, int] | None) -> str:
-    return _figure(image, "image", _sizes(image, size), size)
+def _still(image: Tensor, size: tuple[int, int] | None) -> Picture:
+    return Picture(_source(image, size), "image", _sizes(image, size))
 
 
 def _sizes(pixels: Tensor, size: tuple[int, int] | None) -> str:
@@ -235,32 +236,11 @@ def _sizes(pixels: Tensor, size: tuple[int, int] | None) -> str:
     return own if size is None else f"{own}, the model sees {size[1]} x {size[0]}"
 
 
-def _figure(
-    pixels: Tensor, title: str, caption: str, size: tuple[int, int] | None = None, segment: int | None = None
-) -> str:
+def _source(pixels: Tensor, size: tuple[int, int] | None) -> str:
     """A picture in the pixels that the model sees, where these are known, else a thumbnail of it."""
     picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     if size is not None:
         picture = picture.resize((size[1], size[0]), Image.Resampling.BICUBIC)
     else:
         picture.thumbnail((THUMBNAIL_WIDTH * 2, THUMBNAIL_WIDTH * 2))
-    data = io.BytesIO()
-    picture.save(data, "JPEG", quality=90)
-    source = f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
-    colour = "" if segment is None else f' style="border-color:hsl({segment * 137 % 360} 70% 50%)"'
-    return (
-        f'<figure{colour}><img alt="{title}, {caption}" src="{source}">'
-        f"<figcaption><b>{title}</b><br>{caption}</figcaption></figure>"
-    )
-
-
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222;background:#fafafa}
-h1{font-size:1.2rem}h2{font-size:1.05rem}h3{font-size:.9rem;margin:.8rem 0 .2rem;color:#666}
-small{color:#888;font-weight:400}
-section{background:#fff;border:1px solid #ddd;border-radius:8px;padding:.5rem 1rem 1rem;margin:1rem 0}
-pre{white-space:pre-wrap;background:#f4f4f4;padding:.6rem;border-radius:4px;margin:0;font-size:13px}
-.frames{display:flex;flex-wrap:wrap;gap:10px 6px}.bad{color:#b00020}
-figure{margin:0;width:168px;border-top:4px solid transparent}img{width:100%;display:block}
-figcaption{font-size:12px;line-height:1.3;color:#555;padding-top:2px}
-"""
+    return data_url(picture)

@@ -1,0 +1,59 @@
+"""Pages are one file, escape what they show, and travel with the package."""
+
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from jinja2 import UndefinedError
+from PIL import Image
+
+import qwenvl
+from qwenvl.page.render import data_url, render
+
+PACKAGE = Path(qwenvl.__file__).parent
+
+
+@pytest.fixture
+def template(tmp_path):
+    """``template(content)`` -> path of a page in a folder of its own."""
+
+    def write(content: str) -> Path:
+        path = tmp_path / "mine.html"
+        path.write_text('{% extends "base.html" %}{% from "macros.html" import frames %}{% block content %}' + content)
+        path.write_text(path.read_text() + "{% endblock %}")
+        return path
+
+    return write
+
+
+def test_text_is_escaped_and_the_base_has_title_and_style(template):
+    page = render(template("<p>{{ text }}</p>"), title="1 < 2", text='<script>"&"</script>')
+    assert page.startswith('<!doctype html>\n<html lang="en">') and page.endswith("</html>")
+    assert "<title>1 &lt; 2</title>" in page and "<h1>1 &lt; 2</h1>" in page and "<style>" in page
+    assert "<p>&lt;script&gt;&#34;&amp;&#34;&lt;/script&gt;</p>" in page
+
+
+def test_pictures_in_a_row(template):
+    source = data_url(Image.new("RGB", (2, 2), "red"))
+    pictures = [SimpleNamespace(source=source, title=f"{n}", caption="a<b", segment=n or None) for n in range(2)]
+    page = render(template("{{ frames(pictures) }}"), title="", pictures=pictures)
+    assert page.count(f'src="{source}"') == 2 and source.startswith("data:image/jpeg;base64,/9j/")
+    assert page.count("<figure>") == 1 and page.count('<figure style="border-color:hsl(137 70% 50%)">') == 1
+    assert page.count("<figcaption><b>0</b><br>a&lt;b</figcaption>") == 1
+
+
+def test_a_name_that_is_not_given_is_an_error(template):
+    with pytest.raises(UndefinedError, match="'rows' is undefined"):
+        render(template("{% for row in rows %}{% endfor %}"), title="")
+
+
+def test_every_template_is_part_of_the_wheel(monkeypatch):
+    declared = {}
+    stand_in = ModuleType("setuptools")
+    stand_in.setup, stand_in.find_packages = declared.update, lambda **_: []
+    monkeypatch.setitem(sys.modules, "setuptools", stand_in)
+    runpy.run_path(str(PACKAGE.parent / "setup.py"))
+    packaged = {path for pattern in declared["package_data"]["qwenvl"] for path in PACKAGE.glob(pattern)}
+    assert {PACKAGE / "page" / "base.html"} <= set(PACKAGE.rglob("*.html")) <= packaged
