@@ -162,30 +162,36 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise RunLogError(f"{path}: not JSON: {error}") from None
 
 
-def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, float]]:
+def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> list[dict[str, float]]:
     """The lines of ``metrics.jsonl`` in order; empty where the run has not logged yet.
+
+    Args:
+        split: ``train`` for the lines of optimizer steps, the name of an evaluation (``eval``) for its lines; None for
+            all, with the Trainer's own line at the end of training.
 
     Raises:
         RunLogError: a line, other than a cut last one, is not an object with a ``step``.
     """
-    rows = (row for _, row in _rows(Path(folder) / "metrics.jsonl"))
+    mark = {None: "step", "train": "loss"}.get(split, f"{split}_total_reward")
+    rows = (row for _, row in _rows(Path(folder) / "metrics.jsonl") if mark in row)
     return [{name: _number(value) for name, value in row.items()} for row in rows]
 
 
 def read_rollouts(
-    folder: str | os.PathLike[str], step: int | None = None, split: str | None = None
+    folder: str | os.PathLike[str], step: int | None = None, split: str | None = "train"
 ) -> Iterator[Rollout]:
     """The completions of all processes, process by process in the order they were written.
 
     Args:
-        step, split: only those of this step and split; None: all.
+        step: only those of this step; None for all.
+        split: only those of training, or of the evaluation of this name; None for all.
 
     Raises:
         RunLogError: a line, other than a cut last one, is not a rollout.
     """
     for path in _rollout_paths(Path(folder)):
         for number, (_, row) in enumerate(_rows(path), start=1):
-            if step in (None, row["step"]) and split in (None, row.get("split")):
+            if step in (None, row["step"]) and split in (None, row.get("split", "train")):
                 yield _rollout(row, f"{path}:{number}")
 
 

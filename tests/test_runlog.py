@@ -47,6 +47,18 @@ def test_metrics_come_back(tmp_path):
         json.loads(line, parse_constant=pytest.fail)  # strict JSON: no bare NaN
 
 
+def test_lines_of_training_and_of_evaluations_are_told_apart(tmp_path):
+    log = RunLog(tmp_path)
+    log.log_metrics(0, {"eval_total_reward": 0.5, "eval_total_reward_ci95": 0.1})
+    log.log_metrics(1, {"loss": 0.5, "reward/total": 0.25})
+    log.log_metrics(1, {"eval_total_reward": 0.75, "eval_total_reward_ci95": 0.1})
+    log.log_metrics(1, {"train_runtime": 9.0, "train_loss": 0.5})
+    assert [row["reward/total"] for row in read_metrics(tmp_path, split="train")] == [0.25]
+    assert [row["eval_total_reward"] for row in read_metrics(tmp_path, split="eval")] == [0.5, 0.75]
+    assert read_metrics(tmp_path, split="blank") == []
+    assert len(read_metrics(tmp_path)) == 4
+
+
 def test_rollouts_come_back(tmp_path):
     written = [
         rollout(1),
@@ -55,8 +67,8 @@ def test_rollouts_come_back(tmp_path):
     ]
     RunLog(tmp_path).log_rollouts(written[:2])
     RunLog(tmp_path, rank=1, world_size=2).log_rollouts(written[2:])
-    assert list(read_rollouts(tmp_path)) == written
-    assert list(read_rollouts(tmp_path, step=1)) == written[:2]
+    assert list(read_rollouts(tmp_path, split=None)) == written
+    assert list(read_rollouts(tmp_path)) == written[:2] == list(read_rollouts(tmp_path, step=1))
     assert list(read_rollouts(tmp_path, split="eval")) == written[2:]
 
 

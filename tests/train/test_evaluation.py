@@ -14,7 +14,7 @@ def test_a_prompt_whose_rewards_were_skipped_does_not_count(make_trainer, sop_da
     common = {"functions": [judge], "eval_dataset_use": str(sop_data), "on_reward_error": "skip"}
     trainer = make_trainer(**common, eval_strategy="steps", eval_steps=1, max_steps=1)
     trainer.train()
-    rows = [row for row in read_rollouts(trainer.args.output_dir) if row.split == "eval"]
+    rows = list(read_rollouts(trainer.args.output_dir, split="eval"))
     assert len(rows) == 8 and [row.record_id for row in rows if row.rewards["judge"] is None] == ["clip-2"]
     (metrics,) = (row for row in trainer.state.log_history if "eval_total_reward" in row)
     lengths = [len(row.completion) for row in rows if row.record_id != "clip-2"]

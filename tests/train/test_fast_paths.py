@@ -115,7 +115,7 @@ def test_an_evaluation_computes_every_prompt_and_frame_once(make_trainer, sop_da
     trainer = make_trainer(eval_dataset_use=str(sop_data), per_device_eval_batch_size=8, eval_sample_size=GROUP)
     counts = count(trainer)
     trainer.evaluate()
-    rollouts = list(read_rollouts(trainer.args.output_dir))
+    rollouts = list(read_rollouts(trainer.args.output_dir, split="eval"))
     assert set(counts.blocks.values()) == {patches(rollouts)}
     assert counts.calls[1:] == decoding([row.tokens for row in rollouts])
 

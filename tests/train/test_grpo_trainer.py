@@ -211,7 +211,7 @@ def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
     )
     metrics = trainer.evaluate()
     assert calls == [3, 3, 2]
-    rows = list(read_rollouts(trainer.args.output_dir))
+    rows = list(read_rollouts(trainer.args.output_dir, split="eval"))
     assert len(rows) == 8 and all(row.split == "eval" and row.advantage is None for row in rows)
     for name in ("format", "accuracy", "total"):
         values = [row.total if name == "total" else row.rewards[name] for row in rows]
@@ -219,14 +219,14 @@ def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
         assert metrics[f"eval_{name}_reward_n"] == 8
         assert metrics[f"eval_{name}_reward_ci95"] >= 0
     assert trainer.evaluate() | {} and [r.completion for r in rows] == [
-        r.completion for r in list(read_rollouts(trainer.args.output_dir))[8:]
+        r.completion for r in list(read_rollouts(trainer.args.output_dir, split="eval"))[8:]
     ]
 
 
 def test_evaluation_of_several_samples_counts_prompts_once(make_trainer, sop_data):
     trainer = make_trainer(eval_dataset_use=str(sop_data), eval_sample_size=3)
     metrics = trainer.evaluate()
-    rows = list(read_rollouts(trainer.args.output_dir))
+    rows = list(read_rollouts(trainer.args.output_dir, split="eval"))
     means = [sum(r.total for r in rows[n : n + 3]) / 3 for n in range(0, 24, 3)]
     spread = torch.tensor(means).std().item()
     assert metrics["eval_total_reward"] == pytest.approx(sum(means) / 8)
