@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from qwenvl.files import UNFINISHED, written_whole
+
 logger = logging.getLogger(__name__)
 
 CHECKSUM_BYTES = 4
@@ -67,15 +69,12 @@ class DiskStore:
         if size > self._max_bytes:
             return
         path = self._path(key)
-        unfinished = path.with_suffix(f".{os.getpid()}.part")
         try:
             self._make_room(size)
-            with open(unfinished, "wb") as file:
+            with written_whole(path) as partial, open(partial, "wb") as file:
                 file.write(_checksum(value))
                 file.write(value)
-            unfinished.replace(path)
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             self._tell(path, "kept", error)
 
     def _tell(self, path: Path, what: str, error: OSError) -> None:
@@ -114,7 +113,7 @@ class DiskStore:
                 continue
             if entry.name.endswith(self._suffix):
                 yield status.st_mtime, status.st_size, entry.path
-            elif entry.name.endswith(".part") and status.st_mtime < time.time() - ABANDONED_SECONDS:
+            elif UNFINISHED in entry.name and status.st_mtime < time.time() - ABANDONED_SECONDS:
                 Path(entry.path).unlink(missing_ok=True)
 
 

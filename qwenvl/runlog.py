@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from qwenvl.files import written_whole
+
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -262,11 +264,9 @@ def _rank_of(path: Path) -> int:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write beside and move into place, so that a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    """Write a file so that a crash leaves the old one or the new one."""
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:

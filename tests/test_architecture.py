@@ -21,6 +21,7 @@ PACKAGE = ROOT / "qwenvl"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = {
+    "files": -1,
     "types": 0,
     "runlog": 0,
     "disk_store": 0,
@@ -42,7 +43,7 @@ FLOORS = {
 ASIDE = {"report": {"report", "runlog", "page"}}  # a room beside the stairs, and all it may import
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
-STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "cli"}
+STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "files", "cli"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 320

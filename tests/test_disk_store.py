@@ -61,7 +61,7 @@ def test_what_exceeds_the_bound_by_itself_is_not_kept(tmp_path):
 
 
 def test_unfinished_files_of_dead_processes_go(tmp_path):
-    old, new = tmp_path / "a.1.part", tmp_path / "b.2.part"
+    old, new = tmp_path / "a.value.part-1-a", tmp_path / "b.value.part-2-b"
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 7200,) * 2)
@@ -106,4 +106,4 @@ def test_several_processes_at_once(tmp_path, caplog):
     assert [process.exitcode for process in processes] == [0] * 4
     one_write_of_each = 4 * 1004  # that the others may not have seen
     assert 20_000 < total_bytes(tmp_path) <= 40_000 + one_write_of_each
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob("*.part-*"))

@@ -33,6 +33,7 @@ import yaml
 
 from qwenvl.demo import scene
 from qwenvl.demo.scene import SIZE, STEPS, Station, draw_bench, draw_frame
+from qwenvl.files import written_whole
 
 FPS = 8
 # Without the last two x264's choices, and so the file, vary from run to run in the same process.
@@ -122,15 +123,12 @@ def make_clips(
             return False
         shutil.rmtree(folder)
     clips = [*_plan("train", settings.train, settings.seed), *_plan("heldout", settings.heldout, settings.seed)]
-    # Made beside the folder and moved there at the end: an interrupted run leaves nothing that looks whole.
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    (partial / "clips").mkdir(parents=True)
-    _write_clips(partial, clips, processes, progress)
-    _write_records(partial, clips, settings)
-    (partial / "settings.json").write_text(json.dumps(wanted, indent=1) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    with written_whole(folder) as partial:
+        (partial / "clips").mkdir(parents=True)
+        _write_clips(partial, clips, processes, progress)
+        _write_records(partial, clips, settings)
+        (partial / "settings.json").write_text(json.dumps(wanted, indent=1) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
     return True
 
 

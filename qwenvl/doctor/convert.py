@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TextIO
 
 from qwenvl.data.media.source import frame_list, media_cache
 from qwenvl.data.records.tables import require
+from qwenvl.files import written_whole
 from qwenvl.types import ClipMeta, Record
 
 # What a record is made of; other keys of its row are carried over as they are.
@@ -62,14 +63,9 @@ def write_records(records: Iterable[Record], path: Path) -> Written:
     suffix = Path(name).suffix
     if suffix not in writers or (name != path.name.lower() and suffix not in (".json", ".jsonl")):
         raise ValueError(f"{path}: expected a name that ends in {', '.join(writers)}, .json.gz or .jsonl.gz")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")  # a run that fails leaves no file that looks whole
     media = MediaPaths(path.with_name(path.name + ".media"))
-    try:
+    with written_whole(path) as partial:
         count = writers[suffix](records, partial, media)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
     return Written(count, len(media.copied), len(media.outside))
 
 

@@ -59,7 +59,7 @@ def test_what_is_written_is_what_was_read(records, tmp_path, name):
         assert (line, tags) == ("3", '["x"]'), "cells are text to the rewards"
     else:
         assert (line, tags) == (3, ["x"])
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob("*.part-*"))
 
 
 @pytest.mark.parametrize("name", [kind for kind in KINDS if "sv" not in kind])

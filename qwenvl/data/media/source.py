@@ -12,13 +12,12 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 from qwenvl.data.errors import BadMediaError, RecordError, kind_of
-from qwenvl.data.media.unpacked import cache_root
+from qwenvl.files import cache_root, written_whole
 
 FRAME_LIST_SUFFIX = ".frames.json"
 MAX_DOWNLOAD_BYTES = 4 * 2**30
@@ -69,10 +68,8 @@ def store_bytes(data: bytes, suffix: str = "") -> str:
     digest = hashlib.sha256(data).hexdigest()
     path = media_cache() / digest[:2] / f"{digest}{suffix}"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)  # whole or not at all, whoever else writes it
+        with written_whole(path) as partial:
+            partial.write_bytes(data)
     return str(path)
 
 
@@ -100,8 +97,8 @@ def fetch(url: str, timeout: float = 60.0) -> str:
     if len(data) > MAX_DOWNLOAD_BYTES:
         raise BadMediaError(url, f"larger than {MAX_DOWNLOAD_BYTES // 2**30} GiB", "remote media")
     path = store_bytes(data)
-    pointer.parent.mkdir(parents=True, exist_ok=True)
-    pointer.write_text(path)
+    with written_whole(pointer) as partial:
+        partial.write_text(path)
     return path
 
 

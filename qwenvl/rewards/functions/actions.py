@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from qwenvl.files import require
 from qwenvl.rewards.functions.text import normalized, pairs, solution_of
-from qwenvl.rewards.optional import optional
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
@@ -74,6 +74,6 @@ def _overlap(answer: str | None, truth: str) -> float:
 
 
 def _order(answer: str | None, truth: str) -> float:
-    levenshtein = optional("rapidfuzz.distance").Levenshtein
+    levenshtein = require("rapidfuzz.distance", "rewards").Levenshtein
     named, expected = action_numbers(answer or ""), action_numbers(truth)
     return levenshtein.normalized_similarity(named, expected) if named and expected else 0.0

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from qwenvl.files import require
 from qwenvl.rewards.functions.text import answer_of, solution_of
-from qwenvl.rewards.optional import optional
 
 BoxUnits = Literal["same", "thousandths"]
 
@@ -49,7 +49,7 @@ class BoxReward:
         if self._thousandths:
             named = named * np.array([*size, *size], dtype=float) / 1000
         quality = self._compare(named, true)
-        rows, columns = optional("scipy.optimize").linear_sum_assignment(-quality)
+        rows, columns = require("scipy.optimize", "rewards").linear_sum_assignment(-quality)
         most = max(len(named), len(true))
         return float((quality[rows, columns].sum() + self.worst * (most - len(rows))) / most)
 

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import random
 import re
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from qwenvl.files import cache_root, written_whole
 from qwenvl.rewards.function import RewardError, RewardFunction, call_plain
 from qwenvl.rewards.functions.text import answer_of, solution_of
 
@@ -81,7 +81,7 @@ class JudgeReward:
             raise RewardError(f"{judge_prompt}: the judge's prompt must contain {{solution}} and {{answer}}")
         self._values = {True: judge_correct, False: judge_wrong, None: judge_bad_format}
         self._timeout, self._retries = judge_timeout, judge_retries
-        self._cache = Path(judge_cache) if judge_cache else _default_cache()
+        self._cache = Path(judge_cache) if judge_cache else cache_root() / "judge"
         self._threads = ThreadPoolExecutor(judge_concurrency, thread_name_prefix="judge")
 
     async def __call__(
@@ -113,10 +113,8 @@ class JudgeReward:
         if path.is_file():
             return path.read_text() == "correct"
         verdict = self._ask(text)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{key}.{os.getpid()}.{random.getrandbits(32):x}")
-        beside.write_text("correct" if verdict else "wrong")
-        os.replace(beside, path)
+        with written_whole(path) as partial:
+            partial.write_text("correct" if verdict else "wrong")
         return verdict
 
     def _ask(self, text: str) -> bool:
@@ -152,7 +150,3 @@ def _question(prompt: Any) -> str:
     """The text of the last user message."""
     texts = [message["content"] for message in prompt if isinstance(message, Mapping) and message["role"] == "user"]
     return str(texts[-1]) if texts else ""
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qwenvl" / "judge"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from qwenvl.files import require
 from qwenvl.rewards.functions.text import CJK, normalized, pairs, solution_of
-from qwenvl.rewards.optional import optional
 
 _SPLIT = re.compile(r"[\s,;/&]+")
 _RUN = re.compile(r"[A-H]{2,8}")
@@ -60,7 +60,7 @@ def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[flo
 
     The word error rate is (substitutions + insertions + deletions) / words of the solution; case and punctuation count.
     """
-    word_error_rate = optional("jiwer").wer
+    word_error_rate = require("jiwer", "rewards").wer
     return [
         max(0.0, 1.0 - word_error_rate(truth, answer)) if answer else 0.0
         for answer, truth in pairs(completions, solution)
@@ -139,13 +139,13 @@ class _Words:
 
 @lru_cache(maxsize=1)
 def _rouge_scorer() -> Any:
-    return optional("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2"], tokenizer=_Words())
+    return require("rouge_score.rouge_scorer", "rewards").RougeScorer(["rouge1", "rouge2"], tokenizer=_Words())
 
 
 def _rouge(truth: str, answer: str) -> float:
     overlaps = _rouge_scorer().score(truth, answer)
     # The longest common subsequence by rapidfuzz: the one of rouge-score is quadratic in plain Python.
     expected, words = _Words().tokenize(truth), _Words().tokenize(answer)
-    common = optional("rapidfuzz.distance").LCSseq.similarity(expected, words)
+    common = require("rapidfuzz.distance", "rewards").LCSseq.similarity(expected, words)
     longest = 2 * common / (len(expected) + len(words)) if expected or words else 0.0
     return (overlaps["rouge1"].fmeasure + overlaps["rouge2"].fmeasure + longest) / 3

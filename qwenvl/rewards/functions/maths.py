@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from qwenvl.child import ChildError
+from qwenvl.files import check_installed, require
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
-from qwenvl.rewards.optional import optional, require
 from qwenvl.rewards.workers import Workers
 
 LONGEST = 500  # characters of an expression
@@ -40,7 +40,7 @@ class MathReward:
     """
 
     def __init__(self, reward_workers: int = 0) -> None:
-        require("math_verify")
+        check_installed("math_verify", "rewards")
         self._workers = Workers(max(1, reward_workers), MEMORY, preload="qwenvl.rewards.functions.maths:warm_up")
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -124,7 +124,7 @@ def equivalent(gold: str, answer: str) -> bool:
     parsed_gold, parsed_answer = _parsed(gold), _parsed(answer)
     if not parsed_gold or not parsed_answer:
         return False
-    return bool(optional("math_verify").verify(parsed_gold, parsed_answer, timeout_seconds=None))
+    return bool(require("math_verify", "rewards").verify(parsed_gold, parsed_answer, timeout_seconds=None))
 
 
 def warm_up() -> None:
@@ -134,7 +134,7 @@ def warm_up() -> None:
 
 @lru_cache(maxsize=1024)
 def _parsed(expression: str) -> list[Any]:
-    library = optional("math_verify")
+    library = require("math_verify", "rewards")
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no deadline: the worker has one
     return library.parse(
         f"${expression.replace('$', ' ').strip()}$",

@@ -133,3 +133,9 @@ def test_refusals(tmp_path):
     ):
         with pytest.raises(RewardError, match=message):
             build_rubric(["judge"], settings=RewardSettings(**settings))
+
+
+def test_verdicts_are_kept_in_the_cache_folder(ask, monkeypatch, tmp_path):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "elsewhere"))
+    ask("<answer>good</answer>", judge_cache=None)
+    assert [path.read_text() for path in (tmp_path / "elsewhere" / "judge").glob("*/*")] == ["correct"]

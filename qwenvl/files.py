@@ -1,0 +1,91 @@
+"""The cache folder, files that are written as a whole or not at all, and packages that may be missing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+UNFINISHED = ".part-"  # the last suffix of a file that is being written begins so
+
+
+def cache_root() -> Path:
+    """The cache folder: ``$QWENVL_CACHE``, or ``~/.cache/qwenvl``."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "qwenvl"
+    return Path(os.environ.get("QWENVL_CACHE") or default)
+
+
+@contextmanager
+def written_whole(path: str | Path) -> Iterator[Path]:
+    """A path to write to, beside ``path``. It replaces ``path`` when the block ends, and is deleted if the block fails.
+
+    Several processes may write the same file at the same time: a reader finds one of the versions, and never a part.
+    The folder of ``path`` is made if it is not there. The block may make a folder too, where ``path`` is none or an
+    empty one when the block ends.
+
+    Example:
+        >>> with written_whole("settings.json") as partial:
+        ...     partial.write_text("{}")
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}{UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def cached_copy(path: Path, write: Callable[[Path], None], suffix: str) -> Path:
+    """The copy of a file in another form that ``write(target)`` makes, once for each state of the file.
+
+    Args:
+        path: the file. Its real path, size and time of change say in which state it is.
+        suffix: the ending of the copy, which names the form: copies of one file in two forms have two endings.
+
+    Returns:
+        The path of the copy, in the cache folder.
+    """
+    status = os.stat(path)
+    state = f"{os.path.realpath(path)}\n{status.st_size}\n{status.st_mtime_ns}"
+    copy = cache_root() / "unpacked" / (hashlib.sha256(state.encode()).hexdigest() + suffix)
+    if not copy.exists():
+        with written_whole(copy) as partial:
+            write(partial)
+    return copy
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import a module of a package that is installed with an extra of this one.
+
+    Raises:
+        ImportError: the package is not installed. The message says what to install.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise ImportError(_missing(module, extra)) from None
+
+
+def check_installed(module: str, extra: str) -> None:
+    """Raise the ImportError of ``require`` without importing the module, which may take seconds."""
+    if find_spec(module) is None:
+        raise ImportError(_missing(module, extra))
+
+
+def _missing(module: str, extra: str) -> str:
+    return f"the package {module.split('.')[0]} is not installed: pip install 'qwenvl[{extra}]'"
