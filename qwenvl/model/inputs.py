@@ -19,10 +19,10 @@ class PromptInputs:
     Attributes:
         input_ids, attention_mask: P x L, left-padded.
         position_ids: 3 x P x L M-RoPE positions (time, height, width).
-        pixel_values, pixel_values_videos: normalised patches, patches x patch values, float; or, once the vision tower
-            has run, its features before the merger in the same rows. None without images or videos.
+        pixel_values, pixel_values_videos: normalised patches, patches x patch values, float. Once the vision tower has
+            run, these are its features before the merger, in the same rows. None without images or videos.
         image_grid_thw, video_grid_thw: images x 3, videos x 3, in patches.
-        images_per_prompt, videos_per_prompt: P counts; media lie in prompt order.
+        images_per_prompt, videos_per_prompt: P counts. Media lie in prompt order.
     """
 
     input_ids: Tensor
@@ -56,7 +56,10 @@ class PromptInputs:
 
     @classmethod
     def join(cls, parts: list[PromptInputs]) -> PromptInputs:
-        """All prompts of ``parts``, in order, left-padded to the longest; media in one form, pixels or features."""
+        """All prompts of ``parts``, in order, left-padded to the longest.
+
+        Media must be in one form, pixels or features.
+        """
         length = max(part.input_ids.shape[1] for part in parts)
 
         def rows(name: str) -> Tensor:
@@ -88,7 +91,7 @@ class PromptInputs:
         return self.select(rows)
 
     def select(self, rows: list[int]) -> PromptInputs:
-        """The prompts ``rows``, as often as named, with their media; columns of nothing but padding are cut."""
+        """The prompts ``rows``, as often as named, with their media. Columns of nothing but padding are cut."""
         images, image_grids = _select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
         videos, video_grids = _select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
         mask = self.attention_mask[rows]

@@ -31,7 +31,9 @@ class TuneFlags:
 
 
 def load_model(path: str | Path, *, attn_implementation: str = "auto", dtype: torch.dtype | str = "auto") -> nn.Module:
-    """A Qwen-VL model for conditional generation, from a folder or a hub name; safetensors only, no remote code.
+    """Load a Qwen-VL model for conditional generation, from a folder or a hub name.
+
+    It takes safetensors alone and runs no code of the checkpoint.
 
     Raises:
         ValueError: if the checkpoint is not of a supported family.
@@ -89,7 +91,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """The unwrapped model in eval mode; afterwards each module is in the mode that it was in.
+    """The unwrapped model in eval mode. Afterwards each module is in the mode that it was in.
 
     Eval mode matters beyond dropout: with gradient checkpointing, layers in train mode drop the cache without a word.
     """
@@ -144,8 +146,10 @@ def lora_config(model: nn.Module, flags: TuneFlags, *, r: int, alpha: int, dropo
 def parameter_groups(
     model: nn.Module, *, weight_decay: float, decayed: set[str], learning_rates: dict[Part, float]
 ) -> list[dict]:
-    """Optimizer groups of what is trained: one per part with a learning rate of its own, one for the rest, each split
-    by weight decay. The rest comes first: the Trainer logs the learning rate of the first group.
+    """Optimizer groups of the parameters that learn.
+
+    There is one group for each part with a learning rate of its own and one for the other parts. Each is split by
+    weight decay. The other parts come first, because the Trainer logs the learning rate of the first group.
 
     Args:
         decayed: names of the parameters that weight decay applies to.

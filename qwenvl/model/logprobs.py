@@ -17,8 +17,11 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
 
 BYTES_PER_LOGIT = 16
-"""What a logit takes at the peak of its backward pass, in float32 as in bfloat16: as the head gave it, in float32, over
-the temperature, and its gradient."""
+"""What a logit takes at the peak of its backward pass.
+
+That is four values: as the head gave it, in float32, divided by the temperature, and its gradient. It was measured to
+be the same in float32 and in bfloat16.
+"""
 
 
 def completion_logprobs(
@@ -35,14 +38,14 @@ def completion_logprobs(
     Top-p and the suppression of vision tokens are part of sampling, not of this distribution.
 
     Args:
-        model: a Qwen-VL model for conditional generation, wrapped or not; its forward is called once.
+        model: a Qwen-VL model for conditional generation, wrapped or not. Its forward is called once.
         prompts: P prompts.
-        completion_ids, completion_mask: N x T, padded on the right; row n belongs to prompt n // (N / P).
-        temperature: that of the sampler, above 0.
-        logit_chunk_tokens: tokens whose logits exist at one time; ``tokens_within`` gives it for a memory budget.
+        completion_ids, completion_mask: N x T, padded on the right. Row n belongs to prompt n // (N / P).
+        temperature: the sampling temperature, above 0.
+        logit_chunk_tokens: tokens whose logits exist at one time. ``tokens_within`` gives it for a memory budget.
 
     Returns:
-        N x T, float32 or the model's type if that is wider; 0.0 where the mask is False; with gradient in grad mode.
+        N x T, float32 or the model's type if that is wider, with gradient in grad mode. 0.0 where the mask is False.
     """
     group_size = len(completion_ids) // len(prompts)
     length = completion_ids.shape[1]
@@ -63,7 +66,7 @@ def completion_logprobs(
 
 
 def tokens_within(memory_gb: float, vocabulary: int) -> int:
-    """Tokens whose logits, with all that their backward pass makes of them, fit into ``memory_gb``; at least 1.
+    """How many tokens' logits fit into ``memory_gb``, with all that their backward pass makes of them. At least 1.
 
     Example:
         >>> tokens_within(1.0, 151_936)
@@ -78,11 +81,11 @@ def selected_logprobs(
 ) -> Iterator[None]:
     """Within it, the head of ``model`` returns the log-probs of ``targets`` in the place of logits.
 
-    The head is called as ever by the stock forward, so that wrappers which gather or watch its weights go on working;
-    but the logits of only ``chunk_tokens`` tokens exist at a time, in the backward pass too, where they are recomputed.
+    The stock forward calls the head as ever, so that wrappers which gather or watch its weights go on working. The
+    logits of only ``chunk_tokens`` tokens exist at a time. The backward pass recomputes them.
 
     Args:
-        targets, mask: rows x T; the head must be called on rows x T x hidden. Where the mask is False no logits are
+        targets, mask: rows x T. The head must be called on rows x T x hidden. Where the mask is False no logits are
             computed and the result is 0.0.
     """
     head = unwrap(model).get_output_embeddings()

@@ -39,7 +39,7 @@ class PositionRule:
         image_token_id, video_token_id: the placeholders that stand for merged patches.
         merge_size: patches merged along each spatial side.
         time: ``index``, ``seconds`` or ``timestamp``: Qwen2-VL, Qwen2.5-VL, Qwen3-VL (see the module's page).
-        tokens_per_second: positions per second of video; used by ``seconds`` alone.
+        tokens_per_second: positions per second of video. ``seconds`` alone uses it.
     """
 
     image_token_id: int
@@ -74,10 +74,10 @@ def prompt_positions(
     Args:
         input_ids, attention_mask: P x L, padding anywhere.
         image_grid_thw, video_grid_thw: images x 3, videos x 3, in patches, in the order of their placeholders.
-        seconds_per_grid: videos, seconds between temporal patches; needed for Qwen2.5-VL videos.
+        seconds_per_grid: videos, seconds between temporal patches. Qwen2.5-VL videos need it.
 
     Returns:
-        3 x P x L, int64 (time, height, width); 0 at padding.
+        3 x P x L, int64 (time, height, width), 0 at padding.
 
     Raises:
         ValueError: if placeholders and grids do not match.
@@ -110,7 +110,7 @@ def completion_positions(prompt: Tensor, group_size: int, length: int) -> Tensor
 
 
 def _row_positions(rule: PositionRule, ids: list[int], images: Iterator[_Span], videos: Iterator[_Span]) -> Tensor:
-    """3 x len(ids); takes its spans from the two iterators."""
+    """3 x len(ids). Takes its spans from the two iterators."""
     spans = {rule.image_token_id: images, rule.video_token_id: videos}
     parts, start, i = [], 0, 0
     while i < len(ids):
@@ -149,7 +149,7 @@ def _video_spans(rule: PositionRule, grids: Tensor | None, seconds: Tensor | Non
 
 
 def _span_positions(rule: PositionRule, span: _Span | None) -> Tensor:
-    """3 x (t * h * w / merge_size^2) from 0, in the order of the merged patches; none for a missing span."""
+    """3 x (t * h * w / merge_size^2) from 0, in the order of the merged patches. None for a missing span."""
     if span is None:
         return torch.zeros(3, 0, dtype=torch.long)
     (_, height, width), times = span

@@ -38,7 +38,7 @@ class PrefixLayout:
 
     Attributes:
         prompt_lengths: P token counts.
-        completion_lengths: N token counts in the row, 0 allowed; completion n belongs to prompt n // (N / P).
+        completion_lengths: N token counts in the row, 0 allowed. Completion n belongs to prompt n // (N / P).
         device: of the row.
     """
 
@@ -57,7 +57,7 @@ class PrefixLayout:
         return Spans.of(self.completion_lengths, self.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of the packed row, with gradient; the same in every layer.
+        """Attention of the packed row, with gradient, the same in every layer.
 
         Args:
             q: S x heads x D.
@@ -78,7 +78,7 @@ class PrefixLayout:
 
 
 def install_prefix_attention() -> None:
-    """Teaches transformers' ``sdpa`` and ``flash_attention_2`` the keyword ``shared_prefix``; may be repeated."""
+    """Teaches transformers' ``sdpa`` and ``flash_attention_2`` the keyword ``shared_prefix``. It may be repeated."""
     from transformers import AttentionInterface
 
     registry = AttentionInterface()

@@ -1,6 +1,6 @@
 """Keys and values for sampling: each prompt's once, each completion's own beside them.
 
-The first forward takes the P prompts, end to end in one row; every later one takes the next token of each completion.
+The first forward takes the P prompts, end to end in one row. Every later one takes the next token of each completion.
 Both get the cache as the keyword ``shared_prefix`` (see ``prefix_attention``), with ``use_cache=False``: transformers'
 own caches would repeat the prompt for each completion.
 """
@@ -23,7 +23,7 @@ class LayerCache:
         keys, values: of the prompts, padded to the longest, P x key-value heads x L x D.
         own_keys, own_values: of the completions, P x key-value heads x G x T x D.
         newest: the place of the newest token in T, one number.
-        bias: added to the scores, P x 1 x 1 x (L + T): minus infinity where there is nothing; or None.
+        bias: added to the scores, P x 1 x 1 x (L + T), minus infinity where there is nothing. None where all is there.
     """
 
     keys: Tensor
@@ -37,7 +37,7 @@ class LayerCache:
         """Stores k and v, those of the newest tokens, and attends. Written in operations that a compiler fuses.
 
         Args:
-            layer: not asked for; one compiled layer serves all of them.
+            layer: not used. One compiled layer serves all of them.
             q: P G x heads x D.
             k, v: P G x key-value heads x D.
 
@@ -106,13 +106,13 @@ class PrefixCache:
         self._of_completions: dict[int, tuple[Tensor, Tensor]] = {}
 
     def advance(self) -> None:
-        """Makes room for one more token of every completion; call before the forward that brings it."""
+        """Makes room for one more token of every completion. Call it before the forward that brings it."""
         self._newest += 1
         self._bias[..., self.prompts.longest + self._length] = 0.0
         self._length += 1
 
     def select(self, slots: Tensor) -> None:
-        """Goes on with the completions ``slots`` (P' x G' of the P G); those of a row are of one prompt."""
+        """Goes on with the completions ``slots`` (P' x G' of the P G). Those of a row are of one prompt."""
         prompts = slots[:, 0] // self.slots[1]
         rows = (prompts[:, None], slice(None), slots % self.slots[1])  # the indexed sizes come first: P' x G' x heads
         fewer = len(prompts) < self.slots[0]
@@ -126,7 +126,7 @@ class PrefixCache:
         self.slots = tuple(slots.shape)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Stores k and v and attends; first called with the prompts' tokens, then with one token for each slot.
+        """Stores k and v and attends. The first call brings the prompts' tokens, every later one a token for each slot.
 
         Args:
             q: S x heads x D.

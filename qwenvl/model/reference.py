@@ -24,8 +24,8 @@ class Reference:
         """Copies what is trained in ``policy``: call this before the first update, on the unwrapped model.
 
         Args:
-            dtype: the type of the copy, where the policy rounds its own weights to it in each forward; the copy then
-                shares nothing. None: as the weights are kept.
+            dtype: the type of the copy, where the policy rounds its own weights to it in each forward. The copy shares
+                nothing then. None: as the weights are kept.
         """
         self._adapter = policy if hasattr(policy, "disable_adapter") else None
         self._copy = None if self._adapter else _copy_trained(policy, shares=dtype is None)
@@ -35,7 +35,7 @@ class Reference:
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
-        """The reference, in eval mode, within the context; gradients are off."""
+        """The reference within the context, in eval mode and without gradients."""
         with torch.no_grad():
             if self._adapter is None:
                 yield self._copy
@@ -44,7 +44,7 @@ class Reference:
                     yield self._adapter
 
     def to(self, device: torch.device) -> Reference:
-        """Moves the copied tensors; shared ones move with the policy."""
+        """Moves the copied tensors. Shared ones move with the policy."""
         if self._copy is not None:
             self._copy.to(device)
         return self

@@ -20,13 +20,13 @@ def is_partitioned(model: nn.Module) -> bool:
 
 @contextmanager
 def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
-    """Every process has all weights of ``model`` within, to be read and not changed; all of them must enter.
+    """Within it every process has all weights of ``model``, to be read and not changed. All processes must enter it.
 
     ZeRO-3 and FSDP otherwise gather the weights of each layer in each forward, and each forward waits for all
     processes: a process that samples longer completions than another would wait for ever.
 
     Args:
-        engine: the model as DeepSpeed has wrapped it; the model itself, or None, before that.
+        engine: the model as DeepSpeed has wrapped it. Before that, the model itself or None.
     """
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if sharded:

@@ -1,8 +1,8 @@
 """Log-probabilities of completions, each prompt computed once: the fast path of ``logprobs.completion_logprobs``.
 
 P prompts and their N completions lie end to end in one row without any padding, P L + N T tokens where the plain path
-has N (L + T). Everything but attention treats tokens one by one, so stock model classes take the row as it is;
-attention knows the layout (``prefix_attention``). A completion's last token predicts nothing and is left out.
+has N (L + T). Everything but attention treats tokens one by one, so stock model classes take the row as it is.
+Attention knows the layout (``prefix_attention``). A completion's last token predicts nothing and is left out.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PackedRow:
     Attributes:
         input_ids: 1 x S.
         position_ids: 3 x 1 x S.
-        predictors: K places in the row whose hidden states predict the completion tokens, in the order of the tokens; a
-            prompt's last place is named once for each of its completions.
+        predictors: K places in the row whose hidden states predict the completion tokens, in the order of the tokens.
+            A prompt's last place is named once for each of its completions.
         targets: 1 x K completion tokens.
         layout: where prompts and completions lie.
     """
@@ -51,11 +51,11 @@ def completion_logprobs(
 ) -> Tensor:
     """log p(token | prompt, tokens before it) of every completion token, of softmax(logits / temperature).
 
-    The same numbers and gradients as ``logprobs.completion_logprobs``, which describes the arguments; the model's
+    The same numbers and gradients as ``logprobs.completion_logprobs``, which describes the arguments. The model's
     forward is called once. Ask ``supports_shared_prefix`` first.
 
     Returns:
-        N x T, float32 or the model's type if that is wider; 0.0 where the mask is False; with gradient in grad mode.
+        N x T, float32 or the model's type if that is wider, with gradient in grad mode. 0.0 where the mask is False.
     """
     install_prefix_attention()
     mask = completion_mask.bool()

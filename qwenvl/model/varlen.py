@@ -1,7 +1,7 @@
 """Attention over sequences that lie end to end, with its log-sum-exp: the parts that prefix attention is made of.
 
 Three kernels with one signature: that of a GPU in half precision, that of the CPU, and plain arithmetic in blocks for
-what is left (float32 on a GPU). The first two are PyTorch's own flash attention; its operators are called directly
+what is left (float32 on a GPU). The first two are PyTorch's own flash attention. Its operators are called directly
 because the public functions hide the log-sum-exp, or do not let the backward pass take that of a merged result.
 """
 
@@ -49,8 +49,9 @@ class Spans:
 class Kernel(Protocol):
     """Attention of each sequence of ``q`` over the sequence of the same number of ``k`` and ``v``.
 
-    q, out, grad are S x heads x D; k, v are S' x key-value heads x D; lse is heads x S. ``causal`` needs sequences of
-    equal lengths. ``out`` and ``lse`` given to ``backward`` may be those of a softmax over more keys than ``k``.
+    q, out and grad are S x heads x D, k and v are S' x key-value heads x D, lse is heads x S. ``causal`` needs
+    sequences of equal lengths. ``out`` and ``lse`` given to ``backward`` may be those of a softmax over more keys than
+    ``k``.
     """
 
     def forward(

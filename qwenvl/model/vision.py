@@ -49,7 +49,7 @@ def supports_encode_once(model: nn.Module) -> str | None:
 
 @torch.no_grad()
 def encode_vision(model: nn.Module, prompts: PromptInputs, cache: VisionCache | None = None) -> PromptInputs:
-    """The prompts with the tower's features in the place of their pixels, in the same rows; features stay.
+    """The prompts with the tower's features in the place of their pixels, in the same rows. Features stay.
 
     Where the pixels are normalised patches (patches x patch values), the features are patches x width: what enters the
     merger and, for Qwen3-VL, beside it what enters each deepstack merger. Run it under the autocast of the training
@@ -57,7 +57,7 @@ def encode_vision(model: nn.Module, prompts: PromptInputs, cache: VisionCache | 
     With a ``cache`` the tower runs only on images and videos that are not in it.
 
     Raises:
-        ValueError: if the model cannot do it; see ``supports_encode_once``.
+        ValueError: if the model cannot do it, see ``supports_encode_once``.
     """
     reason = supports_encode_once(model)
     if reason is not None:
@@ -79,7 +79,7 @@ def encode_vision(model: nn.Module, prompts: PromptInputs, cache: VisionCache | 
 
 
 def accept_features(model: nn.Module) -> None:
-    """Lets every forward of ``model``, and ``generate``, take features in the place of pixels; may be repeated."""
+    """Lets every forward of ``model``, and ``generate``, take features in the place of pixels. It may be repeated."""
     visual = unwrap(model).model.visual
     if not hasattr(visual, "forward_pixels"):
         # Bound methods, not closures: a deep copy of the model then calls its own mergers.
@@ -88,7 +88,7 @@ def accept_features(model: nn.Module) -> None:
 
 
 def blank_vision(model: nn.Module, prompts: PromptInputs, *, encoded: bool) -> PromptInputs:
-    """The prompts with images and videos of no patches where they have none; the model needs ``accept_features``.
+    """The prompts with images and videos of no patches where they have none. The model needs ``accept_features``.
 
     Processes that train together wait for each other's gradients, and ZeRO-3 for each other's forwards: every process
     has to run the same modules. Those of an image without patches run, change nothing, and have gradients of zero.

@@ -1,7 +1,7 @@
 """Attention of the vision tower: the sequences of one length at once.
 
 A tower attends within frames or windows, hundreds of short sequences for a clip. Stock classes call ``sdpa`` for each
-of them; here those of one length, of which there are few, make a batch.
+of them. Here all sequences of one length make a batch, and there are few lengths.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "batched_flash"
 
 @contextmanager
 def batched_attention(visual: nn.Module) -> Iterator[None]:
-    """Within, a tower whose attention is ``sdpa`` computes the same in batches; others go on as they are."""
+    """Within it, a tower whose attention is ``sdpa`` computes the same in batches. Others go on as they are."""
     from transformers import AttentionInterface
 
     config = visual.config

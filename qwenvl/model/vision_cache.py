@@ -41,7 +41,7 @@ class VisionCache:
         self._tower: str | None = None
 
     def features(self, compute: Compute, patches: Tensor, grids: Tensor) -> Tensor:
-        """Features of every image or video of ``patches``, from disk where they are; the others are computed together.
+        """Features of every image or video of ``patches``, from disk where they are. The others are computed together.
 
         Args:
             compute: the tower, the same in every call.
@@ -61,7 +61,7 @@ class VisionCache:
         return torch.cat([found[i] for i in range(len(media))])
 
     def mean_seconds(self) -> tuple[float, float]:
-        """Seconds per hit, and per medium that was computed; 0.0 where there were none."""
+        """Seconds per hit, and per medium that was computed, 0.0 where there were none."""
         return self.hit_seconds / max(1, self.hits), self.compute_seconds / max(1, self.misses)
 
     def _compute(self, compute: Compute, media: dict[int, Tensor], grids: Tensor, keys: list[str]) -> dict[int, Tensor]:

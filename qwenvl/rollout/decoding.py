@@ -15,8 +15,8 @@ from qwenvl.model.prefix_cache import LayerCache, PrefixCache
 class Decoder:
     """Takes the newest token of every completion that goes on.
 
-    Completions lie in the P x G slots of the cache. Those that have ended leave it as soon as the grid can be smaller:
-    with one prompt, at once; else a prompt's slots stay while another prompt has as many completions.
+    Completions lie in the P x G slots of the cache. Those that have ended leave it as soon as the grid can be smaller.
+    With one prompt that is at once. With several, a prompt's slots stay while another prompt has as many completions.
     """
 
     def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool):
@@ -24,7 +24,7 @@ class Decoder:
         Args:
             model: the bare transformers model.
             cache: after its first forward, that of the prompts.
-            compiled: run each layer through ``torch.compile``; the cache must have fixed sizes then.
+            compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
         """
         self._model, self._cache, self._compiled = model, cache, compiled
         prompts, group_size = cache.slots

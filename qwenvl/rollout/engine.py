@@ -18,13 +18,13 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: a completion is cut there, with finish reason ``length``.
-        temperature: logits are divided by it; 0 means greedy.
-        top_k: only this many of the most probable tokens are drawn from; 0: all.
+        temperature: logits are divided by it. 0 means greedy.
+        top_k: only this many of the most probable tokens are drawn from. 0: all.
         top_p: only the most probable tokens whose probabilities sum to this are drawn from.
         min_p: only tokens at least this times as probable as the most probable one are drawn from.
         repetition_penalty: positive logits of tokens that stand in the prompt or the completion are divided by it,
-            negative ones multiplied (arXiv:1909.05858, section 4.1); also when greedy.
-        stop_strings: texts that end a completion, with finish reason ``stop``; their tokens and their text stay in it.
+            negative ones multiplied, also when greedy (arXiv:1909.05858, section 4.1).
+        stop_strings: texts that end a completion, with finish reason ``stop``. Their tokens and their text stay in it.
     """
 
     max_new_tokens: int
@@ -79,7 +79,7 @@ def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutB
 
 
 def within_budget(costs: Sequence[int], budget: int | None) -> list[list[int]]:
-    """Consecutive indices in groups that cost at most ``budget``; one that exceeds it alone is a group.
+    """Consecutive indices in groups that cost at most ``budget``. One that exceeds it alone is a group.
 
     A group is padded: it costs what its dearest member does, times its members.
 

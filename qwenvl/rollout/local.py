@@ -34,7 +34,7 @@ class LocalEngine:
             model: the unwrapped model. It names the tokens that end a completion and those that must not be sampled: a
                 sampled vision token would be taken for a picture in the next pass.
             token_budget: prompts are sampled together as long as their tokens, as the engine holds them, stay below
-                this; None: all together.
+                this. None: all together.
         """
         self.token_budget = token_budget
         ends = model.generation_config.eos_token_id
@@ -158,7 +158,7 @@ class LogprobRecorder(LogitsProcessor):
         return scores
 
     def logprobs(self, completion_ids: Tensor) -> Tensor:
-        """N x T, for the tokens that were sampled; call once, after ``generate``."""
+        """N x T, for the tokens that were sampled. Call it once, after ``generate``."""
         self._take(completion_ids[:, -1])
         return torch.stack(self._columns, dim=1)
 
@@ -186,7 +186,7 @@ def generation_settings(model: nn.Module, settings: GenerationConfig) -> Iterato
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers from ``seed`` within; the state outside is as if nothing had been drawn."""
+    """Random numbers come from ``seed`` within. The state outside is as if nothing had been drawn."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

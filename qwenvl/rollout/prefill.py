@@ -39,12 +39,12 @@ def logits_processors(
     repetition_penalty: float = 1.0,
     device: torch.device | str = "cpu",
 ) -> LogitsProcessorList:
-    """The processors of transformers for these settings, in the order of ``generate``; none for a setting that is off.
+    """The processors of transformers for these settings, in the order of ``generate``. A setting that is off has none.
 
     Args:
         suppress: tokens that are never sampled.
         temperature: 0 for greedy, which leaves out all but the repetition penalty and ``suppress``.
-        device: that of the logits; on another one ``suppress`` would be copied for each token.
+        device: that of the logits. On another one ``suppress`` would be copied for each token.
     """
     chosen = LogitsProcessorList()
     if repetition_penalty != 1.0:
@@ -83,20 +83,20 @@ def sample_shared(
     Args:
         model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
         prompts: P prompts, with pixels or encoded.
-        temperature: 0 takes the most probable token; else the processors must hold the division by it.
+        temperature: 0 takes the most probable token. Above 0 the processors must hold the division by it.
         processors: applied to prompt + completion ids (repeated prompts, left-padded, as ``generate`` shows them) and
             float32 logits of the completions that go on.
-        end_ids: tokens that end a completion; the token counts as part of it.
+        end_ids: tokens that end a completion. The token counts as part of it.
         pad_id: what fills ended completions.
         stopping: asked after each token with the ids of the completions that go on (rows x tokens, without their
-            prompts); says in rows bools which of them end there, beside those with an end token. Stop strings, say.
+            prompts). It says in rows bools which of them end there, beside those with an end token.
         token_budget: most tokens (each prompt once, padded to the longest, its completions in full length) that are
-            sampled together; a single prompt may exceed it. None: all together.
+            sampled together. A single prompt may exceed it. None: all together.
         compiled: compile the layers' step that follows the first token (see ``decoding``).
 
     Returns:
-        Completion ids N x T, and log softmax(logits / temperature) of each token, before the processors; 0.0 at
-        padding. At temperature 0 those are at temperature 1.
+        Completion ids N x T, and log softmax(logits / temperature) of each token, before the processors, 0.0 at
+        padding. At temperature 0 these are at temperature 1.
     """
     install_prefix_attention()
     lengths = prompts.attention_mask.sum(1).tolist()
@@ -177,7 +177,7 @@ class _Draw:
         raise AssertionError("the loop returns at its last token")
 
     def _prefill(self) -> Tensor:
-        """All prompts in one row; N x V logits of the first completion tokens."""
+        """N x V logits of the first completion tokens, from all prompts in one row."""
         none = torch.zeros(len(self._prompts), 1, dtype=torch.bool, device=self._ids.device)
         row = pack(self._prompts, none.long(), none)
         logits = self._model(

@@ -13,7 +13,7 @@ from qwenvl.rollout.prefill import logits_processors, sample_shared
 
 
 class SharedPrefixEngine(LocalEngine):
-    """As ``LocalEngine``; ask ``supports_shared_prefix`` whether the model can."""
+    """As ``LocalEngine``. Ask ``supports_shared_prefix`` whether the model can."""
 
     def __init__(
         self,

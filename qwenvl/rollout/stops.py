@@ -8,7 +8,7 @@ from transformers import StoppingCriteria, StopStringCriteria
 
 
 class StopStrings:
-    """Tells which completions have come to one of ``strings``; what their prompts say does not count.
+    """Tells which completions have come to one of ``strings``. What their prompts say does not count.
 
     The token that completes a string may hold more: ``>.`` completes ``</answer>`` too.
 

@@ -47,7 +47,7 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     Args:
         model: a checkpoint, a model, or None for ``args.model_name_or_path``. A model that already has an adapter is
             taken as it is.
-        peft_config: an adapter to put on it; ``args.lora_enable`` makes one from the LoRA flags.
+        peft_config: an adapter to put on it. ``args.lora_enable`` makes one from the LoRA flags.
 
     Raises:
         ValueError: no model, a model of another family, or two adapters asked for.
@@ -196,7 +196,7 @@ def build_dataset(
     """The data set that ``dataset`` names, every solution checked by the rewards that will score it.
 
     Args:
-        dataset: what ``dataset_use`` takes; a data set is checked and returned as it is, None gives None. For
+        dataset: what ``dataset_use`` takes. A data set is checked and returned as it is, None gives None. For
             evaluation also several of them by name.
         fitter: of the collator, with ``fit_frames``.
         frame_cache: as ``build_frame_cache`` makes it.

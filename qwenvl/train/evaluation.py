@@ -17,7 +17,7 @@ class ScoredPrompt:
 
 
 def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPrompt]:
-    """P prompts; a reward that applies to none of a prompt's completions is left out for it.
+    """P prompts. A reward that applies to none of a prompt's completions is left out for it.
 
     A completion that no function gave a value, because it failed and ``on_reward_error`` is ``skip``, has no total.
     """

@@ -1,4 +1,4 @@
-"""Which paths a run takes: each prompt computed once where the model can, the plain way where it cannot."""
+"""Which computations a run takes: each prompt once where the model can, the plain way where it cannot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Paths:
     Attributes:
         completion_logprobs: see ``qwenvl.model.logprobs``.
         engine: samples completions.
-        encode: runs the vision tower once per prompt; None where it runs in every forward.
+        encode: runs the vision tower once per prompt. None where it runs in every forward.
     """
 
     completion_logprobs: Callable[..., Tensor]
@@ -47,7 +47,7 @@ def choose_paths(
     token_budget: int | None = None,
     compile_for: torch.device | None = None,
 ) -> Paths:
-    """The paths for ``policy``; with ``share``, what keeps it from a fast one is logged, never passed over.
+    """The paths for ``policy``. With ``share``, what keeps it from a fast one is logged, never passed over.
 
     Args:
         cache: keeps the features of the vision tower on disk.

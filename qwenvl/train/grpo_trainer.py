@@ -54,13 +54,13 @@ class GRPOTrainer(Trainer):
     penalty keeps it near the reference, the model as it was before training.
 
     Args:
-        model: a checkpoint folder or hub name, or a model; None for ``args.model_name_or_path``.
-        args: the settings; batch sizes count prompts.
+        model: a checkpoint folder or hub name, or a model. None for ``args.model_name_or_path``.
+        args: the settings. Batch sizes count prompts.
         train_dataset, eval_dataset: data sets of ``qwenvl.data``, or what ``dataset_use`` takes: catalog names or paths
             of annotation files. None for ``args.dataset_use`` and ``args.eval_dataset_use``. Those for evaluation may
             be several, by name.
-        processing_class: the processor; None for the one beside the model.
-        reward_funcs: names of the table or functions ``f(completions, **columns) -> list[float | None]``; None for
+        processing_class: the processor. None for the one beside the model.
+        reward_funcs: names of the table or functions ``f(completions, **columns) -> list[float | None]``. None for
             ``format`` and ``accuracy``.
         reward_weights: one for each of ``reward_funcs``.
         callbacks: more callbacks of transformers.
@@ -139,7 +139,7 @@ class GRPOTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, PromptBatch], return_outputs: bool = False, num_items_in_batch=None
     ) -> Tensor:
-        """The GRPO loss of a micro-batch of prompts; those of an optimizer step's micro-batches average to its own.
+        """The GRPO loss of a micro-batch of prompts. Those of a step's micro-batches average to the loss of the step.
 
         The first micro-batch of a step has completions sampled, scored and compared for the whole step.
 
@@ -231,7 +231,7 @@ class GRPOTrainer(Trainer):
         super()._track_num_input_tokens({"input_ids": prompts.input_ids, "attention_mask": prompts.attention_mask})
 
     def _experience(self, batch: PromptBatch) -> Experience:
-        """That of a micro-batch; the first one of a step has all of them collected."""
+        """The experience of a micro-batch. The first micro-batch of a step has all of them collected."""
         if self.step is None or not self.is_in_train:
             places = self._drawn if self.is_in_train else [batch]  # a script may call compute_loss on its own
             with whole_weights(self.model, self.model_wrapped):

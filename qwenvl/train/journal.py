@@ -26,7 +26,7 @@ class Journal:
     ):
         """
         Args:
-            dataset: what training draws from; where it has several parts, their shares and rewards are logged.
+            dataset: what training draws from. Where it has several parts, their shares and rewards are logged.
             cache: whose hits and costs are logged.
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
@@ -70,7 +70,7 @@ class Journal:
         self.runlog.log_rollouts(_rollouts(step, split, batch, rollout, rewards))
 
     def begin(self, finished_steps: int) -> None:
-        """Writes the settings and versions; forgets rows of steps that a resumed run does anew."""
+        """Writes the settings and versions, and forgets rows of steps that a resumed run does anew."""
         self.runlog.truncate_after(finished_steps)
         self.runlog.write_config({**self._args.to_dict(), "video_decoder": self._decoder})
 

@@ -35,7 +35,7 @@ class Meter:
         self._steps = 0
 
     def mean(self, name: str, value: float | None, weight: float = 1.0) -> None:
-        """Adds to a weighted mean; None (a value that does not apply) adds nothing."""
+        """Adds to a weighted mean. None, a value that does not apply, adds nothing."""
         if value is not None and weight:
             total = self._means[name]
             total[0] += value * weight
@@ -46,11 +46,11 @@ class Meter:
         self._maxima[name] = max(value, self._maxima.get(name, value))
 
     def count(self, name: str, value: float) -> None:
-        """Adds to a sum; a name is logged from its first count on, 0 included."""
+        """Adds to a sum. A name is logged from its first count on, 0 included."""
         self._sums[name] += value
 
     def step(self) -> None:
-        """One optimizer step begins; times are logged per step."""
+        """One optimizer step begins. Times are logged per step."""
         self._steps += 1
 
     def start(self, name: str) -> None:
@@ -59,7 +59,7 @@ class Meter:
         self._started[name] = time.perf_counter()
 
     def stop(self, name: str) -> None:
-        """Adds the seconds since ``start`` to ``name``; nothing if it was not started."""
+        """Adds the seconds since ``start`` to ``name``, or nothing if it was not started."""
         self._wait()
         if (start := self._started.pop(name, None)) is not None:
             self._seconds[name] += time.perf_counter() - start

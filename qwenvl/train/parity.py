@@ -1,4 +1,7 @@
-"""Do the sampler and the trainer speak of the same policy?"""
+"""The parity check: engine and trainer must give the same log-probs to the same tokens.
+
+It catches positions, frames or templates that differ between the two, on the first step of a run.
+"""
 
 from __future__ import annotations
 
