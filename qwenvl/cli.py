@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 COMMANDS = {
@@ -23,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         print(usage())
         return 0
     if command not in COMMANDS:
-        print(f"qwenvl: unknown command {command!r}\n\n{usage()}", file=sys.stderr)
+        near = "".join(f"; did you mean {name}?" for name in get_close_matches(command, COMMANDS, n=1))
+        print(f"qwenvl: unknown command {command!r}{near}\n\n{usage()}", file=sys.stderr)
         return 2
     return import_module(COMMANDS[command][0]).main(rest)
 

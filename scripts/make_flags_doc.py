@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.config.command_line import SUCCESSORS  # noqa: E402 (works without an installed package)
-from qwenvl.config.flags import FLAG_GROUPS, describe  # noqa: E402
+from qwenvl.config.flags import FLAG_GROUPS, describe  # noqa: E402 (works without an installed package)
+from qwenvl.config.unknown import SUCCESSORS  # noqa: E402
 
 HEAD = """# Flags
 

@@ -13,37 +13,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import Field, field, fields, make_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 from qwenvl.config.flags import FLAG_GROUPS, describe
+from qwenvl.config.unknown import unknown_flag
 from qwenvl.option import kinds_of
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
 
 USAGE = "train_grpo.py [FILE.yaml | FILE.json] [--config FILE] [--flag value ...]"
-SUCCESSORS = {
-    "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
-    "overwrite_output_dir": "another --output_dir, or --resume_from_checkpoint",
-    "evaluation_strategy": "--eval_strategy",
-    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
-    "no_cuda": "--use_cpu",
-    "lr": "--learning_rate",
-    "num_generations": "--grpo_sample_size",
-    "max_completion_length": "--generation_max_length",
-    "beta": "--grpo_beta",
-    "temperature": "--generation_temperature",
-    "top_k": "--generation_top_k",
-    "top_p": "--generation_top_p",
-    "min_p": "--generation_min_p",
-    "repetition_penalty": "--generation_repetition_penalty",
-}
-"""Flags of earlier transformers versions and of other trainers, and what to use here."""
 
 
 def parse_args(argv: Sequence[str] | None = None) -> GRPOConfig:
@@ -165,15 +148,6 @@ def file_tokens(file: Path | None, known: dict[str, Any]) -> list[str]:
         elif value is not None:
             tokens.append(f"--{name}={json.dumps(typed(value)) if isinstance(value, dict) else value}")
     return tokens
-
-
-def unknown_flag(token: str, known: Iterable[str]) -> str:
-    """What to say of a flag that does not exist, or of a word that belongs to none."""
-    name = token.split("=")[0].lstrip("-").replace("-", "_")
-    if name in SUCCESSORS:
-        return f"unknown flag {name}; use {SUCCESSORS[name]}"
-    near = get_close_matches(name, list(known))
-    return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "docs/flags.md lists them all")
 
 
 def require_what_a_run_needs(config: GRPOConfig) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_between_rooms
 from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
+from qwenvl.config.unknown import unknown_flag
 from qwenvl.data.options import DataOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import ModelOptions
@@ -33,12 +35,21 @@ class GRPOConfig(
     Batch sizes count prompts, not completions. A value out of range, or one that would have no effect, is refused.
 
     Raises:
+        TypeError: a setting that does not exist, with the names near to it.
         ValueError: naming every flag that is wrong, and what to do about it.
 
     Example:
         >>> GRPOConfig(output_dir="runs/sop", grpo_sample_size=8, max_steps=200).learning_rate
         1e-06
     """
+
+    def __new__(cls, *values: Any, **settings: Any) -> GRPOConfig:
+        """Names a setting that does not exist, and what to use in its place, where a dataclass would only name it."""
+        known = [each.name for each in fields(cls)]
+        for name in settings:
+            if name not in known:
+                raise TypeError(f"GRPOConfig: {unknown_flag(name, known)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if problems := problems_of(self, problems_between_rooms):

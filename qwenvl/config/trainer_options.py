@@ -24,11 +24,13 @@ class TrainerOptions(Options):
         1, "Prompts per process and micro-batch, at least 1; each has --grpo_sample_size completions.", least=1
     )
     per_device_eval_batch_size: int = option(1, "Prompts per process in evaluation, at least 1.", least=1)
-    logging_steps: float = option(1, "Optimizer steps between log entries. A step takes seconds, so each is logged.")
+    logging_steps: float = option(
+        1, "Optimizer steps between log entries, above 0. A step takes seconds, so each is logged.", above=0
+    )
     logging_nan_inf_filter: bool = option(
         False, "Hide losses that are not numbers from the log, where they should show."
     )
-    save_steps: float = option(100, "Optimizer steps between checkpoints.")
+    save_steps: float = option(100, "Optimizer steps between checkpoints, above 0.", above=0)
     remove_unused_columns: bool = option(False, "Must stay False: reward functions see every field of a record.")
     ddp_find_unused_parameters: bool | None = option(
         False,

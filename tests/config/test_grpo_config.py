@@ -163,6 +163,14 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"bf16_full_eval": True},
         {"train_sampling_strategy": "group_by_length"},  # on one process, steps of one prompt
         {"length_column_name": "tokens"},
+        {"load_best_model_at_end": True},
+        {"load_best_model_at_end": True, "save_strategy": "no"},
+        {"save_strategy": "best"},
+        {"eval_steps": 5},
+        {"eval_steps": 5, "eval_strategy": "epoch"},
+        {"save_steps": 5, "save_strategy": "no"},
+        {"fsdp_config": "{}"},
+        {"fsdp_config": {"reshard_after_forward": True}, "fsdp": "false"},
     ],
     ids=str,
 )
@@ -255,6 +263,16 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"num_train_epochs": 0}, "--num_train_epochs must be above 0, got 0"),
         ({"dataloader_num_workers": -1}, "--dataloader_num_workers must be at least 0, got -1"),
         ({"max_steps": 0}, "--max_steps must be at least 1, got 0"),
+        ({"save_steps": 0}, "--save_steps must be above 0, got 0"),
+        ({"save_steps": -5}, "--save_steps must be above 0, got -5"),
+        ({"eval_steps": -5, "eval_strategy": "steps"}, "--eval_steps must be above 0, got -5"),
+        ({"logging_steps": 0}, "--logging_steps must be above 0, got 0"),
+        ({"max_grad_norm": -1}, "--max_grad_norm must be at least 0, got -1"),
+        ({"weight_decay": -0.1}, "--weight_decay must be at least 0, got -0.1"),
+        ({"adam_beta1": 2}, "--adam_beta1 must be below 1, got 2"),
+        ({"adam_beta2": 1.0}, "--adam_beta2 must be below 1, got 1.0"),
+        ({"repetition_n_grams": 0}, "--repetition_n_grams must be at least 1, got 0"),
+        ({"fsdp": True, "fsdp_config": "none.json"}, "--fsdp_config none.json: no such file; expected a JSON file"),
         ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
         ({"format_reward_weight": 0.0, "accuracy_reward_weight": 0.0}, "both 0"),
     ],
@@ -267,6 +285,39 @@ def test_values_out_of_range_are_refused_with_the_range(make, settings, expected
 def test_every_problem_is_told_at_once(make):
     lines = refusal(make, grpo_sample_size=1, grpo_alpha=0.0, vision_tower_lr=1e-6).splitlines()
     assert [line.split()[0] for line in lines] == ["--vision_tower_lr", "--grpo_sample_size", "--grpo_alpha"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "package"),
+    [("adamw_bnb_8bit", "bitsandbytes"), ("paged_lion_8bit", "bitsandbytes"), ("galore_adamw", "galore-torch")],
+)
+def test_an_optimizer_whose_package_is_missing_is_named(make, monkeypatch, optimizer, package):
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
+    assert f"--optim {optimizer} needs " in refusal(make, optim=optimizer)
+    assert f"pip install {package}, or take --optim adamw_torch" in refusal(make, optim=optimizer)
+    assert make(optim="adafactor").optim == "adafactor"
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: name)
+    assert make(optim=optimizer).optim == optimizer
+
+
+def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
+    for name in ("RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
+    assert "--deepspeed needs a launcher, for one process too: put torchrun" in refusal(make, deepspeed="zero2.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_generations", "unknown flag num_generations; use --grpo_sample_size"),
+        ("grpo_sampl_size", "unknown flag grpo_sampl_size; near: grpo_sample_size"),
+        ("qqqq", "unknown flag qqqq; docs/flags.md lists them all"),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_told_what_there_is(make, name, hint):
+    with pytest.raises(TypeError, match=f"GRPOConfig: {hint}"):
+        make(**{name: 4})
 
 
 def test_every_flag_has_help_and_a_home_in_the_config():

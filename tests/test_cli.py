@@ -1,0 +1,17 @@
+"""The console command: what it does not know, it gives the near names of."""
+
+import pytest
+
+from qwenvl.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("rewrads", "rewards"), ("prevew", "preview")])
+def test_a_misspelt_command_is_told_the_near_one(capsys, typed, meant):
+    assert main([typed]) == 2
+    assert capsys.readouterr().err.startswith(f"qwenvl: unknown command {typed!r}; did you mean {meant}?\n")
+
+
+def test_a_command_near_to_none_is_shown_all(capsys):
+    assert main(["xyz"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("qwenvl: unknown command 'xyz'\n") and all(name in told for name in COMMANDS)
