@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from qwenvl.rewards.options import RewardSettings  # noqa: E402 (works without an installed package)
-from qwenvl.rewards.table import TABLE, Entry  # noqa: E402
+from qwenvl.rewards.table import BY_FLAG, TABLE, Entry  # noqa: E402
 
 HEAD = """# Rewards
 
@@ -118,22 +119,31 @@ forms and other compatibility characters are read as plain ones (NFKC): （1） 
 fractions stay as they are: x² is not x2. Functions marked * need `pip install "qwenvl[rewards]"`.
 """
 
+BY_FLAG_HEAD = """Two rewards are asked for by a flag of their own, and not among `--reward_funcs`:
+"""
+
 EXTRA = {"action_order", "math_accuracy", "ocr", "rouge", "box_iou", "box_giou"}
 
 
 def page() -> str:
     """The whole text of docs/rewards.md."""
-    parts = [HEAD, "| name | range | rule |", "|---|---|---|"]
-    for name, entry in TABLE.items():
-        mark = "*" if name in EXTRA else ""
-        parts.append(f"| [`{name}`](#{name}){mark} | {span(entry)} | {escaped(entry.summary)} |")
-    for name, entry in TABLE.items():
-        parts += ["", f"### {name}", "", escaped(entry.rule)]
+    parts = [HEAD, *overview(TABLE), "", BY_FLAG_HEAD, *overview(BY_FLAG, "--")]
+    for name, entry in (TABLE | BY_FLAG).items():
+        parts += ["", f"### {name}", "", escaped(entry.rule.split("\n\nArgs:")[0])]
     parts += ["", "## Settings", "", "| flag | default | meaning |", "|---|---|---|"]
     for setting in fields(RewardSettings):
         default = "unset" if setting.default is None else f"`{setting.default}`"
         parts.append(f"| `{setting.name}` | {default} | {escaped(setting.metadata['help'])} |")
     return "\n".join(parts) + "\n"
+
+
+def overview(entries: Mapping[str, Entry], prefix: str = "") -> list[str]:
+    """Lines of a table with one row for each entry."""
+    lines = [f"| {'flag' if prefix else 'name'} | range | rule |", "|---|---|---|"]
+    for name, entry in entries.items():
+        mark = "*" if name in EXTRA else ""
+        lines.append(f"| [`{prefix}{name}`](#{name}){mark} | {span(entry)} | {escaped(entry.summary)} |")
+    return lines
 
 
 def span(entry: Entry) -> str:

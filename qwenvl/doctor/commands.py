@@ -19,7 +19,7 @@ from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.check import Report, examine, quantiles
 from qwenvl.doctor.convert import Written, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, sources_of
-from qwenvl.rewards.build import build_rubric
+from qwenvl.rewards.named import build_rubric
 from qwenvl.types import Record
 
 SHOWN_PER_KIND = 5

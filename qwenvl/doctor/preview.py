@@ -22,10 +22,10 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, sources_of
 from qwenvl.page.render import data_url, render
-from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
 from qwenvl.rewards.functions.text import solution_of
+from qwenvl.rewards.named import build_rubric
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.types import BadSample, FrameInfo, PromptBatch, Record, Sample
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.function import RewardError
+from qwenvl.rewards.named import build_rubric
 from qwenvl.rewards.options import RewardSettings
-from qwenvl.rewards.table import TABLE
+from qwenvl.rewards.table import BY_FLAG, TABLE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def listing() -> str:
-    """One line for each function of the table: name, range, summary."""
-    rows = [(name, f"{entry.low:g} to {entry.high:g}", entry.summary) for name, entry in TABLE.items()]
+    """One line for each function of the table, and for what has a flag of its own: name, range, summary."""
+    entries = TABLE | {f"--{flag}": entry for flag, entry in BY_FLAG.items()}
+    rows = [(name, f"{entry.low:g} to {entry.high:g}", entry.summary) for name, entry in entries.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(f"{name:<{widths[0]}}  {span:<{widths[1]}}  {summary}" for name, span, summary in rows)
 

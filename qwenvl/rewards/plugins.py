@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from qwenvl.rewards.adapters import adapt_verl
 from qwenvl.rewards.function import RewardError, RewardFunction
-from qwenvl.rewards.verl import adapt_verl
 
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 

@@ -1,4 +1,4 @@
-"""The explicit table of reward functions that a run can name."""
+"""The explicit table of the reward functions that a run can name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qwenvl.rewards.function import RewardFunction
 from qwenvl.rewards.functions.actions import accuracy, action_order, check_action_numbers, check_actions
 from qwenvl.rewards.functions.boxes import BoxGIoUReward, BoxIoUReward
 from qwenvl.rewards.functions.contrast import temporal_contrast
@@ -82,9 +81,13 @@ TABLE: dict[str, Entry] = {
     "temporal_iou": Entry(TemporalIoUReward, 0, 1),
     "box_iou": Entry(BoxIoUReward, 0, 1),
     "box_giou": Entry(BoxGIoUReward, -1, 1),
-    "temporal_contrast": Entry(temporal_contrast, 0, 0.3, remote=True),
     "judge": Entry(JudgeReward, 0, 1, remote=True),
+}
+
+# What a run adds to its rewards by a flag of its own, and not by a name among --reward_funcs.
+BY_FLAG: dict[str, Entry] = {
     "reward_model": Entry(RewardModel, -math.inf, math.inf, remote=True),
+    "temporal_contrast": Entry(temporal_contrast, 0, 0.3, remote=True),
 }
 
 
@@ -95,25 +98,3 @@ def readers_of(setting: str) -> list[str]:
     parameter = {"correctness_func": "correctness"}.get(setting, setting)
     classes = {name: entry.made_of for name, entry in TABLE.items() if inspect.isclass(entry.made_of)}
     return [name for name, made_of in classes.items() if parameter in inspect.signature(made_of).parameters]
-
-
-def make(
-    name: str, settings: Mapping[str, Any], resolve: Callable[[str], RewardFunction] | None = None
-) -> RewardFunction:
-    """The function ``name`` of the table.
-
-    Args:
-        settings: from ``RewardSettings.values``.
-        resolve: finds the function that ``correctness_func`` names, for those that build on one.
-    """
-    entry = TABLE[name]
-    if not inspect.isclass(entry.made_of):
-        return RewardFunction(name, entry.made_of, entry.check)
-    wanted = inspect.signature(entry.made_of).parameters
-    given = {setting: settings[setting] for setting in wanted if setting in settings}
-    check = entry.check
-    if "correctness" in wanted:
-        given["correctness"] = correctness = resolve(settings["correctness_func"])
-        check = correctness.check
-    made = entry.made_of(**given)
-    return RewardFunction(name, made, getattr(made, "check", check))

@@ -29,7 +29,7 @@ from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_confi
 from qwenvl.model.positions import position_rule
 from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
-from qwenvl.rewards.build import resolve
+from qwenvl.rewards.named import resolve
 from qwenvl.rewards.options import FunctionSettings
 from qwenvl.rewards.plugins import plugin_functions
 from qwenvl.rewards.table import readers_of

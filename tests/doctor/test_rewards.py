@@ -7,7 +7,7 @@ from qwenvl.rewards.table import TABLE
 def test_list_shows_every_function_with_its_range(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(TABLE)
+    assert [line.split()[0] for line in lines] == [*TABLE, "--reward_model", "--temporal_contrast"]
     assert next(line for line in lines if line.startswith("cosine ")).split()[1:4] == ["-0.5", "to", "1"]
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qwenvl.rewards.build import resolve
 from qwenvl.rewards.function import call_plain
+from qwenvl.rewards.named import resolve
 from qwenvl.rewards.options import RewardSettings
-from qwenvl.rewards.table import TABLE
+from qwenvl.rewards.table import BY_FLAG, TABLE
 
 # A solution that each function can compare with; those not named take "(1) ...".
 SOLUTIONS = {
@@ -129,8 +129,7 @@ def test_the_solution_itself_is_accepted_and_is_right(functions, name):
     assert score(functions, name, f"<think>x</think><answer>{bare}</answer>") == [1.0]
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_every_function_says_what_it_does(name):
-    entry = TABLE[name]
+@pytest.mark.parametrize("entry", [*TABLE.values(), *BY_FLAG.values()], ids=[*TABLE, *BY_FLAG])
+def test_every_function_says_what_it_does(entry):
     assert entry.summary.endswith((".", ":")) and len(entry.summary) < 160
     assert entry.low < entry.high

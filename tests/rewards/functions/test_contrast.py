@@ -2,7 +2,6 @@
 
 import pytest
 
-from qwenvl.rewards import RewardError, build_rubric
 from qwenvl.rewards.functions.contrast import temporal_contrast
 
 ORDERED = [1.0, 0.5, 1.0, 0.0]
@@ -29,8 +28,3 @@ def test_a_completion_that_correctness_says_nothing_of_counts_nowhere():
     # Without it the first group is right in 1 of 2, which beats .4; the second group has no value at all.
     got = temporal_contrast([1.0, None, 0.0, None, None, None], [0.4, 0.0], margin=0.0, bonus=0.2)
     assert got == [0.2, None, 0.0, None, None, None]
-
-
-def test_it_is_no_reward_function():
-    with pytest.raises(RewardError, match="asked for by --temporal_contrast"):
-        build_rubric(["temporal_contrast"])

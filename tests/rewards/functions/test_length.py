@@ -1,8 +1,8 @@
 import pytest
 
-from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.function import RewardFunction
 from qwenvl.rewards.functions.length import CosineReward, LengthWindowReward, RepetitionReward, SoftOverlongReward
+from qwenvl.rewards.named import build_rubric
 from qwenvl.rewards.options import RewardSettings
 
 

@@ -1,6 +1,9 @@
+import pickle
+
 import pytest
 
 from qwenvl.rewards import RewardFunction, Rubric, adapt_verl, build_rubric
+from qwenvl.rewards.adapters import Completion
 
 VERL = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -45,3 +48,20 @@ def test_the_adapter_by_hand():
     adapted = adapt_verl(compute_score)
     batch = Rubric([RewardFunction("v", adapted)], [1]).score(["a"], {"solution": ["a"], "data_source": ["sop"]})
     assert batch.total.tolist() == [1.0]
+
+
+def test_a_completion_reads_as_text_and_as_a_conversation():
+    text = Completion("four")
+    assert text == "four" and text[0] == "f" and text[-1] == "r" and text[1] == "o" and text[:2] == "fo"
+    assert text[0]["content"] == text[-1]["content"] == text[0].get("content") == "four"
+    assert text[0]["role"] == "assistant"
+    assert Completion("")[0]["content"] == ""
+    with pytest.raises(TypeError):
+        text["content"]
+    with pytest.raises(IndexError):
+        text[4]
+
+
+def test_a_completion_pickles():
+    assert pickle.loads(pickle.dumps(Completion("four")))[0]["content"] == "four"
+    assert pickle.loads(pickle.dumps(Completion("four")[0])) == "f"

@@ -1,7 +1,7 @@
 import pytest
 
-from qwenvl.rewards.build import build_rubric
 from qwenvl.rewards.function import RewardError
+from qwenvl.rewards.named import build_rubric
 from qwenvl.rewards.options import RewardSettings
 
 

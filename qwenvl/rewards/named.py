@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 from qwenvl.rewards.function import RewardError, RewardFunction, name_of
 from qwenvl.rewards.functions.format import ResponseFormat
 from qwenvl.rewards.functions.reward_model import RewardModel
-from qwenvl.rewards.options import RewardSettings
+from qwenvl.rewards.options import RewardOptions, RewardSettings
 from qwenvl.rewards.plugins import by_path, made, plugin_functions
 from qwenvl.rewards.rubric import Aggregation, OnError, Rubric
-from qwenvl.rewards.table import TABLE, make
+from qwenvl.rewards.table import BY_FLAG, TABLE
 
-DEFAULT_WEIGHTS = {"format": 0.3, "accuracy": 0.7}
+DEFAULT_WEIGHTS = {"format": RewardOptions.format_reward_weight, "accuracy": RewardOptions.accuracy_reward_weight}
 
 Named = str | Callable[..., Any] | RewardFunction
 
@@ -63,7 +64,7 @@ def build_rubric(
         values["response_format"] = response_format
     plugins = plugin_functions(external_plugins)
     for name in plugins:
-        if name in TABLE:
+        if name in TABLE or name in BY_FLAG:
             raise RewardError(f"the plugin reward {name!r} has the name of one in the table: rename it")
     named = DEFAULT_WEIGHTS if reward_funcs is None else reward_funcs
     functions = [resolve(each, values, plugins) for each in named]
@@ -97,16 +98,29 @@ def resolve(each: Named, settings: Mapping[str, Any], plugins: Mapping[str, Rewa
         return plugins[each]
     if ":" in each:
         return by_path(each)
-    if each == "reward_model":
-        raise RewardError("a reward model is named by --reward_model PATH_OR_NAME, not among --reward_funcs")
-    if each == "temporal_contrast":
-        raise RewardError("temporal_contrast is asked for by --temporal_contrast, not among --reward_funcs")
+    if each in BY_FLAG:
+        raise RewardError(f"{each} is asked for by --{each}, not among --reward_funcs")
     if each in TABLE:
-        return make(each, settings, lambda name: resolve(name, settings, plugins))
+        return _made_of_table(each, settings, plugins)
     names = [*TABLE, *plugins]
     near = get_close_matches(each, names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     raise RewardError(f"no reward function is named {each!r}: {hint}")
+
+
+def _made_of_table(name: str, settings: Mapping[str, Any], plugins: Mapping[str, RewardFunction]) -> RewardFunction:
+    """The function ``name`` of the table, told the settings that its constructor names."""
+    entry = TABLE[name]
+    if not inspect.isclass(entry.made_of):
+        return RewardFunction(name, entry.made_of, entry.check)
+    wanted = inspect.signature(entry.made_of).parameters
+    given = {setting: settings[setting] for setting in wanted if setting in settings}
+    check = entry.check
+    if "correctness" in wanted:
+        given["correctness"] = correctness = resolve(settings["correctness_func"], settings, plugins)
+        check = correctness.check
+    function = entry.made_of(**given)
+    return RewardFunction(name, function, getattr(function, "check", check))
 
 
 def _weights(
