@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig as GRPOConfig
+    from qwenvl.data.saved_processor import read_clip as read_clip
     from qwenvl.train.grpo_trainer import GRPOTrainer as GRPOTrainer
 
 _HOMES = {
     "GRPOConfig": "qwenvl.config.grpo_config",
     "GRPOTrainer": "qwenvl.train.grpo_trainer",
+    "read_clip": "qwenvl.data.saved_processor",
 }
 
-__all__ = ["GRPOConfig", "GRPOTrainer"]
+__all__ = ["GRPOConfig", "GRPOTrainer", "read_clip"]
 
 
 def __getattr__(name: str) -> Any:

@@ -139,6 +139,37 @@ def test_flags_page_is_what_the_dataclasses_say():
     assert done.stdout == page, "run: python scripts/make_flags_doc.py"
 
 
+@pytest.fixture
+def trained_on_clips(tiny_checkpoint, make_clip, make_row, write_rows, tmp_path, monkeypatch):
+    """The run of the quickstart, ``runs/sop``, in the working folder: one step of a tiny model on a real clip."""
+    from qwenvl import GRPOConfig, GRPOTrainer
+
+    make_clip("clips/17.mp4", 60, size=(320, 240))
+    data = write_rows([make_row(prompt="<video>\nWhich steps?", video="clips/17.mp4")])
+    monkeypatch.chdir(tmp_path)
+    config = GRPOConfig("runs/sop", dataset_use=str(data), max_steps=1, generation_max_length=8, use_cpu=True)
+    trainer = GRPOTrainer(str(tiny_checkpoint()), config, reward_funcs=[lambda texts: [len(text) for text in texts]])
+    trainer.train()
+    trainer.save_model()
+    return trainer
+
+
+@pytest.mark.parametrize("page", ["docs/quickstart.md", "runs/sop/README.md"])
+def test_the_result_answers_about_a_clip(page, trained_on_clips, tmp_path, capsys):
+    """The last step of the quickstart, and the code of the model card, as they stand but for a shorter answer."""
+    page = ROOT / page if page.startswith("docs") else tmp_path / page
+    [code] = [block for block in blocks(page, "python") if "read_clip" in block]
+    code = code.replace('"clip.mp4"', '"clips/17.mp4"').replace('"."', '"runs/sop"')
+    code = code.replace("max_new_tokens=512", "max_new_tokens=4")
+    assert "max_new_tokens=4" in code
+    names = {"__name__": "page"}
+    exec(compile(code, str(page), "exec"), names)
+    batch = trained_on_clips.data_collator([trained_on_clips.train_dataset[0]])["prompts"]
+    assert names["inputs"]["video_grid_thw"].tolist() == batch.video_grid_thw.tolist() == [[2, 8, 12]]
+    new = names["output"][0, names["inputs"]["input_ids"].shape[1] :]
+    assert 0 < len(new) <= 4 and capsys.readouterr().out.endswith("\n")
+
+
 def test_the_ten_lines_of_the_readme_train(tiny_checkpoint, tmp_path, monkeypatch):
     from transformers import AutoModelForImageTextToText
 

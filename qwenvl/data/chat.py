@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from qwenvl.data.records.schemas import MEDIA_TAG
 from qwenvl.types import Message, Record
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 TURN_START = "<|im_start|>"  # begins each turn in the chat templates of the Qwen-VL family
 
@@ -18,6 +23,33 @@ def chat_messages(record: Record) -> list[dict[str, Any]]:
         {"type": "text", "text": "\\nWhich steps?"}]}``.
     """
     return [{"role": message.role, "content": _parts(message)} for message in record.messages]
+
+
+def render_prompt(processor: ProcessorMixin, chat: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+    """Return the text of a prompt as the processor takes it, with one token for each image and clip.
+
+    Args:
+        arguments: of the chat template, such as ``{"enable_thinking": False}``.
+    """
+    text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **arguments)
+    if hasattr(processor, "vision_start_token"):
+        # Qwen3-VL's processor gives every pair of frames a time stamp and its own start and end tokens. Its authors'
+        # version, and inference servers, put these in place of the template's start and end; transformers 5 keeps the
+        # template's around them, which the pretrained weights have not seen.
+        pad = processor.video_token
+        text = text.replace(processor.vision_start_token + pad + processor.vision_end_token, pad)
+    return text
+
+
+def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, Any]) -> None:
+    """Check that the chat template reads all of the arguments.
+
+    Raises:
+        ValueError: naming one that it does not read.
+    """
+    for name in arguments:
+        if not re.search(rf"\b{re.escape(name)}\b", processor.chat_template or ""):
+            raise ValueError(f"--chat_template_kwargs {name} has no effect: the model's chat template does not read it")
 
 
 def opens_think(prompt: str) -> bool:

@@ -13,7 +13,7 @@ from transformers import ProcessorMixin
 from qwenvl.data.chat import opens_think
 from qwenvl.data.errors import RecordError
 from qwenvl.data.fit import Fitter
-from qwenvl.data.lengths import Ruler, render_prompt, timed_metadata
+from qwenvl.data.lengths import Ruler, timed_metadata
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import PromptOptions
 from qwenvl.types import BadSample, PromptBatch, Sample
@@ -56,7 +56,7 @@ class GRPOCollator:
         self.processor = processor
         self.options = options = PromptOptions.of(options, **changes)
         frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
-        self.ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels))
+        self.ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), options.template_arguments)
         self.fitter = Fitter(self.ruler, options.max_prompt_length) if options.fit_frames else None
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, PromptBatch]:
@@ -97,7 +97,7 @@ class GRPOCollator:
             "return_metadata": True,
             "cap_pixels_per_frame": False,
         }
-        text = render_prompt(self.processor, sample.chat)
+        text = self.ruler.text(sample.chat)
         inputs = self.processor(
             text=[text],
             images=images or None,

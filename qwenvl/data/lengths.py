@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from transformers import ProcessorMixin
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.video_utils import VideoMetadata
 
+from qwenvl.data.chat import check_template_arguments, render_prompt
 from qwenvl.types import ClipMeta, Sample
 
 Size = tuple[int, int]
@@ -24,11 +25,20 @@ class Ruler:
     Attributes:
         processor: of Qwen2-VL, Qwen2.5-VL or Qwen3-VL.
         frame_bounds, image_bounds: least and most pixels of a video frame and of an image.
+        template_arguments: of the chat template, as for ``render_prompt``.
     """
 
     processor: ProcessorMixin
     frame_bounds: tuple[int, int]
     image_bounds: tuple[int, int]
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_template_arguments(self.processor, self.template_arguments)
+
+    def text(self, chat: list[dict[str, Any]]) -> str:
+        """Return the text of a prompt, with one token for each image and clip."""
+        return render_prompt(self.processor, chat, self.template_arguments)
 
     def frame_size(self, size: Size, meta: ClipMeta | None, share: float = 1.0) -> Size:
         """What frames of ``size`` are resized to; ``share`` as for ``image_size``."""
@@ -65,7 +75,7 @@ class Ruler:
             pads += pairs * (_tokens(height, width, video) - 1)
             pieces.append(self._clip_text(times, pairs))
         pads += sum(_tokens(height, width, image) - 1 for height, width in images)
-        text, *rest = render_prompt(self.processor, chat).split(self.processor.video_token)
+        text, *rest = self.text(chat).split(self.processor.video_token)
         text += "".join(piece + after for piece, after in zip(pieces, rest, strict=True))
         return len(self.processor.tokenizer(text)["input_ids"]) + pads
 
@@ -77,18 +87,6 @@ class Ruler:
             "video_metadata": [timed_metadata(times)],
         }
         return self.processor.replace_video_token(inputs, 0)
-
-
-def render_prompt(processor: ProcessorMixin, chat: list[dict[str, Any]]) -> str:
-    """The text that the processor takes, with one token for each image and clip."""
-    text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    if hasattr(processor, "vision_start_token"):
-        # Qwen3-VL's processor gives every pair of frames a time stamp and its own start and end tokens. Its authors'
-        # version, and inference servers, put these in place of the template's start and end; transformers 5 keeps the
-        # template's around them, which the pretrained weights have not seen.
-        pad = processor.video_token
-        text = text.replace(processor.vision_start_token + pad + processor.vision_end_token, pad)
-    return text
 
 
 def timed_metadata(times: Sequence[float]) -> VideoMetadata:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from qwenvl.option import Options, option, was_set
 
@@ -87,6 +88,12 @@ class PromptOptions(Options):
     video_max_frame_pixels: int = option(32 * 28 * 28, "Most pixels of a video frame; larger frames are scaled down.")
     min_pixels: int = option(16 * 28 * 28, "Fewest pixels of an image; smaller images are scaled up.", least=1)
     max_pixels: int = option(576 * 28 * 28, "Most pixels of an image; larger images are scaled down.")
+    chat_template_kwargs: dict[str, Any] | str | None = option(
+        None,
+        "Arguments of the model's chat template, as a JSON mapping. Hybrid thinking checkpoints, for one, read "
+        '{"enable_thinking": false}. An argument that the template does not read is refused.',
+        unset="the template's own defaults",
+    )
     max_prompt_length: int | None = option(
         None, "Longest prompt in tokens, vision tokens included, at least 1.", unset="no limit", least=1
     )
@@ -100,7 +107,14 @@ class PromptOptions(Options):
         "that is still too long goes the way of --on_long_prompt.",
     )
 
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """The arguments of the chat template by name."""
+        given = self.chat_template_kwargs
+        return json.loads(given) if isinstance(given, str) else dict(given or {})
+
     def problems(self) -> Iterator[str]:
+        yield from template_problems(self.chat_template_kwargs)
         if self.on_long_prompt == "skip" and self.max_prompt_length is None:
             yield "--on_long_prompt skip has no effect without --max_prompt_length: set it, in tokens"
         if self.fit_frames and self.max_prompt_length is None:
@@ -138,6 +152,19 @@ class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
     def problems(self) -> Iterator[str]:
         if self.frame_cache is None and was_set(self, "frame_cache_gb"):
             yield "--frame_cache_gb has no effect without --frame_cache"
+
+
+def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:
+    """What is wrong with the arguments of the chat template."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            given = f"{given} ({error})"
+    if given is not None and not isinstance(given, dict):
+        yield f'--chat_template_kwargs must be a JSON mapping such as {{"enable_thinking": false}}, got {given}'
+    elif taken := {"messages", "add_generation_prompt"} & set(given or {}):
+        yield f"--chat_template_kwargs: {min(taken)} is what a prompt is made with, not an option: leave it out"
 
 
 def crossed(options: Options, low: str, high: str) -> Iterator[str]:

@@ -34,7 +34,8 @@ def add_options(parser: argparse.ArgumentParser, group: type[Options], without: 
         if bool in kinds_of(hint):
             parser.add_argument(flag, action="store_true", help=text)
             continue
-        kind, choices = (str, choices_of(hint)) if choices_of(hint) else (kinds_of(hint)[0], None)
+        choices, kinds = choices_of(hint) or None, kinds_of(hint)
+        kind = str if choices or str in kinds else kinds[0]
         shown = text if each.default is None else f"{text} [{each.default}]"
         parser.add_argument(flag, type=kind, choices=choices, default=each.default, help=shown)
 

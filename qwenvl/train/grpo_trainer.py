@@ -18,6 +18,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
+from qwenvl.data.saved_processor import PromptSettings, processor_as_trained
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.reference import Reference
@@ -39,6 +40,7 @@ from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_pro
 from qwenvl.train.fast_paths import choose_paths
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
+from qwenvl.train.model_card import describe_inputs
 from qwenvl.train.parity import check_parity, wants_parity
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import PromptBatch
@@ -108,13 +110,15 @@ class GRPOTrainer(Trainer):
         collator = GRPOCollator(processor, PromptOptions.of(args))
         frame_cache = build_frame_cache(args, collator)
         build = partial(build_dataset, args=args, rubric=rubric, fitter=collator.fitter, frame_cache=frame_cache)
+        train_dataset = build(train_dataset or args.dataset_use, training=True)
+        self._prompt_settings = PromptSettings.of(args, train_dataset, bare.name_or_path)
         super().__init__(
             model=policy,
             args=args,
             data_collator=collator,
-            train_dataset=build(train_dataset or args.dataset_use, training=True),
+            train_dataset=train_dataset,
             eval_dataset=build(eval_dataset or args.eval_dataset_use, training=False),
-            processing_class=processor,
+            processing_class=processor_as_trained(processor, self._prompt_settings),
             callbacks=callbacks,
         )
         self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
@@ -282,6 +286,11 @@ class GRPOTrainer(Trainer):
                 f"step {self.state.global_step + 1}: the gradient's norm is {norm}; nothing updated"
             )
         return norm
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            describe_inputs(output_dir or self.args.output_dir, self._prompt_settings, self.processing_class)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self._saves_whole_models():

@@ -79,6 +79,7 @@ run_name: 007
 report_to: [tensorboard, mlflow]
 lr_scheduler_type: cosine_with_min_lr
 lr_scheduler_kwargs: {min_lr: 1e-7}
+chat_template_kwargs: {enable_thinking: false}
 logging_steps: 0.5
 """
 
@@ -91,6 +92,7 @@ def check_file_values(config):
     assert config.run_name == "007"
     assert config.report_to == ["tensorboard", "mlflow"]
     assert config.lr_scheduler_kwargs == {"min_lr": 1e-7}
+    assert config.template_arguments == {"enable_thinking": False}
     assert config.logging_steps == 0.5
 
 
@@ -111,6 +113,7 @@ def test_a_json_file(parse, write):
         "report_to": ["tensorboard", "mlflow"],
         "lr_scheduler_type": "cosine_with_min_lr",
         "lr_scheduler_kwargs": {"min_lr": 1e-7},
+        "chat_template_kwargs": {"enable_thinking": False},
         "logging_steps": 0.5,
     }
     check_file_values(parse(write(json.dumps(settings), "run.json")))

@@ -1,6 +1,7 @@
 import pytest
 
-from qwenvl.data.chat import chat_messages, opens_think
+from qwenvl.data.chat import chat_messages, check_template_arguments, opens_think, render_prompt
+from qwenvl.demo.tiny import make_processor
 from qwenvl.types import Message, Record
 
 
@@ -46,3 +47,14 @@ def test_an_empty_turn_has_no_parts():
 )
 def test_a_prompt_that_ends_inside_a_think_block(prompt, opened):
     assert opens_think(prompt) is opened
+
+
+def test_arguments_reach_the_template_and_others_are_refused():
+    processor = make_processor("qwen2_5_vl")
+    processor.chat_template += "{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
+    chat = [{"role": "user", "content": [{"type": "text", "text": "Hi."}]}]
+    plain = render_prompt(processor, chat, {})
+    assert render_prompt(processor, chat, {"enable_thinking": False}) == plain + "</think>"
+    check_template_arguments(processor, {"enable_thinking": False})
+    with pytest.raises(ValueError, match="--chat_template_kwargs thinking has no effect"):
+        check_template_arguments(processor, {"thinking": False})
