@@ -5,8 +5,9 @@
 #   MODEL=Qwen/Qwen2.5-VL-7B-Instruct DATASET=sop NPROC=8 DEEPSPEED=zero3 bash scripts/train_grpo.sh --grpo_beta 0.04
 #   NPROC=4 bash scripts/train_grpo.sh run.yaml
 #
-# Every line "option" below is a setting: flag, environment variable, default. Edit it here, set the variable, or append
-# the flag, which overrides both. With a settings file (first argument, or --config) the defaults here do not apply.
+# Every line "option" below is a setting: flag, environment variable, and what is given where the variable is not set; ""
+# leaves it to the default of the flag (docs/flags.md). Set the variable, or append the flag, which overrides it. With a
+# settings file (first argument, or --config) only what you set or append is given.
 #
 # About the launch itself:
 #   NPROC      processes, one for each GPU               (default: the GPUs of this machine, or 1)
@@ -42,35 +43,35 @@ option --eval_dataset_use            EVAL_DATASET   ""
 option --output_dir                  OUTPUT         runs/grpo
 
 # --- what learns, and how fast
-option --tune_mm_llm                 TUNE_LLM       True
-option --tune_mm_mlp                 TUNE_MLP       True
-option --tune_mm_vision              TUNE_VISION    False
-option --lora_enable                 LORA           False
-option --learning_rate               LR             ""    # 1e-6; with LoRA 1e-5
-option --warmup_steps                WARMUP         0.03  # below 1: a share of all steps
-option --num_train_epochs            EPOCHS         1
+option --tune_mm_llm                 TUNE_LLM       ""
+option --tune_mm_mlp                 TUNE_MLP       ""
+option --tune_mm_vision              TUNE_VISION    ""
+option --lora_enable                 LORA           ""
+option --learning_rate               LR             ""
+option --warmup_steps                WARMUP         ""    # below 1: a share of all steps
+option --num_train_epochs            EPOCHS         ""
 option --max_steps                   MAX_STEPS      ""    # overrides EPOCHS
 
 # --- a step is NPROC x BATCH_SIZE x ACCUMULATE prompts with GROUP_SIZE completions each
-option --per_device_train_batch_size BATCH_SIZE     1
-option --gradient_accumulation_steps ACCUMULATE     8
-option --grpo_sample_size            GROUP_SIZE     8
-option --generation_max_length       MAX_NEW_TOKENS 512
-option --generation_temperature      TEMPERATURE    0.7
-option --grpo_beta                   BETA           0.1
+option --per_device_train_batch_size BATCH_SIZE     ""
+option --gradient_accumulation_steps ACCUMULATE     ""
+option --grpo_sample_size            GROUP_SIZE     ""
+option --generation_max_length       MAX_NEW_TOKENS ""
+option --generation_temperature      TEMPERATURE    ""
+option --grpo_beta                   BETA           ""
 
 # --- what the model sees: the knobs that decide memory and time
-option --base_interval               INTERVAL       2.0   # seconds between frames
-option --video_max_frames            MAX_FRAMES     8
-option --video_max_frame_pixels      FRAME_PIXELS   25088 # 32 vision tokens for each pair of frames
+option --base_interval               INTERVAL       ""    # seconds between frames
+option --video_max_frames            MAX_FRAMES     ""
+option --video_max_frame_pixels      FRAME_PIXELS   ""    # 28 x 28 of them are a vision token of a pair of frames
 option --max_prompt_length           MAX_PROMPT     ""
 
-# --- machine
+# --- machine: nothing here changes what is learned
 option --gradient_checkpointing      CHECKPOINTING  True  # less memory, about a fifth more time
 option --dataloader_num_workers      WORKERS        4     # processes that decode video, for each GPU
-option --save_steps                  SAVE_STEPS     100
+option --save_steps                  SAVE_STEPS     ""
 option --save_total_limit            SAVE_LIMIT     3     # checkpoints kept
-option --report_to                   REPORT_TO      none
+option --report_to                   REPORT_TO      ""
 
 if [[ -n "${EVAL_DATASET-}" ]]; then
     option --eval_strategy           EVAL_STRATEGY  steps
@@ -104,7 +105,8 @@ if [[ -z "${PYTHON-}${VIRTUAL_ENV-}${CONDA_PREFIX-}" && -x "$root/.venv/bin/pyth
 fi
 
 command=("$interpreter")
-if ((nproc > 1)); then
+if ((nproc > 1)) || [[ "${DEEPSPEED:-none}" != none ]]; then # DeepSpeed asks for a launcher for one process too
+    ((nproc > 0)) || nproc=1
     command+=(-m torch.distributed.run --standalone --nproc_per_node "$nproc")
 fi
 command+=("$root/qwenvl/train/train_grpo.py")

@@ -47,13 +47,20 @@ def test_one_process_is_plain_python(launch):
     assert words[:2] == ["python", COMMAND]
     config = settings(words)
     assert (config.model_name_or_path, config.dataset_use) == ("Qwen/Qwen2.5-VL-3B-Instruct", "sop")
-    assert (config.grpo_sample_size, config.learning_rate, config.warmup_steps) == (8, 1e-6, 0.03)
     assert config.eval_strategy == "no"
+
+
+def test_what_is_learned_is_left_to_the_flags(launch):
+    machine = {"--gradient_checkpointing", "--dataloader_num_workers", "--save_total_limit"}
+    given = {word for word in launch(DATASET="sop") if word.startswith("--")}
+    assert given == {"--model_name_or_path", "--dataset_use", "--output_dir", *machine}
 
 
 def test_several_processes_go_through_torchrun(launch):
     torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4", COMMAND]
     assert launch(NPROC="4")[:7] == torchrun
+    alone = launch(DEEPSPEED="zero2")  # which asks for a launcher for one process too
+    assert alone[:7] == [*torchrun[:5], "1", COMMAND]
     assert launch(CUDA_VISIBLE_DEVICES="0,1,2,5", PYTHON="python")[:7] == torchrun
 
 
