@@ -1,6 +1,22 @@
 """Packaging. Ranges begin with the oldest versions that the tests were run with."""
 
+import shutil
+from pathlib import Path
+
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+
+
+class BuildWithExample(build_py):
+    """A wheel carries the example records, which the repository keeps outside of the package."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            shutil.copytree(ROOT / "data", Path(self.build_lib) / "qwenvl" / "shipped_data", dirs_exist_ok=True)
+
 
 # What some functions of the reward table are computed with.
 REWARDS = ["math-verify>=0.9", "rapidfuzz>=3.9", "jiwer>=4", "rouge-score>=0.1.2", "scipy>=1.11"]
@@ -14,9 +30,19 @@ setup(
     name="qwenvl",
     version="0.1.0",
     description="GRPO for Qwen-VL on video, on the Hugging Face Trainer",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    classifiers=[
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    cmdclass={"build_py": BuildWithExample},
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["qwenvl", "qwenvl.*"]),
-    package_data={"qwenvl": ["page/*.html", "doctor/*.html"]},
+    package_data={"qwenvl": ["py.typed", "page/*.html", "doctor/*.html"]},
     install_requires=[
         "torch>=2.13",
         "torchvision>=0.28",
@@ -41,7 +67,7 @@ setup(
         "rewards": REWARDS,
         "formats": FORMATS,
         "bench": ["trl>=1.16"],
-        "dev": ["hypothesis>=6.100", *DEEPSPEED, *REWARDS, *FORMATS, "pytest>=8", "ruff>=0.9"],
+        "dev": ["hypothesis>=6.100", *DEEPSPEED, *REWARDS, *FORMATS, "pytest>=8", "ruff>=0.9", "setuptools>=70.1"],
     },
     entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},
 )

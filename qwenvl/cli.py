@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
+from importlib import import_module, metadata
 
 COMMANDS = {
     "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int | None:
     if command in ("-h", "--help"):
         print(usage())
         return 0
+    if command == "--version":
+        print(f"qwenvl {version()}")
+        return 0
     if command not in COMMANDS:
         near = "".join(f"; did you mean {name}?" for name in get_close_matches(command, COMMANDS, n=1))
         print(f"qwenvl: unknown command {command!r}{near}\n\n{usage()}", file=sys.stderr)
@@ -33,4 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int | None:
 def usage() -> str:
     """What ``qwenvl --help`` prints."""
     lines = [f"  {name:<10}{what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(["usage: qwenvl COMMAND ...", "", *lines, "", "qwenvl COMMAND --help tells more."])
+    usages = ["usage: qwenvl COMMAND ...", "       qwenvl --version"]
+    return "\n".join([*usages, "", *lines, "", "qwenvl COMMAND --help tells more."])
+
+
+def version() -> str:
+    """The version of the installed package."""
+    try:
+        return metadata.version("qwenvl")
+    except metadata.PackageNotFoundError:
+        return "of a source folder that is not installed"

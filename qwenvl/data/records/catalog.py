@@ -12,7 +12,9 @@ import yaml
 
 from qwenvl.data.records.rows import HUB_PREFIX
 
-DEFAULT_CATALOG = Path(__file__).resolve().parents[3] / "data" / "datasets.yaml"
+_PACKAGE = Path(__file__).resolve().parents[2]
+_SHIPPED = _PACKAGE / "shipped_data" / "datasets.yaml"  # in a wheel alone: see setup.py
+DEFAULT_CATALOG = _SHIPPED if _SHIPPED.is_file() else _PACKAGE.parent / "data" / "datasets.yaml"
 ANNOTATION_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".parquet", ".csv", ".tsv")
 
 
@@ -40,8 +42,9 @@ def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -
 
     What ends in one of ``ANNOTATION_SUFFIXES`` or contains a slash is a path, ``hf:name:split`` a data set of the hub.
     A catalog is a YAML file of ``name: {annotation_path, media_root}``, relative paths starting at the catalog's
-    folder; by default the repository's ``data/datasets.yaml``. The media root of a path given directly is its folder.
-    A number after the last colon is a weight, so a name that itself ends in a colon and a number needs one after it.
+    folder; by default the repository's ``data/datasets.yaml``, of which a wheel carries a copy. The media root of a
+    path given directly is its folder. A number after the last colon is a weight, so a name that itself ends in a
+    colon and a number needs one after it.
 
     Raises:
         ValueError: an unknown name (the near ones are listed), a bad percentage or weight, weights for some data sets
@@ -68,7 +71,7 @@ def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
     """All data sets of a catalog file, checked for form; their annotation files need not exist."""
     path = catalog_path or DEFAULT_CATALOG
     if not path.is_file():
-        hint = "" if catalog_path else " (the installed package carries no catalog; the repository does)"
+        hint = "" if catalog_path else " (it comes with the package: install that again)"
         raise FileNotFoundError(
             f"{path}: no such catalog{hint}; name one with --dataset_catalog, or give dataset_use a path of "
             f"a file ({', '.join(ANNOTATION_SUFFIXES)})"

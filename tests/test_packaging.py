@@ -1,0 +1,67 @@
+"""The wheel by itself, away from the repository: its command, its example records, its types and its metadata."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import distributions, version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder with the wheel installed into it, built from a copy of the sources."""
+    source, wheels, site = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "site"))
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in ("qwenvl", "data"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = ["-m", "pip", "-q", "--disable-pip-version-check"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", wheels, ".", cwd=source)
+    run(*pip, "install", "--no-deps", "--no-index", "--target", site, *wheels.glob("*.whl"), cwd=wheels)
+    return site
+
+
+def test_the_example_is_there(site, tmp_path):
+    code = (
+        "import qwenvl; from qwenvl.data.records.catalog import resolve_datasets;"
+        "print(qwenvl.__file__, resolve_datasets('example')[0].annotation_path)"
+    )
+    package, records = run("-c", code, cwd=tmp_path, PYTHONPATH=str(site)).split()
+    assert Path(package).is_relative_to(site) and Path(records).is_relative_to(site)
+    assert "5 records" in run("-m", "qwenvl", "data", "check", "example", cwd=tmp_path, PYTHONPATH=str(site))
+
+
+def test_types_templates_and_metadata_are_there(site):
+    (distribution,) = distributions(path=[str(site)])
+    assert (site / "qwenvl" / "py.typed").is_file()
+    missing = [path for path in (ROOT / "qwenvl").rglob("*.html") if not (site / path.relative_to(ROOT)).is_file()]
+    assert missing == []
+    assert distribution.metadata.get_payload().startswith("# qwenvl")
+    assert distribution.metadata["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in distribution.metadata.get_all("Classifier")
+
+
+def test_the_command_and_the_module_tell_the_version(site, tmp_path):
+    program = site / "bin" / "qwenvl"
+    for command in (["-m", "qwenvl"], [program]):
+        said = run(*command, "--version", cwd=tmp_path, PYTHONPATH=str(site))
+        assert said == f"qwenvl {version('qwenvl')}\n"
