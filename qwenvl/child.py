@@ -119,6 +119,8 @@ class Child:
         atexit.register(self.kill)
         try:
             self._receive(START_SECONDS, f"{load}: the process did not start within {START_SECONDS:g} s")
+        except ChildDied as error:
+            raise ChildError(f"{load}: while the process started, {error}") from None
         except BaseException:
             self.kill()
             raise

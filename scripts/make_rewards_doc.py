@@ -96,6 +96,11 @@ not apply. It gets the columns that its signature names, all of them with `**col
 - A function that raises, or gives NaN, infinity or something that is no number, stops the run with its name, the record
   and the completion. With `--on_reward_error skip` the value becomes None and is counted (`reward/<name>/skipped`).
   Above 5 % of a function's last 1,000 rows the run stops anyway.
+- `sys.exit` and `os._exit` in a function are failures like any other exception: neither ends the run. Only a function
+  that imported `os._exit` under a name of its own, or C code, can still end the process.
+- A function gets copies of its columns and of `trainer_state`. What it changes in them is seen by no other function.
+- `math_accuracy` bounds how long it computes for one pair. A pair beyond the bound has no value (None), is named in the
+  log, and is counted in `reward/math_accuracy/unfinished`.
 - A completion that no function gave a value has no reward. Its group is compared without it: it counts in no mean and
   no standard deviation, its advantage is 0, and its row in the run folder has the total `null`. In a group with fewer
   than two rewards every advantage is 0. Evaluation leaves such completions out.

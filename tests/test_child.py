@@ -128,8 +128,9 @@ def test_a_death_is_told_with_its_exit_code(start):
 
 
 def test_a_child_that_cannot_load_is_an_error(start):
-    with pytest.raises(ChildError, match="exit code 1"):
+    with pytest.raises(ChildError, match=r"made_tasks:broken: while .*, the process died \(exit code 1\)") as caught:
         start("broken")
+    assert not isinstance(caught.value, ChildDied), "that would be the fault of a message"
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the system has no such bound")

@@ -18,6 +18,13 @@ class RewardError(ValueError):
     """A reward function failed, or gave no reward; the message names the function, the record and the completion."""
 
 
+class Unfinished(Exception):
+    """In place of a row's value: a bound on computing or memory kept the function from finding it.
+
+    The row has no value from this function, which is counted and named, and the run goes on.
+    """
+
+
 @dataclass(frozen=True)
 class RewardFunction:
     """One column of a rubric.

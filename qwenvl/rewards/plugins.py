@@ -122,7 +122,7 @@ def load_file(file: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise RewardError(f"{file}: {type(error).__name__} while it was loaded: {error}") from error
     return module

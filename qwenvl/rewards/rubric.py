@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -9,9 +10,11 @@ from typing import Any, Literal
 
 from qwenvl.rewards.adapters import Completion
 from qwenvl.rewards.columns import field_problem, is_routed, record_name, route_problem
-from qwenvl.rewards.function import RewardError, RewardFunction
+from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
 from qwenvl.rewards.runner import Call, Runner
 from qwenvl.types import Record, RewardBatch
+
+logger = logging.getLogger(__name__)
 
 Values = list[float | None]
 Aggregation = Literal["sum", "normalize_then_sum"]
@@ -68,7 +71,7 @@ class Rubric:
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._aggregation, self._on_error = aggregation, on_error
         self._runner = Runner(timeout, workers)
-        self._skipped = dict.fromkeys(self.names, 0)
+        self._skipped, self._unfinished = dict.fromkeys(self.names, 0), dict.fromkeys(self.names, 0)
         self._recent_failures = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
     def score(
@@ -98,17 +101,21 @@ class Rubric:
             if problem := route_problem(route, self.names):
                 raise RewardError(f"{record_name(columns, row)}: {problem}")
         logged: dict[str, list[float]] = {}
-        components = self.values(completions, columns, trainer_state=trainer_state, logged=logged)
+        unfinished: set[int] = set()
+        components = self.values(
+            completions, columns, trainer_state=trainer_state, logged=logged, unfinished=unfinished
+        )
         metrics = {name: math.fsum(values) / len(values) for name, values in logged.items()}
         if self._on_error == "skip":
             metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
+        metrics |= {f"reward/{name}/unfinished": float(count) for name, count in self._unfinished.items() if count}
 
         weighted = components
         if self._aggregation == "normalize_then_sum" and group_size is not None:
             weighted = [normalized(values, group_size) for values in components]
         totals = weighted_sums(weighted, self.weights)
         for row, total in enumerate(totals):
-            if total is None and self._on_error == "error":
+            if total is None and self._on_error == "error" and row not in unfinished:
                 raise RewardError(
                     f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
                     f"{', '.join(self.names)}\n  completion: {completions[row][:2000]!r}"
@@ -123,12 +130,14 @@ class Rubric:
         *,
         trainer_state: Any = None,
         logged: dict[str, list[float]] | None = None,
+        unfinished: set[int] | None = None,
     ) -> list[list[float | None]]:
         """K lists of N values as the functions give them, None where one does not apply; there need not be another.
 
         Args:
             completions, columns, trainer_state: see ``score``; ``reward`` may name functions of another rubric.
             logged: takes what the functions log, by name.
+            unfinished: takes the rows that a function could not finish.
 
         Raises:
             RewardError: see the class.
@@ -142,7 +151,7 @@ class Rubric:
             "trainer_state": trainer_state,
             "log_metric": lambda name, value: logged.setdefault(str(name), []).append(float(value)),
         }
-        return self._components(completions, columns, shared)
+        return self._components(completions, columns, shared, set() if unfinished is None else unfinished)
 
     def check_solution(self, solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
         """Why a record with this solution (and these fields) cannot be scored, or None if it can; for reading data."""
@@ -167,7 +176,11 @@ class Rubric:
                 close()
 
     def _components(
-        self, completions: Sequence[str], columns: Mapping[str, list[Any]], shared: Mapping[str, Any]
+        self,
+        completions: Sequence[str],
+        columns: Mapping[str, list[Any]],
+        shared: Mapping[str, Any],
+        unfinished: set[int],
     ) -> list[list[float | None]]:
         """K lists of N values: each function is called once, on the rows that are its own."""
         n = len(completions)
@@ -187,6 +200,12 @@ class Rubric:
         components: list[list[float | None]] = [[None] * n for _ in self.names]
         for name, values in zip(calls, self._runner.run(list(calls.values())), strict=True):
             for row, value in zip(rows_of[name], values, strict=True):
+                if isinstance(value, Unfinished):
+                    unfinished.add(row)
+                    self._unfinished[name] += 1
+                    said = f"{value}\n  completion: {completions[row][:2000]!r}"
+                    logger.warning('reward "%s" has no value for %s: %s', name, record_name(columns, row), said)
+                    continue
                 number, problem = _as_number(value)
                 self._recent_failures[name].append(problem is not None)
                 if problem:
@@ -217,7 +236,12 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
         return None, f"{type(value).__name__}: {value}"
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         return None, f"expected a number or None, got {value!r:.200}"
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer, which may have too many digits to be written out
+        return None, f"expected a finite number, got one of type {type(value).__name__} beyond 1.8e308"
+    except Exception as error:  # arrays and tensors of several numbers
+        return None, f"expected a number or None, got a value of type {type(value).__name__}: {error}"
     if not math.isfinite(number):
         return None, f"expected a finite number, got {number}"
     return number, None

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from qwenvl.rewards.apart import own, own_state, run_on, staying, staying_async
 from qwenvl.rewards.function import RewardError, RewardFunction, arguments
 from qwenvl.rewards.workers import Workers
 
@@ -39,8 +41,10 @@ class Call:
         return Call(self.function, [self.completions[row]], columns, self.shared)
 
     def arguments(self) -> tuple[list, dict]:
-        """Positional and keyword arguments for the function."""
-        return arguments(self.function, self.completions, {**self.columns, **self.shared})
+        """Positional and keyword arguments for the function: copies, so that it changes nothing that others see."""
+        positional, keywords = arguments(self.function, self.completions, {**self.columns, **self.shared})
+        state = {"trainer_state": own_state(self.shared.get("trainer_state"))} if "trainer_state" in keywords else {}
+        return own(positional), own({name: each for name, each in keywords.items() if name not in state}) | state
 
 
 class Runner:
@@ -82,10 +86,10 @@ class Runner:
             return self._begin_in_workers(call)
         positional, keywords = call.arguments()
         if call.function.is_async:
-            coroutine = call.function.call(*positional, **keywords)
+            coroutine = staying_async(call.function.call(*positional, **keywords))
             future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop())
         elif self._timeout is None:
-            return lambda: call.function.call(*positional, **keywords)
+            return lambda: staying(call.function.call, *positional, **keywords)
         else:
             future = _in_thread(call.function.call, positional, keywords)
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
@@ -124,7 +128,7 @@ class Runner:
         """One loop for the life of the runner: clients and semaphores belong to the loop they were first used in."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            run = _on_this_device(self._loop.run_forever)
+            run = _on_this_device(partial(run_on, self._loop))
             threading.Thread(target=run, name="async-rewards", daemon=True).start()
         return self._loop
 
@@ -135,7 +139,7 @@ def _in_thread(function: Callable, positional: list, keywords: dict) -> Future:
 
     def work() -> None:
         try:
-            future.set_result(function(*positional, **keywords))
+            future.set_result(staying(function, *positional, **keywords))
         except BaseException as error:
             future.set_exception(error)
 

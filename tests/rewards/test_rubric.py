@@ -44,7 +44,10 @@ def test_values_may_be_numpy_torch_tuples_and_none():
     assert batch.total.tolist() == [2.5, 6.5]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, "1", [1.0], object()])
+HUGE = [pytest.param(10**400, id="401 digits"), pytest.param(10**5000, id="5001 digits")]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, "1", [1.0], object(), torch.zeros(2), *HUGE])
 def test_what_is_no_reward_is_an_error_that_names_everything(bad):
     def broken(completions, **columns):
         return [0.0, bad]

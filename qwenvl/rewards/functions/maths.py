@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from qwenvl.child import ChildError
+from qwenvl.child import ChildDied, ChildFailed, ChildTimeout
 from qwenvl.files import check_installed, require
+from qwenvl.rewards.function import Unfinished
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
 from qwenvl.rewards.workers import Workers
 
 LONGEST = 500  # characters of an expression
-SECONDS = 2.0  # a pair may take in a worker
+CPU_SECONDS = 2.0  # of computing that a pair may take, whatever else the machine does
+HANGING_SECONDS = 300.0  # after which a pair that neither computes nor ends is given up
 MEMORY = 3 * 2**30
 
 _PLAIN = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:/[0-9]{1,30})?")
@@ -35,20 +37,21 @@ class MathReward:
     Compared are the first answer block of the completion and that of the solution (all of it, where it has no block);
     the thinking is never read. Equal after normalizing the text is equal. Otherwise both are parsed as LaTeX and
     verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Words, single letters and
-    what holds a colon ("A", "yes", "12:30") compare as text; a unit in words must be the same. An answer that takes
-    longer than 2 s, or is longer than 500 characters, scores 0.
+    what holds a colon ("A", "yes", "12:30") compare as text; a unit in words must be the same. An answer longer than
+    500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is
+    named in the log and counted as ``reward/math_accuracy/unfinished``.
     """
 
     def __init__(self, reward_workers: int = 0) -> None:
         check_installed("math_verify", "rewards")
-        self._workers = Workers(max(1, reward_workers), MEMORY, preload="qwenvl.rewards.functions.maths:warm_up")
+        self._workers = Workers(max(1, reward_workers), MEMORY, preload=f"{__name__}:warm_up")
 
-    def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float | Unfinished]:
         verdicts: list[bool | Future] = []
         for text, truth in zip(completions, solution, strict=True):
             verdict = compare_as_text(solution_of(truth), answer_of(text))
             verdicts.append(self._verify(*verdict) if isinstance(verdict, tuple) else verdict)
-        return [float(_result(each) if isinstance(each, Future) else each) for each in verdicts]
+        return [_value(each.result) if isinstance(each, Future) else float(each) for each in verdicts]
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
         """Why a record cannot be scored: its solution is empty, or looks like mathematics that cannot be parsed."""
@@ -60,7 +63,10 @@ class MathReward:
         expression, _ = split_unit(gold)
         if not is_mathematical(expression) or _PLAIN.fullmatch(plain(expression)):
             return None
-        if _result(self._verify(expression, expression)):
+        value = _value(self._verify(expression, expression).result)
+        if isinstance(value, Unfinished):
+            return f"{value}: choose a simpler solution than {gold!r}"
+        if value:
             return None
         return f"the solution cannot be parsed as mathematics: {gold!r}"
 
@@ -69,7 +75,9 @@ class MathReward:
         self._workers.close()
 
     def _verify(self, gold: str, answer: str) -> Future:
-        return self._workers.submit("qwenvl.rewards.functions.maths:equivalent", gold, answer, seconds=SECONDS)
+        return self._workers.submit(
+            f"{__name__}:equivalent", gold, answer, seconds=HANGING_SECONDS, cpu_seconds=CPU_SECONDS
+        )
 
 
 def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
@@ -149,9 +157,11 @@ def _fraction(text: str) -> Fraction | None:
     return Fraction(numerator) / Fraction(denominator or 1) if Fraction(denominator or 1) else None
 
 
-def _result(future: Future) -> bool:
-    """A pair that no worker can finish is one that is not equal."""
+def _value(result: Callable[[], bool]) -> float | Unfinished:
+    """What a worker found; an expression that its parser chokes on is not equal."""
     try:
-        return future.result()
-    except ChildError:
-        return False
+        return float(result())
+    except ChildFailed as error:
+        return Unfinished("a pair took more than 3 GiB") if "MemoryError" in str(error) else 0.0
+    except (ChildTimeout, ChildDied) as error:
+        return Unfinished(f"a pair could not be verified: {error}")

@@ -1,9 +1,14 @@
+import math
+import os
+import signal
 import threading
-import time
 
 import pytest
 
-from qwenvl.rewards.functions.maths import MathReward, compare_as_text, split_unit
+from qwenvl.rewards.function import RewardFunction, Unfinished
+from qwenvl.rewards.functions import maths
+from qwenvl.rewards.functions.maths import CPU_SECONDS, MathReward, compare_as_text, split_unit
+from qwenvl.rewards.rubric import Rubric
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +68,46 @@ def test_only_the_answer_block_is_read(reward):
     assert reward(["<think> 3 </think><answer>5</answer>", "5", "<answer>5"], solution=["3", "5", "5"]) == [0.0] * 3
 
 
-def test_bombs_end_at_their_deadline_and_harm_nobody(reward):
-    bombs = [r"\boxed{9^{9^{9^{9}}}}", "10^{10^{10}}!"]
-    begin = time.monotonic()
-    assert reward([answer(text) for text in [*bombs, r"\frac{1}{2}"]], solution=["0.5"] * 3) == [0.0, 0.0, 1.0]
-    assert time.monotonic() - begin < 12
+BOMB = "9^{9^{9^{9}}}"
+
+
+def test_a_pair_that_takes_too_long_has_no_value_and_harms_nobody(reward):
+    bomb, *others = reward([answer(text) for text in (BOMB, r"\frac{1}{2}", "2/3^2")], solution=["0.5"] * 3)
+    assert isinstance(bomb, Unfinished) and "no result after 2.0 s of computing" in str(bomb)
+    assert others == [1.0, 0.0]
     assert reward([answer("x" * 400 + "^2"), answer("1" * 10**6)], solution=["x^2", "1"]) == [0.0, 0.0]
+
+
+def test_a_solution_that_takes_too_long_is_refused(reward, monkeypatch):
+    monkeypatch.setattr(maths, "CPU_SECONDS", 0.001)
+    solution = " + ".join(rf"\frac{{{i}}}{{x}}" for i in range(30))
+    assert "no result after 0.001 s of computing: choose a simpler solution" in reward.check(solution, {})
+
+
+def test_waiting_for_a_busy_machine_does_not_count(reward, monkeypatch):
+    """The worker stands still for longer than it may compute, as it does where others have the machine."""
+    submit = reward._workers.submit
+
+    def pausing(*task, **bounds):
+        future = submit("os:getpid")
+        os.kill(future.result(), signal.SIGSTOP)
+        threading.Timer(CPU_SECONDS + 1, os.kill, (future.result(), signal.SIGCONT)).start()
+        return submit(*task, **bounds)
+
+    monkeypatch.setattr(reward._workers, "submit", pausing)
+    assert reward([answer(r"\sin^2(x) + \cos^2(x)")], solution=["1"]) == [1.0]
+
+
+def test_the_rubric_names_and_counts_a_pair_without_a_value(caplog):
+    rubric = Rubric([RewardFunction("math_accuracy", MathReward())], [1.0])
+    columns = {"solution": ["0.5", "0.5"], "id": ["r1", "r2"]}
+    batch = rubric.score([answer(BOMB), answer(r"\frac12")], columns, group_size=2)
+    rubric.close()
+    assert batch.components == [[None, 1.0]]
+    assert math.isnan(batch.total[0]) and batch.total[1] == 1
+    assert batch.metrics["reward/math_accuracy/unfinished"] == 1
+    assert "reward \"math_accuracy\" has no value for record 'r1': a pair could not be verified" in caplog.text
+    assert BOMB in caplog.text
 
 
 def test_works_in_a_thread(reward):
