@@ -157,7 +157,7 @@ def span(entry: Entry) -> str:
 
 
 def escaped(text: str) -> str:
-    """Docstring marks as Markdown; what looks like a tag outside of code is shown as it is."""
+    """A docstring as Markdown. What looks like a tag outside of code is shown as it is."""
     outside = text.replace("``", "`").split("`")
     outside[::2] = [part.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*") for part in outside[::2]]
     return "`".join(outside)

@@ -16,7 +16,7 @@ from qwenvl.rewards.table import BY_FLAG, TABLE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``qwenvl rewards list`` or ``qwenvl rewards try NAME ...``; returns the exit status."""
+    """Run ``qwenvl rewards list`` or ``qwenvl rewards try NAME ...`` and return the exit status."""
     options = _parser().parse_args(argv)
     try:
         print(listing() if options.command == "list" else _try(options))
@@ -88,7 +88,7 @@ def _setting_names() -> list[str]:
 
 
 def _field(text: str) -> tuple[str, Any]:
-    """``name=json``; what is not JSON is text."""
+    """The name and the value of ``name=json``, where text that is no JSON stands for itself."""
     name, found, value = text.partition("=")
     if not found:
         raise argparse.ArgumentTypeError(f"expected NAME=JSON, got {text!r}")

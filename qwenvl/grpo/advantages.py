@@ -15,10 +15,10 @@ def group_advantages(rewards: Tensor, group_size: int, scale: RewardScale = "gro
     NaN marks a completion without a reward. It counts in no mean and no standard deviation, and its advantage is 0.
 
     Args:
-        rewards: N floats, NaN for "no reward"; row n belongs to group n // group_size.
+        rewards: N floats, NaN for "no reward". Row n belongs to group n // group_size.
         group_size: completions per prompt, at least 2.
-        scale: ``group`` divides by the group's standard deviation (n-1) + eps (GRPO, arXiv:2402.03300, section 4.1);
-            ``batch`` by the standard deviation of all N rewards + eps; ``none`` only centres (Dr. GRPO,
+        scale: ``group`` divides by the group's standard deviation (n-1) + eps (GRPO, arXiv:2402.03300, section 4.1).
+            ``batch`` divides by the standard deviation of all N rewards + eps. ``none`` only centres (Dr. GRPO,
             arXiv:2503.20783).
         eps: added to the standard deviation, so that a group of equal rewards gives zeros.
 
@@ -62,7 +62,7 @@ def group_advantages(rewards: Tensor, group_size: int, scale: RewardScale = "gro
 
 
 def nanstd(values: Tensor, dim: int) -> Tensor:
-    """Standard deviation (n-1) along a dimension of the values that are not NaN; 0 where fewer than two are not.
+    """Standard deviation (n-1) along a dimension of the values that are not NaN, or 0 where there are fewer than two.
 
     Example:
         >>> nanstd(torch.tensor([[1.0, 3.0], [5.0, float("nan")]]), dim=1)

@@ -50,7 +50,7 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
 
 
 def student_t_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t; above 30 degrees by the Cornish-Fisher expansion (error below 1e-4)."""
+    """The 97.5 % quantile of Student's t, above 30 degrees by the Cornish-Fisher expansion (error below 1e-4)."""
     if degrees <= len(_T_975):
         return _T_975[degrees - 1]
     z = 1.959964
@@ -63,7 +63,7 @@ def zero_std_fraction(rewards: Tensor, group_size: int, tolerance: float = 1e-6)
     A group with fewer than two rewards carries none either, and counts as equal.
 
     Args:
-        rewards: N floats, NaN for "no reward"; N is a multiple of ``group_size``.
+        rewards: N floats, NaN for "no reward". N is a multiple of ``group_size``.
 
     Example:
         >>> zero_std_fraction(torch.tensor([1.0, 1.0, 0.0, 1.0]), group_size=2)
@@ -77,7 +77,7 @@ def zero_std_fraction(rewards: Tensor, group_size: int, tolerance: float = 1e-6)
 
 
 def reward_std(rewards: Tensor, group_size: int) -> float:
-    """Mean over groups of the standard deviation (n-1) within the group; 0 without rows.
+    """Mean over groups of the standard deviation (n-1) within the group, or 0 without rows.
 
     A reward that is NaN ("no reward") is left out. A group with fewer than two others has a deviation of 0.
     """
@@ -89,10 +89,11 @@ def logprob_gap(sampler: Tensor, trainer: Tensor, mask: Tensor) -> tuple[float, 
 
     Args:
         sampler, trainer: N x T log-probabilities at the same temperature.
-        mask: N x T bool; only true positions are compared.
+        mask: N x T bool. Only true positions are compared.
 
     Returns:
-        (largest, mean); (0, 0) without tokens; infinity where one side is NaN or infinite, so that no threshold passes.
+        (largest, mean). Both are 0 without tokens, and infinity where one side is NaN or infinite, so that no threshold
+        passes.
     """
     difference = (sampler.detach().float() - trainer.detach().float()).abs()[mask]
     if difference.numel() == 0:

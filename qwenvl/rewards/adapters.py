@@ -50,7 +50,7 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
     It is called once for each completion: ``data_source`` and ``extra_info`` are the record's fields of these names
     (None and {} without), ``solution_str`` is the completion, ``ground_truth`` is the field ``ground_truth``, else the
     one inside the field ``reward_model`` as verl's data has it, else the solution. It returns a number or a dict with
-    ``score``; the dict's other numbers become metrics.
+    ``score``. The dict's other numbers become metrics.
 
     Example:
         >>> def compute_score(data_source, solution_str, ground_truth, extra_info=None):

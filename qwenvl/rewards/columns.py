@@ -20,7 +20,7 @@ def reward_columns(
     """The columns of N = P * G completions: each record's fields G times, with ``id``, ``solution`` and ``prompts``.
 
     A field that only some of the records have is None for the others. ``prompts`` are messages,
-    ``[{"role": ..., "content": ...}, ...]``; ``image_paths`` and ``video_paths`` list the media in the order of their
+    ``[{"role": ..., "content": ...}, ...]``. ``image_paths`` and ``video_paths`` list the media in the order of their
     tags.
 
     Args:

@@ -15,7 +15,7 @@ _BY_POSITION = (
 
 
 class RewardError(ValueError):
-    """A reward function failed, or gave no reward; the message names the function, the record and the completion."""
+    """A reward function failed, or gave no reward. The message names the function, the record and the completion."""
 
 
 class Unfinished(Exception):
@@ -32,8 +32,8 @@ class RewardFunction:
     Attributes:
         name: under which its values are logged (``reward/<name>``).
         call: ``f(completions, **columns) -> list[float | None]``, plain or async.
-        check: ``check(solution, fields)`` says why a record cannot be scored, or None; called when data is read.
-        spec: how a worker process finds ``call`` again; None where only pickling it can tell.
+        check: ``check(solution, fields)`` says why a record cannot be scored, or None. It is called when data is read.
+        spec: how a worker process finds ``call`` again. None where the function itself has to be pickled.
         cpu_heavy: run it in a worker process where there are any.
     """
 
@@ -76,7 +76,7 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
 
 
 def call_plain(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> Any:
-    """Call a function that is not async with the columns it takes; for rewards that build on another one."""
+    """Call a function that is not async with the columns that it takes, for a reward that builds on another one."""
     positional, keywords = arguments(function, completions, columns)
     return function.call(*positional, **keywords)
 

@@ -8,9 +8,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from qwenvl.rewards.function import RewardError, RewardFunction, name_of
-from qwenvl.rewards.functions.format import ResponseFormat
 from qwenvl.rewards.functions.reward_model import RewardModel
-from qwenvl.rewards.options import RewardOptions, RewardSettings
+from qwenvl.rewards.options import ResponseFormat, RewardOptions, RewardSettings
 from qwenvl.rewards.plugins import by_path, made, plugin_functions
 from qwenvl.rewards.rubric import Aggregation, OnError, Rubric
 from qwenvl.rewards.table import BY_FLAG, TABLE
@@ -38,14 +37,15 @@ def build_rubric(
 
     Args:
         reward_funcs: names of the table or of plugins, ``package.module:name``, ``file.py:name``, ``verl:`` before one
-            of these two, or functions; None: ``format`` and ``accuracy``.
-        reward_weights: one per function; None: 1 each, or the two named weights where ``reward_funcs`` is None.
-        format_reward_weight, accuracy_reward_weight: weights of the default pair, 0.3 and 0.7 where None; refused with
-            ``reward_funcs`` or ``reward_weights``, where they would have no effect.
+            of these two, or functions. None stands for ``format`` and ``accuracy``.
+        reward_weights: one per function. None stands for 1 each, or, where ``reward_funcs`` is None, for the two named
+            weights.
+        format_reward_weight, accuracy_reward_weight: weights of the default pair, 0.3 and 0.7 where None. They are
+            refused with ``reward_funcs`` or ``reward_weights``, where they would have no effect.
         response_format: short for that setting.
         external_plugins: Python files whose functions carry ``@reward("name")``.
-        reward_models: paths or names of reward models, appended after the functions; without ``reward_funcs`` they are
-            all there is.
+        reward_models: paths or names of reward models, appended after the functions. Without ``reward_funcs`` they are
+            all that scores.
         settings: of the functions of the table, and ``reward_workers``.
         aggregation, on_error, timeout: see ``Rubric``.
 
@@ -88,7 +88,7 @@ def resolve(each: Named, settings: Mapping[str, Any], plugins: Mapping[str, Rewa
     """The function that a user named or gave.
 
     Raises:
-        RewardError: it is not there; the message lists near names.
+        RewardError: there is no such function. The message lists near names.
     """
     if isinstance(each, RewardFunction):
         return each

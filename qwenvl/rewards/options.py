@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from qwenvl.option import Options, option, was_set
 
+ResponseFormat = Literal["think_answer", "answer_only"]
+
 
 @dataclass
 class FunctionSettings(Options):
-    """What single functions of the table can be told; lengths are in completion tokens."""
+    """What single functions of the table can be told. Lengths are in completion tokens."""
 
-    response_format: Literal["think_answer", "answer_only"] = option(
+    response_format: ResponseFormat = option(
         "think_answer",
         "What the format reward asks for. think_answer: a <think> pair, then an <answer> pair. answer_only: one "
         "<answer> pair and no thinking.",

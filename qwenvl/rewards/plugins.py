@@ -21,10 +21,10 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 def reward(name: str, *, cpu_heavy: bool = False) -> Callable[[Marked], Marked]:
     """Mark a function, or a class that is made without arguments and called, as the reward ``name``.
 
-    It is registered nowhere: ``--external_plugins file.py`` finds the marked ones in the file.
+    The mark registers it nowhere: ``--external_plugins file.py`` looks for marked functions in the file.
 
     Args:
-        cpu_heavy: run it in worker processes where ``--reward_workers`` gives some; its rows may then come in several
+        cpu_heavy: run it in worker processes where ``--reward_workers`` gives some. Its rows then come in several
             calls, so each must be scored by itself.
 
     Example:
@@ -67,10 +67,10 @@ def plugin_functions(files: Sequence[str]) -> dict[str, RewardFunction]:
 
 
 def by_path(path: str) -> RewardFunction:
-    """The function that ``package.module:name`` or ``file.py:name`` names; ``verl:`` before it adapts a compute_score.
+    """The function that ``package.module:name`` or ``file.py:name`` names.
 
-    A class is called without arguments to make the callable. The reward is named as its ``@reward`` says, else by
-    ``name``.
+    With ``verl:`` before it a compute_score of verl is adapted. A class is called without arguments to make the
+    callable. The reward is named as its ``@reward`` says, else by ``name``.
 
     Raises:
         RewardError: the module or the name is not there, or cannot be called.

@@ -31,14 +31,15 @@ class Rubric:
     Args:
         functions: K, with names that differ.
         weights: K finite numbers.
-        aggregation: ``sum`` adds weight * value; ``normalize_then_sum`` first centres each function's values on the
+        aggregation: ``sum`` adds weight * value. ``normalize_then_sum`` first centres each function's values on the
             group's mean and divides them by its standard deviation (n-1) + 1e-4, so that a function with a wide range
             does not drown the others.
-        on_error: ``error`` stops at the first row that a function fails on; ``skip`` makes the value None, counts it,
+        on_error: ``error`` stops at the first row that a function fails on. ``skip`` makes the value None, counts it,
             and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
             left without any value has no reward: its total is NaN.
-        timeout: seconds for one call of a function; None: no limit.
-        workers: processes in which functions that say ``cpu_heavy`` run, one completion at a time; 0: they run here.
+        timeout: seconds for one call of a function. None sets no limit.
+        workers: processes in which functions that say ``cpu_heavy`` run, one completion at a time. With 0 they run in
+            this process.
 
     Example:
         >>> def short(completions, **columns):
@@ -88,7 +89,7 @@ class Rubric:
             completions: N texts.
             columns: lists of N values, from ``reward_columns``. Column ``reward``, where a record has it, names the
                 functions that score the row.
-            group_size: completions per prompt; None where rows are no groups (evaluation): values are then summed as
+            group_size: completions per prompt. None where rows are no groups (evaluation): values are then summed as
                 they are, whatever the aggregation.
             trainer_state: handed to functions that ask for it.
 
@@ -132,7 +133,9 @@ class Rubric:
         logged: dict[str, list[float]] | None = None,
         unfinished: set[int] | None = None,
     ) -> list[list[float | None]]:
-        """K lists of N values as the functions give them, None where one does not apply; there need not be another.
+        """K lists of N values as the functions give them, None where one does not apply.
+
+        Unlike ``score`` it accepts rows that no function applies to.
 
         Args:
             completions, columns, trainer_state: see ``score``; ``reward`` may name functions of another rubric.
@@ -154,7 +157,7 @@ class Rubric:
         return self._components(completions, columns, shared, set() if unfinished is None else unfinished)
 
     def check_solution(self, solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
-        """Why a record with this solution (and these fields) cannot be scored, or None if it can; for reading data."""
+        """Why a record with this solution and these fields cannot be scored, or None if it can."""
         fields = fields or {}
         route = fields.get("reward")
         if problem := field_problem(solution, fields) or route_problem(route, self.names):
@@ -215,7 +218,7 @@ class Rubric:
         return components
 
     def _fail(self, name: str, place: str, value: Any) -> None:
-        """Stop, or count the row as skipped; after too many of them stop too."""
+        """Stop, or count the row as skipped and stop after too many of them."""
         cause = value if isinstance(value, BaseException) else None
         if self._on_error == "error":
             hint = "--on_reward_error skip leaves such rows without this reward"
@@ -248,7 +251,7 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
 
 
 def weighted_sums(components: Sequence[Values], weights: Sequence[float]) -> Values:
-    """For each of N rows the sum of weight * value over the functions that apply; None where none does.
+    """For each of N rows the sum of weight * value over the functions that apply, or None where none does.
 
     Example:
         >>> weighted_sums([[1.0, None, None], [0.5, 0.5, None]], [2.0, 1.0])
@@ -262,7 +265,9 @@ def weighted_sums(components: Sequence[Values], weights: Sequence[float]) -> Val
 
 
 def normalized(values: Values, group_size: int) -> Values:
-    """Each value minus its group's mean, over the group's standard deviation (n-1) + 1e-4; None stays out of both.
+    """Each value minus its group's mean, divided by the group's standard deviation (n-1) + 1e-4.
+
+    None stays None and counts in neither.
 
     Example:
         >>> [round(value, 2) for value in normalized([1.0, 2.0, 3.0, 5.0, 5.0, 5.0], group_size=3)]

@@ -38,7 +38,7 @@ class Entry:
     Attributes:
         made_of: the function, or a class whose instances are called and whose constructor names the settings it takes.
         low, high: range of the values at the default settings, None for "does not apply" aside.
-        check: see ``RewardFunction``; a class may have it as a method.
+        check: see ``RewardFunction``. A class may have it as a method.
         remote: it asks a server, a model of its own, or the policy.
     """
 
@@ -92,7 +92,7 @@ BY_FLAG: dict[str, Entry] = {
 
 
 def readers_of(setting: str) -> list[str]:
-    """Names of the functions that read a setting; empty where functions outside of the table may read it too."""
+    """Names of the functions that read a setting, none where functions outside of the table may read it too."""
     if setting == "reward_workers":
         return []  # whatever is marked cpu_heavy runs in them: build_rubric knows whether anything does
     parameter = {"correctness_func": "correctness"}.get(setting, setting)

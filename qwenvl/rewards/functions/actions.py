@@ -35,10 +35,11 @@ def action_phrases(text: str) -> list[str]:
 
 
 def accuracy(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
-    """Overlap (intersection over union) of the actions named with the solution's; 1 if they are the same.
+    """Overlap (intersection over union) of the actions that the answer names with the solution's.
 
-    Compares the sets of ``(k)`` numbers in the first answer block and in the solution; a solution without numbers is
-    compared as a set of phrases (see ``action_phrases``). Without an answer block, or with no action in it, 0.
+    It compares the set of ``(k)`` numbers in the first answer block with that of the solution. A solution without
+    numbers is compared as a set of phrases: the text between commas, semicolons and new lines. The same set scores 1.
+    Without an answer block, or with no action in it, the score is 0.
     """
     return [_overlap(answer, truth) for answer, truth in pairs(completions, solution)]
 

@@ -22,8 +22,9 @@ _OPERATIONS = {
 def countdown(completions: list[str], nums: list[list[int]], target: list[float], **columns: Any) -> list[float]:
     """1 if the answer's expression uses each of the record's ``nums`` once and equals ``target`` within 1e-5, else 0.
 
-    The expression is what stands left of any ``=``, of + - * / and parentheses over whole numbers; right of ``=`` only
-    arithmetic may stand. Exact fractions, no ``**`` and no ``//``; at most 200 characters.
+    The expression is what stands left of any ``=``. It has + - * / and parentheses over whole numbers, no ``**`` and no
+    ``//``, and is computed in exact fractions. Right of ``=`` only arithmetic may stand. An answer has at most 200
+    characters.
     """
     return [
         float(solves(answer_of(text) or "", numbers, goal))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from qwenvl.rewards.functions.text import TAGS, first_block
-
-ResponseFormat = Literal["think_answer", "answer_only"]
+from qwenvl.rewards.options import FunctionSettings, ResponseFormat
 
 
 class FormatReward:
@@ -15,10 +14,11 @@ class FormatReward:
     ``think_answer``: 0.3 for a ``<think>...</think>`` pair, 0.3 for an ``<answer>...</answer>`` pair, 0.4 if the first
     think block ends before the first answer block begins. ``answer_only``: 1 for exactly one answer block and no think
     tag, else 0. What stands outside of the blocks does not matter. Where the prompt ends inside a think block, as that
-    of a thinking checkpoint does, the completion begins in that block; ``answer_only`` is an error there.
+    of a thinking checkpoint does, the completion is judged from the prompt's ``<think>`` on, and ``answer_only`` is an
+    error.
     """
 
-    def __init__(self, response_format: ResponseFormat = "think_answer") -> None:
+    def __init__(self, response_format: ResponseFormat = FunctionSettings.response_format) -> None:
         self._format = response_format
 
     def __call__(self, completions: list[str], opened_think: list[bool] | None = None, **columns: Any) -> list[float]:
@@ -34,7 +34,7 @@ class StrictFormatReward:
     block that the prompt opens is treated as ``format`` treats it.
     """
 
-    def __init__(self, response_format: ResponseFormat = "think_answer") -> None:
+    def __init__(self, response_format: ResponseFormat = FunctionSettings.response_format) -> None:
         self._format = response_format
         self._expected = TAGS if response_format == "think_answer" else TAGS[2:]
 

@@ -9,43 +9,59 @@ from typing import Any
 
 from qwenvl.rewards.function import RewardFunction, call_plain
 from qwenvl.rewards.functions.text import CJK
+from qwenvl.rewards.options import FunctionSettings
 
 READ_LIMIT = 50_000  # characters of a completion in which repetitions are looked for
 _CJK = re.compile(f"[{CJK}]")
 
 
-class CosineReward:
-    """Correctness scaled by length along a half cosine: short correct and long wrong completions score most.
+class LengthOfCorrectReward:
+    """What the two rewards share that look at the length and at whether the completion is correct.
 
-    f(t) = a - (a - b)(1 - cos(pi t / T)) / 2 for t completion tokens, t at most T = ``cosine_max_len``: from a at
-    length 0 to b at T. a is ``cosine_min_len_value_correct`` (1.0) or ``cosine_min_len_value_wrong`` (-0.5), b is
-    ``cosine_max_len_value_correct`` (0.5) or ``cosine_max_len_value_wrong`` (0.0). A completion is correct where the
-    function ``correctness_func`` gives 1; where that gives None, None. arXiv:2502.03373, section 4.
+    Args:
+        correctness: the function that ``correctness_func`` names. A completion is correct where it gives 1.
     """
 
-    def __init__(
-        self,
-        correctness: RewardFunction,
-        cosine_max_len: int,
-        cosine_min_len_value_correct: float = 1.0,
-        cosine_max_len_value_correct: float = 0.5,
-        cosine_min_len_value_wrong: float = -0.5,
-        cosine_max_len_value_wrong: float = 0.0,
-    ) -> None:
-        self._correctness, self._longest = correctness, cosine_max_len
-        self._correct = (cosine_min_len_value_correct, cosine_max_len_value_correct)
-        self._wrong = (cosine_min_len_value_wrong, cosine_max_len_value_wrong)
+    def __init__(self, correctness: RewardFunction) -> None:
+        self._correctness = correctness
 
     def __call__(
         self, completions: list[str], completion_ids: list[Sequence[int]], **columns: Any
     ) -> list[float | None]:
         values = call_plain(self._correctness, completions, {**columns, "completion_ids": completion_ids})
         return [
-            None if value is None else self._scaled(value >= 1, len(ids))
+            None if value is None else self._score(value >= 1, len(ids))
             for value, ids in zip(values, completion_ids, strict=True)
         ]
 
-    def _scaled(self, correct: bool, tokens: int) -> float:
+    def _score(self, correct: bool, tokens: int) -> float:
+        raise NotImplementedError
+
+
+class CosineReward(LengthOfCorrectReward):
+    """Correctness scaled by length along a half cosine: short correct and long wrong completions score most.
+
+    f(t) = a - (a - b)(1 - cos(pi t / T)) / 2 for t completion tokens, t at most T = ``cosine_max_len``: from a at
+    length 0 to b at T. a is ``cosine_min_len_value_correct`` (1.0) or ``cosine_min_len_value_wrong`` (-0.5), b is
+    ``cosine_max_len_value_correct`` (0.5) or ``cosine_max_len_value_wrong`` (0.0). A completion is correct where the
+    function ``correctness_func`` gives 1. Where that gives None, so does this. arXiv:2502.03373, section 4.
+    """
+
+    def __init__(
+        self,
+        correctness: RewardFunction,
+        cosine_max_len: int,
+        cosine_min_len_value_correct: float = FunctionSettings.cosine_min_len_value_correct,
+        cosine_max_len_value_correct: float = FunctionSettings.cosine_max_len_value_correct,
+        cosine_min_len_value_wrong: float = FunctionSettings.cosine_min_len_value_wrong,
+        cosine_max_len_value_wrong: float = FunctionSettings.cosine_max_len_value_wrong,
+    ) -> None:
+        super().__init__(correctness)
+        self._longest = cosine_max_len
+        self._correct = (cosine_min_len_value_correct, cosine_max_len_value_correct)
+        self._wrong = (cosine_min_len_value_wrong, cosine_max_len_value_wrong)
+
+    def _score(self, correct: bool, tokens: int) -> float:
         at_zero, at_longest = self._correct if correct else self._wrong
         progress = min(tokens, self._longest) / self._longest
         return at_zero - (at_zero - at_longest) * (1 - math.cos(math.pi * progress)) / 2
@@ -54,11 +70,15 @@ class CosineReward:
 class RepetitionReward:
     """A penalty for saying the same again: (1 - different n-grams / n-grams) * ``repetition_max_penalty``.
 
-    n-grams of ``repetition_n_grams`` (3) lower-cased words; of characters where most of the text is Chinese or
-    Japanese. Fewer words than n score 0. The first 50,000 characters count. arXiv:2502.03373, appendix.
+    An n-gram is ``repetition_n_grams`` (3) lower-cased words in a row, or characters where most of the text is Chinese
+    or Japanese. Fewer words than n score 0. The first 50,000 characters count. arXiv:2502.03373, appendix.
     """
 
-    def __init__(self, repetition_n_grams: int = 3, repetition_max_penalty: float = -1.0) -> None:
+    def __init__(
+        self,
+        repetition_n_grams: int = FunctionSettings.repetition_n_grams,
+        repetition_max_penalty: float = FunctionSettings.repetition_max_penalty,
+    ) -> None:
         self._n, self._penalty = repetition_n_grams, repetition_max_penalty
 
     def __call__(self, completions: list[str], **columns: Any) -> list[float]:
@@ -92,33 +112,28 @@ class SoftOverlongReward:
         return [max(-1.0, min(0.0, (self._free - len(ids)) / self._cache)) for ids in completion_ids]
 
 
-class LengthWindowReward:
+class LengthWindowReward(LengthOfCorrectReward):
     """``length_window_bonus`` for correct completions of ``length_window_min`` to ``length_window_max`` tokens, else 0.
 
-    Rewards thinking long enough and not too long. A completion is correct where the function ``correctness_func`` gives
-    1; where that gives None, None. Video-R1, arXiv:2503.21776: 0.2 for 320 to 512 tokens.
+    It rewards thinking long enough and not too long. A completion is correct where the function ``correctness_func``
+    gives 1. Where that gives None, so does this. Video-R1, arXiv:2503.21776: 0.2 for 320 to 512 tokens.
     """
 
     def __init__(
         self,
         correctness: RewardFunction,
-        length_window_min: int = 320,
-        length_window_max: int = 512,
-        length_window_bonus: float = 0.2,
+        length_window_min: int = FunctionSettings.length_window_min,
+        length_window_max: int = FunctionSettings.length_window_max,
+        length_window_bonus: float = FunctionSettings.length_window_bonus,
     ) -> None:
         if length_window_min > length_window_max:
             raise ValueError(f"length_window_min {length_window_min} is above length_window_max {length_window_max}")
-        self._correctness, self._bonus = correctness, length_window_bonus
+        super().__init__(correctness)
+        self._bonus = length_window_bonus
         self._window = range(length_window_min, length_window_max + 1)
 
-    def __call__(
-        self, completions: list[str], completion_ids: list[Sequence[int]], **columns: Any
-    ) -> list[float | None]:
-        values = call_plain(self._correctness, completions, {**columns, "completion_ids": completion_ids})
-        return [
-            None if value is None else self._bonus * (value >= 1 and len(ids) in self._window)
-            for value, ids in zip(values, completion_ids, strict=True)
-        ]
+    def _score(self, correct: bool, tokens: int) -> float:
+        return self._bonus * (correct and tokens in self._window)
 
 
 def _words(text: str) -> list[str]:

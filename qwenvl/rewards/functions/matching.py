@@ -33,10 +33,10 @@ def exact_match(completions: list[str], solution: list[str], **columns: Any) -> 
 
 
 def multiple_choice(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
-    r"""1 if the answer chooses the same letters as the solution, else 0; several letters compare as sets.
+    r"""1 if the answer chooses the same letters as the solution, else 0.
 
-    Read as letters: "B", "b", "(B)", "B. some text", "A, C", "A and C", "AC" (A to H, rising), "the answer is B", and
-    each of these in a LaTeX box, "\boxed{B}".
+    Several letters compare as sets. Read as letters: "B", "b", "(B)", "B. some text", "A, C", "A and C", "AC" (A to H,
+    rising), "the answer is B", and each of these in a LaTeX box, "\boxed{B}".
     """
     return [
         float(bool(letters(truth)) and letters(answer or "") == letters(truth))
@@ -47,7 +47,7 @@ def multiple_choice(completions: list[str], solution: list[str], **columns: Any)
 def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 if answer and solution both say yes or both say no, else 0.
 
-    An answer that begins with one of the words says it; one that holds only one of them elsewhere says that.
+    An answer that begins with one of the words says it. One that holds only one of them elsewhere says that one.
     """
     return [
         float(affirms(answer or "") is not None and affirms(answer or "") == affirms(truth))
@@ -58,7 +58,7 @@ def yes_no(completions: list[str], solution: list[str], **columns: Any) -> list[
 def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 - word error rate of the answer against the solution, not below 0.
 
-    The word error rate is (substitutions + insertions + deletions) / words of the solution; case and punctuation count.
+    The word error rate is (substitutions + insertions + deletions) / words of the solution. Case and punctuation count.
     """
     word_error_rate = require("jiwer", "rewards").wer
     return [
@@ -70,14 +70,14 @@ def ocr(completions: list[str], solution: list[str], **columns: Any) -> list[flo
 def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """Mean of the F measures of ROUGE-1, ROUGE-2 and ROUGE-L between answer and solution.
 
-    Words are lower-cased runs of letters and digits, without stemming; Chinese and Japanese characters are words of
-    their own.
+    Words are lower-cased runs of letters and digits, without stemming. Each Chinese or Japanese character is a word of
+    its own.
     """
     return [_rouge(truth, answer) if answer else 0.0 for answer, truth in pairs(completions, solution)]
 
 
 def letters(text: str) -> set[str]:
-    """The choices a text makes; empty where it makes none.
+    """The choices that a text makes, as capital letters.
 
     Example:
         >>> sorted(letters("(A), C")), sorted(letters("B. a cat")), sorted(letters("a cat"))
@@ -99,7 +99,7 @@ def letters(text: str) -> set[str]:
 
 
 def affirms(text: str) -> bool | None:
-    """Whether a text says yes (True) or no (False); None where it says neither or both."""
+    """Whether a text says yes (True), no (False), or neither or both (None)."""
     plain = normalized(text)
     said = _YES_NO.findall(plain)
     if not said or (len(set(said)) > 1 and not plain.startswith(said[0])):

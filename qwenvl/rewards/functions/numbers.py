@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from qwenvl.rewards.functions.text import pairs, solution_of
+from qwenvl.rewards.options import FunctionSettings
 
 # Thousands may be set apart by commas; lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
@@ -27,7 +28,7 @@ def numbers_in(text: str) -> list[Decimal]:
 
 
 def only_number(text: str | None) -> Decimal | None:
-    """The number of a text that holds exactly one; None for none or several."""
+    """The number of a text that holds exactly one, or None for none or several."""
     numbers = numbers_in(text or "")
     return numbers[0] if len(numbers) == 1 else None
 
@@ -35,7 +36,7 @@ def only_number(text: str | None) -> Decimal | None:
 def count(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 if the answer holds a single number and it equals the solution's, else 0.
 
-    Other words may stand around it: "there are 3 cubes" is 3. "3.0" equals "3"; "three" is no number.
+    Other words may stand around it: "there are 3 cubes" is 3. "3.0" equals "3". "three" is no number.
     """
     return [float(number is not None and number == truth) for number, truth in _pairs(completions, solution)]
 
@@ -47,7 +48,7 @@ class NumericReward:
     for large ones.
     """
 
-    def __init__(self, numeric_tolerance: float = 1e-6) -> None:
+    def __init__(self, numeric_tolerance: float = FunctionSettings.numeric_tolerance) -> None:
         self._tolerance = Decimal(repr(float(numeric_tolerance)))
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -60,7 +61,7 @@ class NumericReward:
 def regression(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 - relative error of the answer's single number, the error clipped to 0..1.
 
-    The relative error is |answer - solution| / |solution|; where the solution is 0 only 0 scores.
+    The relative error is |answer - solution| / |solution|. Where the solution is 0, only 0 scores.
     """
     return [_closeness(number, truth) for number, truth in _pairs(completions, solution)]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qwenvl.rewards.functions.text import pairs, solution_of
+from qwenvl.rewards.options import FunctionSettings
 
 Span = tuple[float, float]
 
@@ -16,13 +17,13 @@ _TIME = re.compile(r"(?<![0-9.:])(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}
 class TemporalIoUReward:
     """Intersection over union of the seconds that answer and solution name.
 
-    Times are read in pairs, start and end, as seconds ("12.5 to 20") or as mm:ss or hh:mm:ss ("0:12 - 0:20"); several
-    pairs are united. An odd number of times, or none, scores 0; a span that ends before it starts is empty.
+    Times are read in pairs, start and end, as seconds ("12.5 to 20") or as mm:ss or hh:mm:ss ("0:12 - 0:20"). Several
+    pairs are united. An odd number of times, or none, scores 0. A span that ends before it starts is empty.
     With ``temporal_iou_boundary`` the value is multiplied by (1 - start error / duration)(1 - end error / duration),
-    of the first start and the last end, with the record's field ``duration`` in seconds; Time-R1, arXiv:2503.13377.
+    of the first start and the last end, with the record's field ``duration`` in seconds (Time-R1, arXiv:2503.13377).
     """
 
-    def __init__(self, temporal_iou_boundary: bool = False) -> None:
+    def __init__(self, temporal_iou_boundary: bool = FunctionSettings.temporal_iou_boundary) -> None:
         self._boundary = temporal_iou_boundary
 
     def __call__(
@@ -58,7 +59,7 @@ class TemporalIoUReward:
 
 
 def spans_in(text: str) -> list[Span]:
-    """The times of a text in pairs, in seconds; empty where their number is odd.
+    """The times of a text in pairs, in seconds, or no pair where their number is odd.
 
     Example:
         >>> spans_in("from 1:02 to 70.5 s")

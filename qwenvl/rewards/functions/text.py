@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
 
 def first_block(text: str, tag: Tag) -> Block | None:
-    """The first ``<tag>...</tag>``: from the first opening tag to the next closing one; None where there is no pair.
+    """The first ``<tag>...</tag>``, from the first opening tag to the next closing one, or None without such a pair.
 
     Example:
         >>> first_block("so <answer>(1)</answer>", "answer")
@@ -46,9 +46,9 @@ def first_block(text: str, tag: Tag) -> Block | None:
 
 
 def answer_of(completion: str) -> str | None:
-    """What stands in the first answer block as ``unified`` writes it, outer white space stripped; None without a block.
+    """What stands in the first answer block, as ``unified`` writes it, without outer white space.
 
-    None also for more than 10,000 characters: that is no answer, and whatever reads it stays quick.
+    None where there is no block, or one of more than 10,000 characters: that is no answer, and reading it takes time.
     """
     block = first_block(completion, "answer")
     if block is None or len(block.inner) > ANSWER_LIMIT:
