@@ -66,7 +66,8 @@ def _from_their_think_tag(
     if response_format == "answer_only" and any(opened):
         raise ValueError(
             "response_format answer_only asks for no thinking, but the prompt ends inside a think block: "
-            "use --response_format think_answer, or a chat template that does not open one"
+            "use --response_format think_answer, or --chat_template_kwargs '{\"enable_thinking\": false}' where the "
+            "template reads it"
         )
     return [TAGS[0] + text if inside else text for text, inside in zip(completions, opened, strict=True)]
 
