@@ -24,6 +24,9 @@ REWARDS = ["math-verify>=0.9", "rapidfuzz>=3.9", "jiwer>=4", "rouge-score>=0.1.2
 # What data sets in parquet, saved to disk or on the hub are read with.
 FORMATS = ["datasets>=4"]
 
+# What the reward judge asks a server with.
+JUDGE = ["openai>=1.50"]
+
 DEEPSPEED = ["deepspeed>=0.19"]
 
 setup(
@@ -65,9 +68,13 @@ setup(
         "flash-attn": ["flash-attn>=2.7"],
         "torchcodec": ["torchcodec>=0.17"],
         "rewards": REWARDS,
+        "judge": JUDGE,
         "formats": FORMATS,
         "bench": ["trl>=1.16"],
-        "dev": ["hypothesis>=6.100", *DEEPSPEED, *REWARDS, *FORMATS, "pytest>=8", "ruff>=0.9", "setuptools>=70.1"],
+        "dev": [
+            *(*DEEPSPEED, *REWARDS, *JUDGE, *FORMATS),
+            *("hypothesis>=6.100", "pytest>=8", "ruff>=0.9", "setuptools>=70.1"),
+        ],
     },
     entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},
 )

@@ -62,10 +62,10 @@ class FunctionSettings(Options):
     judge_wrong: float = option(0.0, "judge of a wrong answer.")
     judge_bad_format: float = option(0.0, "judge of a completion without an answer block.")
     judge_timeout: float = option(60.0, "Seconds for one request to the judge.", above=0)
-    judge_retries: int = option(4, "Requests after a failed one, with pauses of 1, 2, 4, ... seconds.", least=0)
+    judge_retries: int = option(4, "Requests after a failed one, with growing pauses.", least=0)
     judge_concurrency: int = option(16, "Requests to the judge at a time.", least=1)
     judge_cache: str | None = option(
-        None, "Folder that keeps the judge's verdicts. Unset: qwenvl/judge in the user's cache folder."
+        None, "Folder that keeps the judge's verdicts. Unset: the folder judge of $QWENVL_CACHE (~/.cache/qwenvl)."
     )
     reward_workers: int = option(0, "Processes for rewards that are heavy on the CPU, at least 0.", least=0)
 

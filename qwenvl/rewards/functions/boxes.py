@@ -18,7 +18,7 @@ _BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\(
 
 
 class BoxReward:
-    """What the two box rewards share: reading, matching, and the penalty for missed and extra boxes."""
+    """What the two box rewards share: they read boxes, match them, and punish missed and extra ones."""
 
     worst: float
 
@@ -34,9 +34,9 @@ class BoxReward:
         ]
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
-        """Why a record cannot be scored by its boxes: the solution has none, or the image's size is needed."""
+        """Why a record cannot be scored by its boxes, or None: it has none, or it lacks the size of its image."""
         boxes = boxes_in(solution_of(solution))
-        if not len(boxes) or not (_area(boxes) > 0).all():
+        if not len(boxes) or not (boxes[:, :2] < boxes[:, 2:]).all():
             return f"the solution must hold boxes [x1, y1, x2, y2] with x1 < x2 and y1 < y2, got {solution[:80]!r}"
         size = [fields.get("width"), fields.get("height")]
         if self._thousandths and not all(type(side) in (int, float) and side > 0 for side in size):
@@ -68,7 +68,7 @@ class BoxIoUReward(BoxReward):
     worst = 0.0
 
     def _compare(self, named: np.ndarray, true: np.ndarray) -> np.ndarray:
-        return _overlaps(named, true)[0]
+        return geometry("box_iou", named, true)
 
 
 class BoxGIoUReward(BoxReward):
@@ -81,11 +81,7 @@ class BoxGIoUReward(BoxReward):
     worst = -1.0
 
     def _compare(self, named: np.ndarray, true: np.ndarray) -> np.ndarray:
-        iou, union = _overlaps(named, true)
-        low = np.minimum(named[:, None, :2], true[None, :, :2])
-        high = np.maximum(named[:, None, 2:], true[None, :, 2:])
-        hull = (high - low).prod(axis=2)
-        return iou - (hull - union) / hull
+        return geometry("generalized_box_iou", named, true)
 
 
 def boxes_in(text: str) -> np.ndarray:
@@ -100,14 +96,15 @@ def boxes_in(text: str) -> np.ndarray:
     return np.concatenate([boxes.min(axis=1), boxes.max(axis=1)], axis=1)
 
 
-def _area(boxes: np.ndarray) -> np.ndarray:
-    return (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+def geometry(measure: str, named: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """A measure of ``torchvision.ops`` for each pair of boxes, n x 4 and m x 4: n x m.
 
+    Equal boxes have 1, whatever their area. Other pairs of boxes without area, whose measure would be 0 / 0, have 0.
+    """
+    import torch
+    from torchvision import ops
 
-def _overlaps(named: np.ndarray, true: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Intersection over union and union of each pair, named x true."""
-    low = np.maximum(named[:, None, :2], true[None, :, :2])
-    high = np.minimum(named[:, None, 2:], true[None, :, 2:])
-    common = (high - low).clip(min=0).prod(axis=2)
-    union = _area(named)[:, None] + _area(true)[None, :] - common
-    return common / union, union
+    left, right = (torch.from_numpy(boxes) for boxes in (named, true))
+    values = getattr(ops, measure)(left, right).nan_to_num(0.0)
+    equal = (left[:, None] == right[None]).all(dim=2)
+    return values.masked_fill(equal, 1.0).numpy()

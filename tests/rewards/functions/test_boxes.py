@@ -1,8 +1,7 @@
+import numpy as np
 import pytest
-import torch
-from torchvision.ops import generalized_box_iou
 
-from qwenvl.rewards.functions.boxes import BoxGIoUReward, BoxIoUReward, boxes_in
+from qwenvl.rewards.functions.boxes import BoxGIoUReward, BoxIoUReward, boxes_in, geometry
 
 TWO = "[0, 0, 10, 10] [20, 20, 30, 30]"
 
@@ -58,12 +57,26 @@ def test_box_giou_by_hand(answer, solution, giou):
     assert score(BoxGIoUReward(), answer, solution) == pytest.approx(giou)
 
 
-def test_box_giou_agrees_with_torchvision():
-    boxes = [[0, 0, 10, 10], [5, 5, 20, 8], [40, 2, 41, 90], [3, 3, 4, 4]]
-    for a in boxes:
-        for b in boxes:
-            expected = generalized_box_iou(torch.tensor([a]).float(), torch.tensor([b]).float()).item()
-            assert score(BoxGIoUReward(), str(a), str(b)) == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize(
+    ("answer", "solution", "iou", "giou"),
+    [
+        ("[3, 3, 3, 3]", "[3, 3, 3, 3]", 1.0, 1.0),  # the same point
+        ("[3, 0, 3, 9]", "[3, 0, 3, 9]", 1.0, 1.0),  # the same line
+        ("[3, 3, 3, 3]", "[4, 4, 4, 4]", 0.0, 0.0),  # two points: union 0
+        ("[0, 3, 5, 3]", "[2, 3, 9, 3]", 0.0, 0.0),  # two parts of a line: union 0
+        ("[3, 3, 3, 3]", "[0, 0, 9, 9]", 0.0, 0.0),  # a point inside: hull 81, union 81
+    ],
+)
+def test_boxes_without_area_by_hand(answer, solution, iou, giou):
+    assert score(BoxIoUReward(), answer, solution) == iou
+    assert score(BoxGIoUReward(), answer, solution) == giou
+
+
+def test_measures_by_hand_for_several_pairs():
+    left, right = np.array([[0.0, 0, 10, 10], [20, 0, 30, 10]]), np.array([[5.0, 0, 15, 10]])
+    np.testing.assert_allclose(geometry("box_iou", left, right), [[50 / 150], [0]])
+    # Hulls 15 x 10 and 25 x 10: 1/3 - (150 - 150) / 150, and 0 - (250 - 200) / 250.
+    np.testing.assert_allclose(geometry("generalized_box_iou", left, right), [[1 / 3], [-0.2]])
 
 
 def test_thousandths_are_scaled_to_pixels():

@@ -1,13 +1,14 @@
 """Against a real HTTP server that speaks the protocol."""
 
 import json
+import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from qwenvl.rewards import RewardError, RewardSettings, build_rubric
-from qwenvl.rewards.functions import judge
 
 PROMPTS = [{"role": "system", "content": "s"}, {"role": "user", "content": "what is it?"}]
 
@@ -17,12 +18,21 @@ class Server:
 
     def __init__(self):
         self.questions, self.keys, self.replies, self.lock = [], [], [], threading.Lock()
+        self.silent, self.meeting, self.at_once, self.most_at_once = threading.Event(), None, 0, 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with outer.lock:
+                    outer.at_once += 1
+                    outer.most_at_once = max(outer.most_at_once, outer.at_once)
+                if outer.meeting:
+                    outer.meeting.wait(60)
+                while outer.silent.is_set():
+                    time.sleep(0.01)
+                with outer.lock:
+                    outer.at_once -= 1
                     outer.questions.append(body["messages"][0]["content"])
                     outer.keys.append(self.headers.get("Authorization"))
                     status, text = outer.replies.pop(0) if outer.replies else (200, None)
@@ -30,6 +40,9 @@ class Server:
                 text = text or f"I see.\nVERDICT: {'correct' if 'good' in said else 'wrong'}"
                 reply = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
                 self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(reply)))
+                self.send_header("retry-after-ms", "1")  # the client's own pauses are longer
                 self.end_headers()
                 self.wfile.write(reply)
 
@@ -43,12 +56,12 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(judge, "FIRST_PAUSE", 0.01)
-    for name in ("JUDGE_API_KEY", "OPENAI_API_KEY", "http_proxy", "HTTP_PROXY"):
+    for name in ("JUDGE_API_KEY", "OPENAI_API_KEY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     made = Server()
     yield made
     made.http.shutdown()
+    made.http.server_close()
 
 
 @pytest.fixture
@@ -89,29 +102,55 @@ def test_verdicts_are_kept_on_disk(ask, server):
 
 
 def test_failures_are_repeated(ask, server):
-    server.replies = [(503, "busy"), (200, "no idea")]
+    server.replies = [(503, "busy"), (429, "slowly"), (200, "no idea")]
     assert ask("<answer>good</answer>") == [1.0]
+    assert len(server.questions) == 4
+
+
+def test_replies_without_a_verdict_are_asked_for_again(ask, server):
+    server.replies = [(200, "no idea")] * 100
+    with pytest.raises(RewardError, match=r"JudgeError: m at http.*: 3 replies hold no verdict, the last: 'no idea'"):
+        ask("<answer>good</answer>")
     assert len(server.questions) == 3
 
 
 def test_a_failing_judge_is_an_error_and_never_a_value(ask, server):
     server.replies = [(503, "busy")] * 100
     with pytest.raises(
-        RewardError, match=r"(?s)\"judge\" failed on record 'r0': JudgeError: m at .*after 3 tries: HTTP 503"
+        RewardError, match=r"(?s)\"judge\" failed on record 'r0': JudgeError: m at .*: HTTP 503: .*busy"
     ):
         ask("<answer>good</answer>")
+    assert len(server.questions) == 3
     assert ask("<answer>bad</answer>", on_error="skip") == [None]
 
 
 def test_what_cannot_get_better_is_not_repeated(ask, server):
     server.replies = [(401, "key?")]
-    with pytest.raises(RewardError, match="after 1 tries: HTTP 401"):
+    with pytest.raises(RewardError, match=r"HTTP 401: .*key"):
         ask("<answer>good</answer>")
+    assert len(server.questions) == 1
 
 
 def test_no_server(ask):
-    with pytest.raises(RewardError, match="after 3 tries: URLError"):
-        ask("<answer>x</answer>", judge_base_url="http://127.0.0.1:9/v1", judge_timeout=1.0)
+    with socket.socket() as taken:  # bound and not listening: nobody answers at its port
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        with pytest.raises(RewardError, match=r"JudgeError: m at http.*: APIConnectionError: .*[Cc]onnect"):
+            ask("<answer>x</answer>", judge_base_url=url)
+
+
+def test_a_server_that_does_not_answer(ask, server):
+    server.silent.set()
+    with pytest.raises(RewardError, match=r"JudgeError: m at http.*: APITimeoutError"):
+        ask("<answer>x</answer>", judge_timeout=0.05)
+    server.silent.clear()
+
+
+def test_requests_at_a_time(ask, server):
+    """The server holds each reply until two are asked for: a third one comes only after a reply."""
+    server.meeting = threading.Barrier(2)
+    assert ask(*(f"<answer>good {i}</answer>" for i in range(6)), judge_concurrency=2) == [1.0] * 6
+    assert server.most_at_once == 2
 
 
 def test_key_and_prompt(ask, server, monkeypatch, tmp_path):
