@@ -88,7 +88,7 @@ def check_training(position: int, words: list[str]) -> None:
         if before.endswith((".yaml", ".json")):
             assert (ROOT / before).is_file()
     if "--help" not in words:
-        parse_args(words[position + 1 :])
+        parse_args([word for word in words[position + 1 :] if word != "--dry_run"])  # which the command takes out
 
 
 def check_launcher(words: list[str], environment: dict[str, str]) -> None:

@@ -26,7 +26,7 @@ from qwenvl.option import kinds_of
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
 
-USAGE = "train_grpo.py [FILE.yaml | FILE.json] [--config FILE] [--flag value ...]"
+USAGE = "train_grpo.py [FILE.yaml | FILE.json] [--config FILE] [--dry_run] [--flag value ...]"
 
 
 def parse_args(argv: Sequence[str] | None = None) -> GRPOConfig:
@@ -165,7 +165,8 @@ def help_text() -> str:
     parser = argparse.ArgumentParser(
         usage=USAGE,
         add_help=False,
-        description="Train Qwen-VL by GRPO. A file sets the same names as the flags; flags override it.",
+        description="Train Qwen-VL by GRPO. A file sets the same names as the flags; flags override it. --dry_run "
+        "shows what a run would do (settings, rewards, parameters that learn, tokens of the first prompts) and ends.",
         epilog="Every setting of transformers' TrainingArguments is a flag too, such as --output_dir, --max_steps, "
         "--gradient_accumulation_steps, --eval_strategy, --save_total_limit, --deepspeed, --resume_from_checkpoint.",
     )

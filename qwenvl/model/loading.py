@@ -39,15 +39,36 @@ def load_model(path: str | Path, *, attn_implementation: str = "auto", dtype: to
         ValueError: if the checkpoint is not of a supported family.
         OSError: if there is no checkpoint at ``path``.
     """
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText
+
+    config = _read_config(path)
+    return AutoModelForImageTextToText.from_pretrained(
+        path, config=config, dtype=dtype, attn_implementation=resolve_attention(attn_implementation)
+    )
+
+
+def load_without_weights(path: str | Path) -> nn.Module:
+    """The model of a checkpoint on the meta device: its modules and shapes, and no numbers.
+
+    Raises:
+        ValueError: if the checkpoint is not of a supported family.
+        OSError: if there is no checkpoint at ``path``.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    config = _read_config(path)
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(config)
+
+
+def _read_config(path: str | Path):
+    from transformers import AutoConfig
 
     if str(path).startswith(("/", ".", "~")) and not Path(path).is_dir():
         raise FileNotFoundError(f"{path}: no such folder; expected one that holds a checkpoint, or a name on the hub")
     config = AutoConfig.from_pretrained(path)
     family_of(config)
-    return AutoModelForImageTextToText.from_pretrained(
-        path, config=config, dtype=dtype, attn_implementation=resolve_attention(attn_implementation)
-    )
+    return config
 
 
 def load_processor(path: str | Path):

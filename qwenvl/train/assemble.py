@@ -54,12 +54,12 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     """
     if peft_config is not None and args.lora_enable:
         raise ValueError("peft_config and lora_enable both ask for an adapter: give one of them")
+    settle_output()
     adapted = peft_config is not None or args.lora_enable
     model = args.model_name_or_path if model is None else model
     if model is None:
         raise ValueError("no model: give --model_name_or_path, a folder or a name on the hub")
     if isinstance(model, (str, Path)):
-        settle_output()
         say(f"loading the model {model}")
         attention = "sdpa" if args.use_cpu and args.attn_implementation == "auto" else args.attn_implementation
         model = load_model(model, attn_implementation=attention, dtype=weight_dtype(args, adapted))

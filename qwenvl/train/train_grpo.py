@@ -22,7 +22,8 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if not {"-h", "--help"} & set(argv):
         say("qwenvl train: loading PyTorch and transformers")  # which takes seconds
-    args = parse_args(argv)
+    dry = "--dry_run" in argv
+    args = parse_args([argument for argument in argv if argument != "--dry_run"])
     from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
     from qwenvl.data.records.catalog import resolve_datasets
 
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     # After the flags are known to be good: these imports take seconds.
     from qwenvl.train.callbacks import SettingsError, require_trackers
     from qwenvl.train.checkpoints import find_checkpoint, require_no_checkpoints, require_same_tuning
+    from qwenvl.train.dry_run import dry_run
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.summary import RunSummary, collected_warnings, next_step, run_summary
 
@@ -42,6 +44,11 @@ def main(argv: list[str] | None = None) -> None:
         else:
             require_same_tuning(checkpoint, args.lora_enable)
         require_trackers(args.report_to)
+        if dry:
+            plan = dry_run(args)
+            if args.process_index == 0:
+                print(plan)
+            return
         trainer = GRPOTrainer(args=args)
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with told_to_the_user("qwenvl train", (*DATA_ERRORS, SettingsError)), collected_warnings() as warnings:

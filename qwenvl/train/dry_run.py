@@ -1,0 +1,81 @@
+"""``qwenvl train --dry_run``: what a run would do. It reads, and neither trains nor writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+
+import torch
+from torch import nn
+
+from qwenvl.config.flags import FLAG_GROUPS
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.options import PromptOptions
+from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
+from qwenvl.rewards import Rubric
+from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
+
+RECORDS = 4  # whose prompts are made
+
+
+def dry_run(args: GRPOConfig) -> str:
+    """The settings, rewards, parameters and first prompts of a run, as lines of text.
+
+    The weights are not loaded: their shapes follow from the checkpoint's ``config.json``.
+
+    Raises:
+        RecordError, BadMediaError, FramePlanError: a record that the run would stop at, if it is among the first.
+        ValueError, OSError: what the run itself would be refused for.
+    """
+    policy = build_policy(load_without_weights(args.model_name_or_path), args)
+    rubric = build_rewards(args, None, None)
+    collator = GRPOCollator(load_processor(args.model_name_or_path), PromptOptions.of(args))
+    dataset = build_dataset(args.dataset_use, args, rubric, collator.fitter, training=True)
+    build_dataset(args.eval_dataset_use, args, rubric, collator.fitter, training=False)
+    sections = {
+        "settings": _settings(args),
+        "rewards": _rewards(rubric),
+        "parameters that learn": _parameters(policy, weight_dtype(args, args.lora_enable)),
+        "one step": [f"{_prompts_of_a_step(args)} prompts, {args.grpo_sample_size} completions each"],
+        f"prompts of the first of {len(dataset):,} records": _prompts(dataset, collator),
+    }
+    lines = [line for title, body in sections.items() for line in (title, *(f"  {line}" for line in body))]
+    return "\n".join([*lines, "This was a dry run: nothing was trained or written."])
+
+
+def _settings(args: GRPOConfig) -> Iterator[str]:
+    """All settings of this library, and those of the Trainer that differ from their defaults."""
+    own = {each.name for group in FLAG_GROUPS for each in fields(group)}
+    for each in fields(args):
+        value = getattr(args, each.name)
+        if each.name in own or (value not in (None, []) and each.default is not MISSING and value != each.default):
+            yield f"{each.name}: {getattr(value, 'value', value)}"
+
+
+def _rewards(rubric: Rubric) -> Iterator[str]:
+    for name, weight in zip(rubric.names, rubric.weights, strict=True):
+        yield f"{name}: weight {weight:g}"
+
+
+def _parameters(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+    total, learn = dict.fromkeys(("llm", "vision", "mlp"), 0), dict.fromkeys(("llm", "vision", "mlp"), 0)
+    for name, parameter in unwrap(policy).named_parameters():
+        total[part_of(name)] += parameter.numel()
+        learn[part_of(name)] += parameter.numel() * parameter.requires_grad
+    for part in total:
+        yield f"{part}: {learn[part]:,} of {total[part]:,}"
+    yield f"in all: {sum(learn.values()):,} of {sum(total.values()):,}, kept in {str(dtype).removeprefix('torch.')}"
+
+
+def _prompts_of_a_step(args: GRPOConfig) -> int:
+    return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+
+def _prompts(dataset, collator: GRPOCollator) -> Iterator[str]:
+    for index in range(min(RECORDS, len(dataset))):
+        batch = collator([dataset[index]])["prompts"]
+        yield from (f"left out: {bad.error}" for bad in batch.bad)
+        for record, mask, clips in zip(batch.records, batch.attention_mask, batch.frames, strict=True):
+            frames = f", {sum(len(clip.indices) for clip in clips)} frames" if clips else ""
+            yield f"{record.where} (id {record.id}): {int(mask.sum()):,} tokens{frames}"

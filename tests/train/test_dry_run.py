@@ -1,0 +1,82 @@
+"""``--dry_run`` says what a run would do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import AutoModelForImageTextToText
+
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.options import PromptOptions
+from qwenvl.model.loading import load_processor, part_of
+from qwenvl.train.train_grpo import main
+
+
+@pytest.fixture
+def flags(tiny_checkpoint, sop_data, tmp_path):
+    model, data = f"--model_name_or_path={tiny_checkpoint()}", f"--dataset_use={sop_data}"
+    return [model, data, f"--output_dir={tmp_path}/out", "--use_cpu=True", "--base_interval=0.5", "--dry_run"]
+
+
+def shown(capsys, *flags) -> dict[str, list[str]]:
+    """What the command prints, by its titles."""
+    main(list(flags))
+    sections: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("  "):
+            sections[list(sections)[-1]].append(line.strip())
+        else:
+            sections[line] = []
+    return sections
+
+
+def test_it_shows_what_a_run_would_do_and_writes_nothing(flags, tiny_checkpoint, sop_data, tmp_path, capsys):
+    before = {path: path.read_bytes() for path in sop_data.parent.iterdir()}
+    sections = shown(capsys, *flags, "--learning_rate=2e-5", "--gradient_accumulation_steps=3")
+    assert {"learning_rate: 2e-05", "gradient_accumulation_steps: 3", "grpo_beta: 0.1"} <= set(sections["settings"])
+    assert sections["rewards"] == ["format: weight 0.3", "accuracy: weight 0.7"]
+    assert sections["one step"] == ["3 prompts, 4 completions each"]
+    assert list(sections)[-1] == "This was a dry run: nothing was trained or written."
+    assert list(tmp_path.iterdir()) == []
+    assert {path: path.read_bytes() for path in sop_data.parent.iterdir()} == before
+
+    model = AutoModelForImageTextToText.from_pretrained(tiny_checkpoint())
+    counts = dict.fromkeys(("llm", "vision", "mlp"), 0)
+    for name, parameter in model.named_parameters():
+        counts[part_of(name)] += parameter.numel()
+    llm, vision, mlp = counts.values()
+    assert sections["parameters that learn"] == [
+        f"llm: {llm:,} of {llm:,}",
+        f"vision: 0 of {vision:,}",
+        f"mlp: {mlp:,} of {mlp:,}",
+        f"in all: {llm + mlp:,} of {llm + vision + mlp:,}, kept in float32",
+    ]
+
+
+def test_its_prompts_are_those_of_the_run(flags, tiny_checkpoint, sop_data, capsys):
+    prompts = shown(capsys, *flags)["prompts of the first of 8 records"]
+    collator = GRPOCollator(load_processor(tiny_checkpoint()), PromptOptions())
+    dataset = load_dataset(str(sop_data), base_interval=0.5)
+    for index, line in enumerate(prompts):
+        batch = collator([dataset[index]])["prompts"]
+        tokens, frames = int(batch.attention_mask.sum()), len(batch.frames[0][0].indices)
+        assert line.endswith(f"(id clip-{index}): {tokens} tokens, {frames} frames"), line
+    assert len(prompts) == 4
+
+
+def test_adapters_are_counted(flags, capsys):
+    learn = shown(capsys, *flags, "--lora_enable=True", "--lora_r=2", "--tune_mm_mlp=False")["parameters that learn"]
+    counted = [int(line.split()[1].replace(",", "")) for line in learn[:3]]
+    assert counted[0] > 0 and counted[1:] == [0, 0]
+
+
+def test_what_a_run_would_be_refused_for_a_dry_run_is_too(flags, sop_data, tmp_path, capsys):
+    rows = json.loads(sop_data.read_text())[:1]
+    rows[0]["conversations"][1]["value"] = "no answer in it"
+    (tmp_path / "bad.json").write_text(json.dumps(rows))
+    with pytest.raises(SystemExit) as ended:
+        main([*flags, f"--dataset_use={tmp_path}/bad.json", "--allow_outside_media=True"])
+    assert ended.value.code == 1
+    assert "bad.json[0]" in capsys.readouterr().err
