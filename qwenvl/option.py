@@ -113,7 +113,8 @@ def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda c
     Args:
         more: a further check of ``config``, made where all types are right.
     """
-    hints, problems = get_type_hints(type(config)), []
+    hints = get_type_hints(type(config))
+    problems: list[str] = []
     groups = [base for base in type(config).__mro__ if issubclass(base, Options)]
     misfits = [misfit(config, each.name, hints[each.name]) for group in groups for each in own_options(group)]
     if wrong := [problem for problem in misfits if problem]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check the style and run the tests. Arguments go to pytest:
+# Check the style and the types, and run the tests. Arguments go to pytest:
 #
 #   bash scripts/test.sh                # all but those marked slow
 #   bash scripts/test.sh --slow -x      # all, stop at the first failure
@@ -10,4 +10,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 set_up dev
 cd "$ROOT"
 "$BIN/ruff" check .
+"$BIN/python" -m mypy
 exec "$BIN/python" -m pytest "$@"

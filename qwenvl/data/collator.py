@@ -57,12 +57,16 @@ class GRPOCollator:
         self.options = options = PromptOptions.of(options, **changes)
         frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
         self.ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), options.template_arguments)
-        self.fitter = Fitter(self.ruler, options.max_prompt_length) if options.fit_frames else None
+        self.fitter = None
+        if options.fit_frames and options.max_prompt_length is not None:
+            self.fitter = Fitter(self.ruler, options.max_prompt_length)
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, PromptBatch]:
         prompts: list[_Prompt] = []
         bad: list[BadSample] = []
-        for sample in filter(None, samples):
+        for sample in samples:
+            if sample is None:
+                continue
             if isinstance(sample, BadSample):
                 bad.append(sample)
                 continue

@@ -114,9 +114,10 @@ class GRPODataset(Dataset):
         clips = [self._load_clip(record, number, epoch) for number in range(len(record.videos))]
         images = tuple(_load_image(path) for path in record.images)
         sample = Sample(record, chat_messages(record), tuple(clip for clip, _ in clips), images, epoch)
-        return sample if self.fitter is None else self._fitted(sample, [timeline for _, timeline in clips])
+        timelines = [timeline for _, timeline in clips]
+        return sample if self.fitter is None else self._fitted(sample, timelines, self.fitter)
 
-    def _fitted(self, sample: Sample, timelines: list[Timeline]) -> Sample:
+    def _fitted(self, sample: Sample, timelines: list[Timeline], fitter: Fitter) -> Sample:
         """The sample with fewer frames where it is too long; pixels are left to the collator."""
         record, epoch = sample.record, sample.epoch
 
@@ -124,7 +125,7 @@ class GRPODataset(Dataset):
             plans = [self.plan(record, n, epoch, timeline, most) for n, timeline in enumerate(timelines)]
             return [[timeline.times[i] for i in plan.indices] for plan, timeline in zip(plans, timelines, strict=True)]
 
-        found = self.fitter(sample, times_with)
+        found = fitter(sample, times_with)
         if found is None:
             return sample
         fitted, most = found
@@ -238,8 +239,9 @@ def load_dataset(
     read: list[Sequence[Record]] = []
     sources = resolve_datasets(dataset_use, catalog_path)
     for source in sources:
-        how = {"seed": seed, "options": read_options, "check_record": check_record, "stream_above": stream_above}
-        read.append(open_records(source, **how))
+        read.append(
+            open_records(source, seed=seed, options=read_options, check_record=check_record, stream_above=stream_above)
+        )
     parts = [Part(source.name, len(records), source.weight) for source, records in zip(sources, read, strict=True)]
     dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":

@@ -38,7 +38,8 @@ class Fitter:
         Args:
             times_with: the times of the frames of each clip with at most so many of them.
         """
-        times, sizes = [clip.info.times for clip in sample.videos], self.ruler.sizes(sample)
+        times: Sequence[Sequence[float]] = [clip.info.times for clip in sample.videos]
+        sizes = self.ruler.sizes(sample)
         if not sizes or self._length(sample, times, sizes) <= self.max_prompt_length:
             return None
         planned = [len(each) for each in times]

@@ -59,10 +59,11 @@ def draws_per_epoch(parts: Sequence[Part]) -> list[int]:
         >>> draws_per_epoch([Part("a", 90, weight=1), Part("b", 10, weight=1)])
         [50, 50]
     """
-    if any(part.weight is None for part in parts):
+    weights = [part.weight for part in parts if part.weight is not None]
+    if len(weights) < len(parts):
         return [part.size for part in parts]
-    total, weight = sum(part.size for part in parts), sum(part.weight for part in parts)
-    shares = [total * part.weight / weight for part in parts]
+    total, weight = sum(part.size for part in parts), sum(weights)
+    shares = [total * own / weight for own in weights]
     draws = [int(share) for share in shares]
     by_remainder = sorted(range(len(parts)), key=lambda number: draws[number] - shares[number])
     for number in by_remainder[: total - sum(draws)]:

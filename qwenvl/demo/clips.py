@@ -187,7 +187,7 @@ def _write_clips(folder: Path, clips: list[Clip], processes: int | None, progres
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
             _report(pool.map(_write_clip, tasks, chunksize=8), len(tasks), progress)
     low, high = SEGMENT_FRAMES
-    grey = np.full((SIZE, SIZE, 3), 128, np.uint8)
+    grey: np.ndarray = np.full((SIZE, SIZE, 3), 128, np.uint8)
     for total in range(2 * low, 2 * high + 1):
         encode(folder / "clips" / f"blank-{total}.mp4", itertools.repeat(grey, total))
 

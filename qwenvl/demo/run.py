@@ -24,7 +24,7 @@ from qwenvl.demo.clips import ClipSettings, make_clips, tokenizer_texts
 from qwenvl.demo.results import Score, example, read_score, table
 
 STEPS, CLIPS = 200, 600
-MODEL = {
+MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "num_layers": 2,
     "vision_hidden_size": 64,

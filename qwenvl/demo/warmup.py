@@ -66,11 +66,12 @@ def warm_up(
     steps = len(dataset) // settings.batch_size
     if steps == 0:
         raise ValueError(f"the warm-up needs {settings.batch_size} records, got {len(dataset)}")
-    pixels = {"video_min_frame_pixels": settings.frame_pixels, "video_max_frame_pixels": settings.frame_pixels}
     loader = DataLoader(
         dataset,
         batch_size=settings.batch_size,
-        collate_fn=GRPOCollator(processor, **pixels),
+        collate_fn=GRPOCollator(
+            processor, video_min_frame_pixels=settings.frame_pixels, video_max_frame_pixels=settings.frame_pixels
+        ),
         num_workers=settings.workers,
         drop_last=True,
     )

@@ -113,7 +113,7 @@ def examine(
     sample_options: SampleOptions | None = None,
     collator: GRPOCollator | None = None,
     jobs: int = 2,
-    progress: Callable[[Iterator, int], Iterator] | None = None,
+    progress: Callable[[Iterator, int], Iterable] | None = None,
 ) -> Report:
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
@@ -162,14 +162,15 @@ def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead:
         yield waiting.popleft().result()
 
 
-def _one_at_a_time(collator: GRPOCollator | None, lock: threading.Lock) -> Callable | None:
+def _one_at_a_time(collator: GRPOCollator | None, lock: threading.Lock) -> Any:
     """The collator's fitter, held to one thread."""
-    if collator is None or collator.fitter is None:
+    fit = None if collator is None else collator.fitter
+    if fit is None:
         return None
 
     def fitter(*args: Any) -> tuple[Fitted, int] | None:
         with lock:
-            return collator.fitter(*args)
+            return fit(*args)
 
     return fitter
 

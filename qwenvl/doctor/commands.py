@@ -85,7 +85,9 @@ def stats(args: argparse.Namespace) -> int:
 def _count(records: Iterable[Record]) -> tuple[dict[str, int], dict[str, dict[str, float]], Counter[str]]:
     """Numbers of what there is, spreads of lengths, and how often each solution occurs; one record at a time."""
     numbers = dict.fromkeys(("records", "clips", "images", "with meta"), 0)
-    media, prompts, solutions = set(), set(), Counter()
+    media: set[int] = set()
+    prompts: set[int] = set()
+    solutions: Counter[str] = Counter()
     turns, prompt_lengths, solution_lengths = [], [], []
     for record in records:
         numbers["records"] += 1
@@ -174,7 +176,7 @@ def _record_check(names: list[str]) -> RecordCheck | None:
     return build_rubric(names).check_record if names else None
 
 
-def _progress(findings: Iterator[Any], total: int) -> Iterator[Any]:
+def _progress(findings: Iterator[Any], total: int) -> Iterable[Any]:
     from tqdm import tqdm
 
     return tqdm(findings, total=total, unit="record", disable=not sys.stderr.isatty())

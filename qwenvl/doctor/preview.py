@@ -106,12 +106,15 @@ def preview(args: argparse.Namespace) -> str:
     records = [row for row in rows if isinstance(row, Record)]
     options = SampleOptions.of(args, on_bad_sample="skip")
     dataset = GRPODataset(records, options, seed=args.seed, fitter=fitter)
-    samples = (dataset[args.epoch, index] for index in range(len(records)))
     rubric = build_rubric()
-    shown = [
-        show(next(samples), collator, rubric) if isinstance(row, Record) else Shown(None, problem=str(row))
-        for row in rows
-    ]
+    shown: list[Shown] = []
+    for row in rows:
+        if isinstance(row, Record):
+            sample = dataset[args.epoch, sum(one.record is not None for one in shown)]
+            assert sample is not None  # that is for empty places, and no index of ours is one
+            shown.append(show(sample, collator, rubric))
+        else:
+            shown.append(Shown(None, problem=str(row)))
     rubric.close()
     total = sum(map(len, files))
     title = f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}"

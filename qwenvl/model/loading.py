@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +165,7 @@ def lora_config(model: nn.Module, flags: TuneFlags, *, r: int, alpha: int, dropo
 
 
 def parameter_groups(
-    model: nn.Module, *, weight_decay: float, decayed: set[str], learning_rates: dict[Part, float]
+    model: nn.Module, *, weight_decay: float, decayed: set[str], learning_rates: Mapping[str, float]
 ) -> list[dict]:
     """Optimizer groups of the parameters that learn.
 

@@ -98,7 +98,7 @@ def _with_shared_prefix(stock: Callable) -> Callable:
         out = shared_prefix.attend(module.layer_idx, q, k, v, kwargs["scaling"])
         return out.unflatten(0, (len(query), -1)), None
 
-    attention.stock = stock
+    attention.stock = stock  # type: ignore[attr-defined]
     return attention
 
 

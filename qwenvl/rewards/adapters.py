@@ -28,6 +28,7 @@ class _End(str):
     """The first or last character of a completion, which also answers ``["content"]`` and ``["role"]``."""
 
     __slots__ = ("message",)
+    message: dict[str, str]
 
     def __new__(cls, text: str, character: str) -> _End:
         end = super().__new__(cls, character)
@@ -75,11 +76,9 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
                 extra_info=fields.get("extra_info") or {},
             )
             if isinstance(result, Mapping):
-                extras = {
-                    name: value for name, value in result.items() if name != "score" and hasattr(value, "__float__")
-                }
-                for name, value in extras.items() if log_metric else ():
-                    log_metric(f"{reward.__name__}/{name}", float(value))
+                for name, value in result.items():
+                    if log_metric and name != "score" and hasattr(value, "__float__"):
+                        log_metric(f"{reward.__name__}/{name}", float(value))
                 result = result["score"]
             scores.append(result)
         return scores

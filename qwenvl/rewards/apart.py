@@ -82,7 +82,7 @@ def own_state(state: Any) -> Any:
 
 def _enter() -> int | None:
     """Mark this thread as within a call, and return how it was marked before."""
-    os._exit = _exit_unless_within_a_call
+    os._exit = _exit_unless_within_a_call  # type: ignore[assignment]
     outside = getattr(_here, "process", None)
     _here.process = os.getpid()
     return outside

@@ -119,7 +119,7 @@ def _made_of_table(name: str, settings: Mapping[str, Any], plugins: Mapping[str,
     if "correctness" in wanted:
         given["correctness"] = correctness = resolve(settings["correctness_func"], settings, plugins)
         check = correctness.check
-    function = entry.made_of(**given)
+    function: Any = entry.made_of(**given)
     return RewardFunction(name, function, getattr(function, "check", check))
 
 

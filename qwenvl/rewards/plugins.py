@@ -36,7 +36,7 @@ def reward(name: str, *, cpu_heavy: bool = False) -> Callable[[Marked], Marked]:
     """
 
     def mark(function: Marked) -> Marked:
-        function.reward_name, function.cpu_heavy = name, cpu_heavy
+        function.reward_name, function.cpu_heavy = name, cpu_heavy  # type: ignore[attr-defined]
         return function
 
     return mark

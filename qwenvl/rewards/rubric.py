@@ -73,7 +73,7 @@ class Rubric:
         self._aggregation, self._on_error = aggregation, on_error
         self._runner = Runner(timeout, workers)
         self._skipped, self._unfinished = dict.fromkeys(self.names, 0), dict.fromkeys(self.names, 0)
-        self._recent_failures = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
+        self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
     def score(
         self,

@@ -69,8 +69,8 @@ class Workers:
             child.abort()
         with suppress(queue.Empty):
             while True:
-                if child := self._idle.get_nowait():
-                    child.kill()
+                if idle := self._idle.get_nowait():
+                    idle.kill()
 
     def _run(self, task: Task, seconds: float | None, cpu_seconds: float | None) -> Any:
         child = self._idle.get()

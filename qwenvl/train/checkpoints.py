@@ -24,7 +24,7 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
     if resume in (None, False, "", "false", "False"):
         return None
     if resume not in (True, "true", "True"):
-        if not (Path(resume) / _STATE).is_file():
+        if not (Path(str(resume)) / _STATE).is_file():
             raise FileNotFoundError(f"{resume}: not a checkpoint (no {_STATE} in it)")
         return str(resume)
     whole, unfinished = _checkpoints(output_dir)
@@ -83,7 +83,7 @@ def _checkpoints(output_dir: str | Path) -> tuple[list[Path], int]:
     """The whole checkpoints of a folder, the newest last, and how many are unfinished."""
     folders = [f for f in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if _step(f) is not None]
     # The state is the last file of a checkpoint to be written: without it the saving was cut short.
-    whole = sorted((f for f in folders if (f / _STATE).is_file()), key=_step)
+    whole = sorted((f for f in folders if (f / _STATE).is_file()), key=lambda folder: _step(folder) or 0)
     return whole, len(folders) - len(whole)
 
 

@@ -158,6 +158,7 @@ class GRPOTrainer(Trainer):
                 experience.old_logprobs = logprobs.detach()
                 experience.ref_logprobs = self._reference_logprobs(experience)
                 self._check_parity(experience)
+        assert self.step is not None  # `_experience` made it
         output = self.objective(experience.loss_inputs(logprobs), self.step.counts)
         self.journal.trained(self.step, experience, output)
         if not torch.isfinite(output.loss):

@@ -142,7 +142,8 @@ def next_step(args: GRPOConfig, argv: Sequence[str], warnings: Sequence[str]) ->
     """
     if any(EQUAL_REWARDS in warning for warning in warnings):
         catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
-        command = ["qwenvl", "preview", args.dataset_use, "--n", "8", "--model", str(args.model_name_or_path), *catalog]
+        names = [str(args.dataset_use), "--n", "8", "--model", str(args.model_name_or_path)]
+        command = ["qwenvl", "preview", *names, *catalog]
         return f"{shlex.join(command)}   (what does the model see?)"
     if args.lora_enable:
         return f"load the adapter in {args.output_dir} with peft, as docs/quickstart.md shows"

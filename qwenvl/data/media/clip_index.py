@@ -92,6 +92,7 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str) -> Cli
         raise BadMediaError(path, "two of its frames have the same time")
     # AVI knows the order of decoding alone; where frames are reordered FFmpeg's guess at their times is wrong.
     by_count = container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
+    assert stream.time_base is not None  # of a stream that was opened
     index = ClipIndex(tuple(shown), tuple(sorted(keys)) or (shown[0],), stream.time_base, by_count)
     _check_complete(container, stream, packets, index, path)
     return index

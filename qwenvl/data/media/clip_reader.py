@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
@@ -111,7 +111,7 @@ class ClipReader:
         rows = defaultdict(list)
         for row, index in enumerate(indices):
             rows[index].append(row)
-        frames = None
+        frames: Any = None
         for index, picture in zip(sorted(rows), self._decode(sorted(rows)), strict=True):
             if frames is None:
                 frames = empty((len(indices), *picture.shape))

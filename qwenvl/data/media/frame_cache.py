@@ -155,7 +155,7 @@ class CachedClip:
         return _digest("timeline", *self._base)
 
     def _final(self, size: Size | None) -> Size:
-        return size or self._cache.ruler.frame_size(self.decoded_size, self._meta)
+        return size or self._cache.ruler.frame_size(self.decoded_size, self._meta)  # type: ignore[arg-type]
 
     def _frames_key(self, indices: Sequence[int], size: Size | None) -> str:
         resample = int(self._cache.ruler.processor.video_processor.resample)

@@ -7,6 +7,7 @@ with the packets alone. What lies between the two is one table, ``ctts`` (ISO/IE
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -61,9 +62,10 @@ def _composition_offsets(file: BinaryIO, track_id: int) -> np.ndarray | None:
             continue
         span = trak
         for kind in (b"mdia", b"minf", b"stbl"):
-            span = _find(file, *span, kind)
-            if not span:
+            inner = _find(file, *span, kind)
+            if not inner:
                 return None
+            span = inner
         table = _find(file, *span, b"ctts")
         if not table:
             return np.empty(0, np.int64)
@@ -86,7 +88,7 @@ def _find(file: BinaryIO, start: int, end: int, kind: bytes) -> tuple[int, int] 
     return next(_boxes(file, start, end, kind), None)
 
 
-def _boxes(file: BinaryIO, start: int, end: int, kind: bytes):
+def _boxes(file: BinaryIO, start: int, end: int, kind: bytes) -> Iterator[tuple[int, int]]:
     """Where the contents of the boxes of a kind begin and end."""
     while start + 8 <= end:
         file.seek(start)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 from qwenvl.data.media.clip_reader import ClipReader
 from qwenvl.data.media.frame_folder import FrameFolder
@@ -79,7 +79,7 @@ def resolve_backend(backend: str) -> Backend:
         )
     if backend == "decord":
         _warn_of_decord()
-    return backend
+    return cast(Backend, backend)
 
 
 @lru_cache(maxsize=1)

@@ -142,8 +142,8 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
     dynamic = False if dynamic is None else dynamic
     if not isinstance(dynamic, bool):
         raise RecordError(f"{where}.dynamic_sample: expected true or false, got {kind_of(dynamic)}")
-    bounds = {key: _whole(meta, key, where) for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}
-    seconds = {key: _positive(meta, key, where, zero=True) for key in _SECONDS}
+    bounds: dict[str, Any] = {key: _whole(meta, key, where) for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}
+    seconds: dict[str, Any] = {key: _positive(meta, key, where, zero=True) for key in _SECONDS}
     for low, high in (_FRAME_BOUNDS, _PIXEL_BOUNDS, _SECONDS):
         values = bounds | seconds
         if values[low] is not None and values[high] is not None and values[low] > values[high]:
@@ -151,7 +151,7 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
     counts = _frame_counts(meta.get("frame_cnts"), where)
     if counts is not None and any(value is not None for value in seconds.values()):
         raise RecordError(f"{where}: frame_cnts speak of the whole clip; expected no video_start and video_end beside")
-    rates = {key: _positive(meta, key, where) for key in _RATES}
+    rates: dict[str, Any] = {key: _positive(meta, key, where) for key in _RATES}
     return ClipMeta(counts, dynamic_sample=dynamic, **bounds, **rates, **seconds)
 
 

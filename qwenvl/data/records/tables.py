@@ -85,7 +85,7 @@ class ParquetRows(ArrowRows):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.where, self.stem = str(path), stem_of(path)
-        self._table = None
+        self._table: Any = None
         metadata = self._file().metadata
         self._length = metadata.num_rows
         self.size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))

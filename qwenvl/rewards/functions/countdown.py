@@ -57,7 +57,7 @@ def check_countdown(solution: str, fields: Mapping[str, Any]) -> str | None:
     nums, target = fields.get("nums"), fields.get("target")
     if not isinstance(nums, list) or not nums or not all(type(n) is int and 0 <= n <= _LARGEST for n in nums):
         return f"the field 'nums' must be a list of whole numbers from 0 to {_LARGEST}, got {nums!r}"
-    if type(target) not in (int, float) or not abs(target) <= _LARGEST:
+    if isinstance(target, bool) or not isinstance(target, int | float) or not abs(target) <= _LARGEST:
         return f"the field 'target' must be a number up to {_LARGEST}, got {target!r}"
     return None
 

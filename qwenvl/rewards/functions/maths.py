@@ -120,7 +120,7 @@ def split_unit(text: str) -> tuple[str, str]:
         (('2.5', 'cars'), ('x + 1', ''))
     """
     unwrapped = _WRAPPED.sub(r" \1 ", text.replace("$", " ")).strip()
-    tail = _AFTER_NUMBER.search(unwrapped)
+    tail: Any = _AFTER_NUMBER.search(unwrapped)  # it always matches, at the end at the latest
     unit = normalized(tail[0])
     if tail.start() == 0 or not _UNIT.fullmatch(unit) or _FUNCTION.search(unit):
         return text, ""
