@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
 
 from qwenvl.model.families import FAMILIES, family_of
-
-Part = Literal["llm", "vision", "mlp"]
-
-
-@dataclass(frozen=True)
-class TuneFlags:
-    """Which parts learn: ``llm`` (language model, embeddings, lm_head), ``vision`` (blocks, patch embedding), ``mlp``
-    (the merger or mergers between the two)."""
-
-    llm: bool = True
-    vision: bool = False
-    mlp: bool = True
-
-    def parts(self) -> set[Part]:
-        """The parts that learn."""
-        return {part for part in ("llm", "vision", "mlp") if getattr(self, part)}
+from qwenvl.model.options import LoraOptions, ModelOptions, Part, TuneOptions
 
 
-def load_model(path: str | Path, *, attn_implementation: str = "auto", dtype: torch.dtype | str = "auto") -> nn.Module:
+def load_model(
+    path: str | Path, *, attn_implementation: str = ModelOptions.attn_implementation, dtype: torch.dtype | str = "auto"
+) -> nn.Module:
     """Load a Qwen-VL model for conditional generation, from a folder or a hub name.
 
     It takes safetensors alone and runs no code of the checkpoint.
@@ -133,35 +118,41 @@ def part_of(name: str) -> Part:
     return "mlp" if any(below in family.mergers for family in FAMILIES.values()) else "vision"
 
 
-def apply_tuning(model: nn.Module, flags: TuneFlags) -> None:
+def apply_tuning(model: nn.Module, tune: TuneOptions) -> None:
     """Sets ``requires_grad`` of every parameter of a full fine-tune.
 
     Raises:
         ValueError: if nothing would learn.
     """
-    if not flags.parts():
+    if not tune.parts():
         raise ValueError(
             "tune_mm_llm, tune_mm_vision and tune_mm_mlp are all False and there is no LoRA: nothing would learn; "
             "set one of them or lora_enable"
         )
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(part_of(name) in flags.parts())
+        parameter.requires_grad_(part_of(name) in tune.parts())
 
 
-def lora_config(model: nn.Module, flags: TuneFlags, *, r: int, alpha: int, dropout: float):
-    """A LoRA configuration for the linear layers of the parts of ``flags``, or of the language model if it names none.
+def lora_config(model: nn.Module, tune: TuneOptions, lora: LoraOptions):
+    """A LoRA configuration for the linear layers of the parts of ``tune``, or of the language model if it names none.
 
     Modules are named in full, never by suffix: ``down_proj`` alone would also match the vision blocks.
     """
     from peft import LoraConfig
 
-    parts = flags.parts() or {"llm"}
+    parts = tune.parts() or {"llm"}
     targets = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and part_of(name) in parts and name != "lm_head"
     ]
-    return LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, task_type="CAUSAL_LM")
+    return LoraConfig(
+        r=lora.lora_r,
+        lora_alpha=lora.lora_alpha,
+        lora_dropout=lora.lora_dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
 
 
 def parameter_groups(

@@ -8,6 +8,9 @@ from typing import Literal
 
 from qwenvl.option import Options, option, was_set
 
+Part = Literal["llm", "vision", "mlp"]
+"""The language model with embeddings and head, the vision tower's blocks and patch embedding, the mergers between."""
+
 
 @dataclass
 class TuneOptions(Options):
@@ -16,6 +19,11 @@ class TuneOptions(Options):
     tune_mm_llm: bool = option(True, "Train the language model, its embeddings and the language-model head.")
     tune_mm_vision: bool = option(False, "Train the vision tower: patch embedding and blocks.")
     tune_mm_mlp: bool = option(True, "Train the merger that carries vision features into the language model.")
+
+    def parts(self) -> set[Part]:
+        """The parts that learn."""
+        flags = {"llm": self.tune_mm_llm, "vision": self.tune_mm_vision, "mlp": self.tune_mm_mlp}
+        return {part for part, learns in flags.items() if learns}
 
 
 @dataclass

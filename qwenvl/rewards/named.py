@@ -9,9 +9,9 @@ from typing import Any
 
 from qwenvl.rewards.function import RewardError, RewardFunction, name_of
 from qwenvl.rewards.functions.reward_model import RewardModel
-from qwenvl.rewards.options import ResponseFormat, RewardOptions, RewardSettings
+from qwenvl.rewards.options import Aggregation, OnError, ResponseFormat, RewardOptions, RewardSettings
 from qwenvl.rewards.plugins import by_path, made, plugin_functions
-from qwenvl.rewards.rubric import Aggregation, OnError, Rubric
+from qwenvl.rewards.rubric import Rubric
 from qwenvl.rewards.table import BY_FLAG, TABLE
 
 DEFAULT_WEIGHTS = {"format": RewardOptions.format_reward_weight, "accuracy": RewardOptions.accuracy_reward_weight}

@@ -9,6 +9,9 @@ from typing import Any, Literal
 from qwenvl.option import Options, option, was_set
 
 ResponseFormat = Literal["think_answer", "answer_only"]
+BoxUnits = Literal["same", "thousandths"]
+Aggregation = Literal["sum", "normalize_then_sum"]
+OnError = Literal["error", "skip"]
 
 
 @dataclass
@@ -45,7 +48,7 @@ class FunctionSettings(Options):
     temporal_iou_boundary: bool = option(
         False, "Multiply temporal_iou by how near start and end are; needs the field duration (seconds)."
     )
-    box_units: Literal["same", "thousandths"] = option(
+    box_units: BoxUnits = option(
         "same",
         "Units of boxes in answers. same: those of the solution. thousandths: 0..1000, the solution's being pixels of "
         "an image of the record's width and height.",
@@ -135,12 +138,12 @@ class RewardOptions(FunctionSettings, ContrastOptions):
     reward_model: list[str] | None = option(
         None, "Reward models, a folder or hub name each, appended after --reward_funcs.", unset="none"
     )
-    reward_aggregation: Literal["sum", "normalize_then_sum"] = option(
+    reward_aggregation: Aggregation = option(
         "sum",
         "sum: weight x value, summed. normalize_then_sum: each function's values are first brought to mean 0 and "
         "spread 1 in each group.",
     )
-    on_reward_error: Literal["error", "skip"] = option(
+    on_reward_error: OnError = option(
         "error",
         "A reward function that fails. error: stop, naming function, record and completion. skip: leave the function "
         "out for the rows, count them, and stop when more than 5 % of its rows fail.",

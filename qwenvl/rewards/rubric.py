@@ -6,19 +6,18 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from qwenvl.rewards.adapters import Completion
 from qwenvl.rewards.columns import field_problem, is_routed, record_name, route_problem
 from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
+from qwenvl.rewards.options import Aggregation, OnError
 from qwenvl.rewards.runner import Call, Runner
 from qwenvl.types import Record, RewardBatch
 
 logger = logging.getLogger(__name__)
 
 Values = list[float | None]
-Aggregation = Literal["sum", "normalize_then_sum"]
-OnError = Literal["error", "skip"]
 
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.

@@ -25,7 +25,7 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.grpo.loss import LOSSES, Objective
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
-from qwenvl.model.loading import TuneFlags, apply_tuning, load_model, lora_config, unwrap
+from qwenvl.model.loading import apply_tuning, load_model, lora_config, unwrap
 from qwenvl.model.positions import position_rule
 from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
@@ -69,14 +69,13 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
         if adapted:
             raise ValueError("the model already has an adapter: leave out peft_config and lora_enable, or merge it")
         return model
-    flags = TuneFlags(llm=args.tune_mm_llm, vision=args.tune_mm_vision, mlp=args.tune_mm_mlp)
     if not adapted:
-        apply_tuning(model, flags)
+        apply_tuning(model, args)
         return model
     from peft import get_peft_model
 
     if peft_config is None:
-        peft_config = lora_config(model, flags, r=args.lora_r, alpha=args.lora_alpha, dropout=args.lora_dropout)
+        peft_config = lora_config(model, args, args)
     return get_peft_model(model, peft_config)
 
 

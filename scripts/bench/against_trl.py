@@ -27,7 +27,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCall
 
 from qwenvl import GRPOConfig, GRPOTrainer
 from qwenvl.demo.tiny import save_tiny
-from qwenvl.model.loading import TuneFlags, apply_tuning
+from qwenvl.model.loading import apply_tuning
+from qwenvl.model.options import TuneOptions
 
 HEIGHT, WIDTH, TOKENS_PER_PICTURE = 280, 560, 200
 QUESTION = "Which of these steps does the video show? (1) pick the screw (2) insert the fan (3) fasten the screw"
@@ -140,7 +141,7 @@ def theirs(options: argparse.Namespace, folder: Path, checkpoint: Path, clips: l
 
     def run(clock: StepClock) -> None:
         model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32)
-        apply_tuning(model, TuneFlags())
+        apply_tuning(model, TuneOptions())
         args = trl.GRPOConfig(
             output_dir=str(folder / "theirs"),
             per_device_train_batch_size=options.group,

@@ -10,7 +10,8 @@ from transformers import GenerationConfig
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model import logprobs, shared_prefix
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import TuneFlags, apply_tuning, unwrap
+from qwenvl.model.loading import apply_tuning, unwrap
+from qwenvl.model.options import TuneOptions
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, encode_vision
@@ -61,7 +62,7 @@ class Step:
         processor = make_processor(family)
         sizes = {"hidden_size": 256, "num_layers": 8, "vision_hidden_size": 128, "vision_depth": 4}
         model = make_model(family, processor, **sizes)
-        apply_tuning(model, TuneFlags())
+        apply_tuning(model, TuneOptions())
         return cls(model, video_prompt(model, case.prompt), case)
 
     @property

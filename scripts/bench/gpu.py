@@ -25,7 +25,8 @@ from bench_model import Case, Step, forward_flops, tower_flops, video_prompt
 
 from qwenvl.model import logprobs, shared_prefix
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import TuneFlags, apply_tuning, lora_config, unwrap
+from qwenvl.model.loading import apply_tuning, lora_config, unwrap
+from qwenvl.model.options import LoraOptions, TuneOptions
 
 TEXT = {
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -81,11 +82,11 @@ def make_model(options: argparse.Namespace, device: torch.device) -> torch.nn.Mo
         model = Qwen2_5_VLForConditionalGeneration(config)
     torch.set_default_dtype(default)
     model.config.get_text_config().pad_token_id = 0
-    apply_tuning(model, TuneFlags())
+    apply_tuning(model, TuneOptions())
     if options.lora:
         from peft import get_peft_model
 
-        model = get_peft_model(model, lora_config(model, TuneFlags(mlp=False), r=16, alpha=32, dropout=0.0))
+        model = get_peft_model(model, lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 16, 32)))
     if not options.no_checkpointing:
         unwrap(model).gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()

@@ -5,7 +5,6 @@ import torch
 from peft import get_peft_model
 
 from qwenvl.model.loading import (
-    TuneFlags,
     apply_tuning,
     load_model,
     load_processor,
@@ -14,6 +13,7 @@ from qwenvl.model.loading import (
     part_of,
     unwrap,
 )
+from qwenvl.model.options import LoraOptions, TuneOptions
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
@@ -22,7 +22,7 @@ FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 @pytest.mark.parametrize("part", ["llm", "vision", "mlp"])
 def test_each_flag_trains_its_part_and_nothing_else(tiny_pair, family, part):
     model, _ = tiny_pair(family, tie_word_embeddings=False)
-    apply_tuning(model, TuneFlags(**{name: name == part for name in ("llm", "vision", "mlp")}))
+    apply_tuning(model, TuneOptions(**{f"tune_mm_{name}": name == part for name in ("llm", "vision", "mlp")}))
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     mergers = {name for name, _ in model.named_parameters() if "merger" in name}
     visual = {name for name, _ in model.named_parameters() if ".visual." in name}
@@ -36,7 +36,7 @@ def test_an_untied_head_really_freezes(tiny_pair, random_prompts, random_complet
     from qwenvl.model.logprobs import completion_logprobs
 
     model, _ = tiny_pair("qwen2_5_vl", tie_word_embeddings=False)
-    apply_tuning(model, TuneFlags(llm=False, mlp=True))
+    apply_tuning(model, TuneOptions(tune_mm_llm=False, tune_mm_mlp=True))
     prompts = random_prompts(model, ["tv"])
     ids, mask = random_completions(2, 3)
     completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=8).sum().backward()
@@ -45,21 +45,21 @@ def test_an_untied_head_really_freezes(tiny_pair, random_prompts, random_complet
 
 def test_nothing_to_train_is_an_error(tiny_pair):
     with pytest.raises(ValueError, match="nothing would learn"):
-        apply_tuning(tiny_pair()[0], TuneFlags(llm=False, vision=False, mlp=False))
+        apply_tuning(tiny_pair()[0], TuneOptions(tune_mm_llm=False, tune_mm_vision=False, tune_mm_mlp=False))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (TuneFlags(), {"llm", "mlp"}),
-        (TuneFlags(llm=False, mlp=False), {"llm"}),
-        (TuneFlags(llm=False, mlp=False, vision=True), {"vision"}),
+        (TuneOptions(), {"llm", "mlp"}),
+        (TuneOptions(tune_mm_llm=False, tune_mm_mlp=False), {"llm"}),
+        (TuneOptions(tune_mm_llm=False, tune_mm_mlp=False, tune_mm_vision=True), {"vision"}),
     ],
 )
 def test_adapters_go_where_the_flags_say(tiny_pair, family, flags, parts):
     model, _ = tiny_pair(family)
-    adapted = get_peft_model(model, lora_config(model, flags, r=2, alpha=4, dropout=0.0))
+    adapted = get_peft_model(model, lora_config(model, flags, LoraOptions(True, 2, 4)))
     trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
     assert trained and all("lora_" in name for name in trained)
     assert {part_of(name) for name in trained} == parts
@@ -68,7 +68,7 @@ def test_adapters_go_where_the_flags_say(tiny_pair, family, flags, parts):
 
 def test_learning_rates_apply_to_their_part_alone(tiny_pair):
     model, _ = tiny_pair()
-    apply_tuning(model, TuneFlags(vision=True))
+    apply_tuning(model, TuneOptions(tune_mm_vision=True))
     decayed = {name for name, p in model.named_parameters() if p.dim() > 1}
     groups = parameter_groups(model, weight_decay=0.1, decayed=decayed, learning_rates={"mlp": 3e-4})
     names = {id(p): name for name, p in model.named_parameters()}

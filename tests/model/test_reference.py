@@ -3,8 +3,9 @@
 import torch
 from peft import get_peft_model
 
-from qwenvl.model.loading import TuneFlags, apply_tuning, lora_config, part_of
+from qwenvl.model.loading import apply_tuning, lora_config, part_of
 from qwenvl.model.logprobs import completion_logprobs
+from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.reference import Reference
 
 
@@ -20,7 +21,7 @@ def one_update(model, *batch):
 
 def test_a_copy_shares_frozen_tensors_and_does_not_move(tiny_pair, random_prompts, random_completions):
     policy, _ = tiny_pair()
-    apply_tuning(policy, TuneFlags())
+    apply_tuning(policy, TuneOptions())
     batch = (random_prompts(policy, ["tvt", "t"]), *random_completions(4, 5))
     reference = Reference(policy)
     before = logprobs(policy, *batch).detach()
@@ -41,7 +42,7 @@ def test_with_an_adapter_the_reference_is_the_base(tiny_pair, random_prompts, ra
     base, _ = tiny_pair()
     batch = (random_prompts(base, ["tv"]), *random_completions(2, 4))
     before = logprobs(base, *batch).detach()
-    policy = get_peft_model(base, lora_config(base, TuneFlags(), r=2, alpha=4, dropout=0.0))
+    policy = get_peft_model(base, lora_config(base, TuneOptions(), LoraOptions(True, 2, 4)))
     reference = Reference(policy)
     for _ in range(2):  # the first update leaves lora_A without gradient, the second moves both
         one_update(policy, *batch)
@@ -58,7 +59,7 @@ def test_with_an_adapter_the_reference_is_the_base(tiny_pair, random_prompts, ra
 
 def test_a_copy_may_be_rounded_as_the_policy_is_in_its_forwards(tiny_pair):
     policy, _ = tiny_pair()
-    apply_tuning(policy, TuneFlags())
+    apply_tuning(policy, TuneOptions())
     with Reference(policy, dtype=torch.bfloat16).model() as rounded:
         for (name, ours), theirs in zip(policy.named_parameters(), rounded.parameters(), strict=True):
             assert ours.dtype == torch.float32 and torch.equal(theirs, ours.to(torch.bfloat16)), name

@@ -7,7 +7,8 @@ import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model import logprobs, shared_prefix
-from qwenvl.model.loading import TuneFlags, apply_tuning, lora_config
+from qwenvl.model.loading import apply_tuning, lora_config
+from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.prefix_attention import install_prefix_attention
 
 MIXES = {"video": (["tv"], 4), "ragged": (["tv", "t", "tit"], 2), "many": (["titv", "vtv"], 8)}
@@ -54,7 +55,7 @@ def test_equals_the_plain_path_in_float32_on_stock_classes(family, random_prompt
 @pytest.mark.parametrize("vision, mlp", [(False, False), (False, True), (True, False)])
 def test_frozen_parts(vision, mlp, exact_model, random_prompts, random_completions):
     model = exact_model("qwen3_vl")
-    apply_tuning(model, TuneFlags(llm=True, vision=vision, mlp=mlp))
+    apply_tuning(model, TuneOptions(tune_mm_llm=True, tune_mm_vision=vision, tune_mm_mlp=mlp))
     errors = largest_errors(model, random_prompts(model, ["tv", "ti"]), random_completions(6, 5))
     assert max(errors) < 1e-9
 
@@ -75,7 +76,7 @@ def test_lora(exact_model, random_prompts, random_completions):
 
     model = exact_model("qwen2_5_vl")
     prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 5)
-    model = get_peft_model(model, lora_config(model, TuneFlags(mlp=False), r=4, alpha=8, dropout=0.0)).double()
+    model = get_peft_model(model, lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 4, 8))).double()
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # zero at first, which would leave lora_A without gradient
             torch.nn.init.normal_(parameter, std=0.1)

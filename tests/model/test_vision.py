@@ -9,7 +9,8 @@ import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model import shared_prefix
-from qwenvl.model.loading import TuneFlags, apply_tuning, lora_config
+from qwenvl.model.loading import apply_tuning, lora_config
+from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.reference import Reference
 from qwenvl.model.vision import accept_features, encode_vision, supports_encode_once
 
@@ -18,7 +19,7 @@ WORDS = ["tvi", "t", "vit", "v"]
 
 def frozen_tower(family: str) -> torch.nn.Module:
     model = make_model(family, make_processor(family), initializer_range=0.1)
-    apply_tuning(model, TuneFlags())
+    apply_tuning(model, TuneOptions())
     return model
 
 
@@ -30,7 +31,7 @@ def logits(model, prompts):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_gradients_are_those_of_pixels(family, exact_model, random_prompts):
     model = exact_model(family)
-    apply_tuning(model, TuneFlags())
+    apply_tuning(model, TuneOptions())
     prompts = random_prompts(model, WORDS)
     results = []
     for inputs in (prompts, encode_vision(model, prompts)):
@@ -110,7 +111,7 @@ def test_lora_on_the_language_model_leaves_the_tower_frozen(random_prompts, rand
     model = frozen_tower("qwen2_5_vl")
     prompts = random_prompts(model, ["tv", "ti"])
     completions = random_completions(4, 5)
-    model = get_peft_model(model, lora_config(model, TuneFlags(mlp=False), r=4, alpha=8, dropout=0.0))
+    model = get_peft_model(model, lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 4, 8)))
     encoded = encode_vision(model, prompts)
     results = [
         shared_prefix.completion_logprobs(model, inputs, *completions, temperature=1.0, logit_chunk_tokens=100)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
-from qwenvl.model.loading import TuneFlags, apply_tuning
+from qwenvl.model.loading import apply_tuning
+from qwenvl.model.options import TuneOptions
 from qwenvl.model.vision import encode_vision
 from qwenvl.model.vision_cache import VisionCache
 
@@ -18,7 +19,7 @@ GIB = 2**30
 
 def frozen_tower(family: str = "qwen2_5_vl", seed: int = 0) -> torch.nn.Module:
     model = make_model(family, make_processor(family), seed)
-    apply_tuning(model, TuneFlags())
+    apply_tuning(model, TuneOptions())
     return model
 
 

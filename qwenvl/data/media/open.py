@@ -18,6 +18,7 @@ from qwenvl.data.media.clip_reader import ClipReader
 from qwenvl.data.media.frame_folder import FrameFolder
 from qwenvl.data.media.guarded import GuardedClip
 from qwenvl.data.media.source import frame_list
+from qwenvl.data.options import SampleOptions
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,10 @@ Clip = ClipReader | GuardedClip | FrameFolder
 
 def open_clip(
     path: str,
-    backend: str = "auto",
+    backend: str = SampleOptions.video_backend,
     *,
     timeout: float = 0.0,
-    memory_gb: float = 8.0,
+    memory_gb: float = SampleOptions.decode_memory_gb,
     frames_fps: float | None = None,
 ) -> Clip:
     """Open a clip and index its frames; a context manager with the face of ``ClipReader``.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from qwenvl.files import require
 from qwenvl.rewards.functions.text import answer_of, solution_of
-
-BoxUnits = Literal["same", "thousandths"]
+from qwenvl.rewards.options import BoxUnits, FunctionSettings
 
 _N = r"\s{0,4}(-?[0-9]{1,7}(?:\.[0-9]{1,9})?)\s{0,4}"
 _BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)")
@@ -22,7 +21,7 @@ class BoxReward:
 
     worst: float
 
-    def __init__(self, box_units: BoxUnits = "same") -> None:
+    def __init__(self, box_units: BoxUnits = FunctionSettings.box_units) -> None:
         self._thousandths = box_units == "thousandths"
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float]:
