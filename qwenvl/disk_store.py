@@ -1,7 +1,7 @@
-"""Values kept in a folder under names of their content, for several processes at once and within a bound.
+"""Values kept in a folder under keys made of their content, for several processes at once and within a bound.
 
-A value is written under another name and moved, so it is there whole or not at all; a check sum tells one that a disk
-lost part of. The values unused for longest are deleted when the folder outgrows its bound.
+A value is written as a whole or not at all. A check sum tells a value that the disk lost part of. When the folder
+outgrows its bound, the values that were unused for longest are deleted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ABANDONED_SECONDS = 3600.0  # an unfinished file this old was left by a process 
 
 
 class DiskStore:
-    """Bytes by key.
+    """A folder of bytes by key.
 
     Args:
-        folder: made if it is not there; stores of other suffixes may share it.
-        max_bytes: bound on this store's files together.
-        suffix: of this store's files.
+        folder: it is made if it is not there. Stores with other suffixes may share it.
+        max_bytes: bound on the sum of this store's files.
+        suffix: the suffix of this store's files.
 
     Example:
         >>> store = DiskStore("/tmp/store", 10**9, ".frames")
@@ -46,7 +46,7 @@ class DiskStore:
         self._told = False
 
     def get(self, key: str) -> bytes | None:
-        """The value, marked as used; None if it is not there (any more) or damaged."""
+        """The value of a key, which is marked as used, or None if it is missing or damaged."""
         path = self._path(key)
         try:
             with open(path, "rb") as file:
@@ -64,7 +64,7 @@ class DiskStore:
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a value, unless it exceeds the bound by itself; a disk that takes no more is logged once."""
+        """Keep a value, unless it exceeds the bound by itself. A disk that takes no more is logged once."""
         size = len(value) + CHECKSUM_BYTES
         if size > self._max_bytes:
             return
@@ -88,8 +88,8 @@ class DiskStore:
     def _make_room(self, size: int) -> None:
         """Delete what was unused for longest until a tenth of the bound is free, if it is nearly reached.
 
-        Looking through a large folder takes longer than a write, so it is done again only when a 64th of the room that
-        was seen has been written: as many processes as that may write at once without passing the bound.
+        Looking through a large folder takes longer than a write. So the folder is looked through again only when a 64th
+        of the room that was seen has been written. Up to 64 processes may then write without passing the bound.
         """
         if size <= self._allowance:
             self._allowance -= size
@@ -105,7 +105,7 @@ class DiskStore:
         self._allowance = max(0, room // 64)
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """When each was last used, its bytes and its path."""
+        """For each file the time of its last use, its bytes and its path."""
         for entry in os.scandir(self._folder):
             try:
                 status = entry.stat()

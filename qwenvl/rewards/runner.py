@@ -1,4 +1,4 @@
-"""Runs reward functions: plain ones here, async ones together under one event loop, each with a deadline."""
+"""Runs reward functions, each with a deadline: plain ones one after another, async ones under one event loop."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Call:
     """One function on the rows that are its own.
 
     Attributes:
-        completions: its rows.
+        completions: the texts of its rows.
         columns: lists as long as ``completions``, by name.
-        shared: arguments that are not per row (``trainer_state``, ``log_metric``).
+        shared: arguments that are not one per row (``trainer_state``, ``log_metric``).
     """
 
     function: RewardFunction
@@ -51,9 +51,10 @@ class Runner:
     """Makes calls and waits for them.
 
     Args:
-        timeout: seconds a call may take; None: as long as it likes. With a timeout plain functions run in a thread of
-            their own, because nothing else can be waited for with a limit.
-        workers: processes for functions that are ``cpu_heavy``, one completion at a time; 0: they run here.
+        timeout: seconds that a call may take, or None for no limit. With a timeout each plain function runs in a thread
+            of its own, because it could not be waited for with a limit otherwise.
+        workers: processes for functions that are ``cpu_heavy``. They get one completion at a time. With 0 such
+            functions run in this process.
     """
 
     def __init__(self, timeout: float | None = None, workers: int = 0) -> None:
@@ -62,12 +63,12 @@ class Runner:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, calls: list[Call]) -> list[list[Any]]:
-        """For each call a value per row; where a row failed, the exception in its place.
+        """The values of each call, one per row. In place of a row that failed stands the exception.
 
         A function that raises is called again row by row, to learn which rows it fails on.
 
         Raises:
-            RewardError: a function lacks a column, or did not return one value per row.
+            RewardError: a function needs a column that is missing, or did not return one value per row.
         """
         begun = [self._begin(call) if self._runs_elsewhere(call.function) else None for call in calls]
         return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
@@ -81,7 +82,7 @@ class Runner:
             self._loop = None
 
     def _begin(self, call: Call) -> Callable[[], Any]:
-        """Start a call; the function returned waits for what it gives."""
+        """Start a call, and return a function that waits for its values."""
         if self._in_workers(call.function):
             return self._begin_in_workers(call)
         positional, keywords = call.arguments()
@@ -125,7 +126,7 @@ class Runner:
         return self._workers is not None and function.cpu_heavy and not function.is_async
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
-        """One loop for the life of the runner: clients and semaphores belong to the loop they were first used in."""
+        """The one loop of this runner. Clients and semaphores belong to the loop that they were first used in."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             run = _on_this_device(partial(run_on, self._loop))
@@ -148,7 +149,7 @@ def _in_thread(function: Callable, positional: list, keywords: dict) -> Future:
 
 
 def _on_this_device(work: Callable[[], None]) -> Callable[[], None]:
-    """``work`` for another thread, which would begin on the machine's first GPU whichever this process computes on."""
+    """``work`` on the GPU of this process. Another thread would begin on the first GPU of the machine."""
     import torch
 
     if not torch.cuda.is_initialized():

@@ -1,6 +1,6 @@
 """Decoders other than PyAV: functions (path, index, rising frame numbers) -> F x H x W x 3 uint8.
 
-They may count or order frames in another way than the index, so each proves by the times that it gave the right ones.
+They may count or order frames in another way than the index does. So each proves by times that it gave the right ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qwenvl.data.media.clip_index import ClipIndex
 
 
 def decode_with_torchcodec(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:
-    """torchcodec in its exact mode: it scans the file instead of trusting the header's rate."""
+    """Decode with torchcodec in its exact mode, which scans the file instead of trusting the rate in its header."""
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(path, seek_mode="exact", num_ffmpeg_threads=1, dimension_order="NHWC")
@@ -24,7 +24,7 @@ def decode_with_torchcodec(path: str, index: ClipIndex, wanted: list[int]) -> np
 
 
 def decode_with_decord(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:
-    """decord; it may never return, so only a process that can be killed may call this."""
+    """Decode with decord. It may never return, so only a process that can be killed may call this."""
     import decord
 
     reader = decord.VideoReader(path, ctx=decord.cpu(0), num_threads=1)

@@ -23,13 +23,13 @@ MAX_MISSING_SHARE = 0.10
 
 @dataclass(frozen=True)
 class ClipIndex:
-    """Presentation times in the stream's units.
+    """The presentation times of a clip's frames, in the stream's units.
 
     Attributes:
         pts: of every shown frame, strictly rising.
         key_pts: of the frames that decoding can start at, rising, the ones not shown included.
         time_base: seconds per unit.
-        by_count: decoded frames bear other times than these; the i-th one decoded from the start is frame i.
+        by_count: decoded frames bear other times than these. The i-th frame decoded from the start is frame i.
     """
 
     pts: tuple[int, ...]
@@ -45,7 +45,7 @@ class ClipIndex:
 
     @property
     def duration(self) -> float:
-        """Seconds until the end of the last frame, taken to stay as long as the mean one; 0.0 for a single frame."""
+        """Seconds to the end of the last frame, taken to last as long as the mean one. One frame alone lasts 0.0."""
         n = len(self.pts)
         return self.times[-1] * n / (n - 1) if n > 1 else 0.0
 
@@ -58,7 +58,7 @@ def video_stream(container: InputContainer, path: str) -> VideoStream:
     """The first video stream that is not a cover picture.
 
     Raises:
-        BadMediaError: there is none, or its pictures have an impossible size.
+        BadMediaError: the file has none, or its pictures have an impossible size.
     """
     for stream in container.streams.video:
         if Disposition.attached_pic not in stream.disposition:
@@ -75,10 +75,10 @@ def video_stream(container: InputContainer, path: str) -> VideoStream:
 
 
 def index_clip(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
-    """Find the presentation times of all frames and sort them; the container is left anywhere.
+    """Find the presentation times of all frames and sort them. The container's position changes.
 
     Raises:
-        BadMediaError: no frames, frames without rising times, or a file that ends before its header says.
+        BadMediaError: the clip has no frames, two frames have the same time, or the file ends before its header says.
     """
     table = table_times(container, stream, path)
     if table is not None:
@@ -128,7 +128,7 @@ def _times_by_decoding(container: InputContainer, stream: VideoStream) -> tuple[
 
 
 def _check_complete(container: InputContainer, stream: VideoStream, packets: int, index: ClipIndex, path: str) -> None:
-    """Compare with what the header promises: most decoders play a file that was cut short without a word."""
+    """Compare the index with what the header promises: most decoders play a file that was cut short without a word."""
     if stream.frames - packets > MAX_MISSING_FRAMES:
         raise BadMediaError(
             path, f"is cut short: its header promises {stream.frames} frames, the file holds {packets}", "cut short"
@@ -142,7 +142,7 @@ def _check_complete(container: InputContainer, stream: VideoStream, packets: int
 
 
 def _promised_seconds(container: InputContainer, stream: VideoStream) -> float:
-    """The length that the header gives the video stream; 0.0 where it says nothing that can be relied on."""
+    """The length that the header gives the video stream, or 0.0 where it says nothing that can be relied on."""
     if tag := stream.metadata.get("DURATION"):  # Matroska, "00:00:01.500000000"
         hours, minutes, seconds = tag.split(":")
         return int(hours) * 3600 + int(minutes) * 60 + float(seconds)

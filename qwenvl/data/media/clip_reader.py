@@ -1,7 +1,7 @@
 """Exact frames of a clip, by number, decoded in this process.
 
-Every backend shares one index (``clip_index``), so that frame i is the same picture for all: the i-th that a player
-would show, whatever the container says of counts or rates. Each decoded frame is checked against its time in the index.
+All backends share one index (``clip_index``), so frame i is the same picture for all of them: the i-th picture that a
+player would show, whatever the container says of counts or rates. Each decoded frame is checked against its time there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very fram
 
 
 class ClipReader:
-    """An open clip; a context manager. Opening indexes the frames and decodes nothing.
+    """An open clip, and a context manager. Opening it indexes the frames and decodes nothing.
 
     Args:
         path: the file.
@@ -42,7 +42,7 @@ class ClipReader:
         frame_times: seconds of every frame after the first one, strictly rising.
 
     Raises:
-        BadMediaError: not a video, damaged, cut short, or without pictures.
+        BadMediaError: the file is not a video, is damaged or cut short, or has no pictures.
     """
 
     def __init__(self, path: str, backend: str = "pyav") -> None:
@@ -80,23 +80,24 @@ class ClipReader:
         self.close()
 
     def close(self) -> None:
-        """Free the file and the decoder; PyAV leaks descriptors and threads without it."""
+        """Free the file and the decoder. PyAV leaks descriptors and threads without it."""
         self._container.close()
 
     @property
     def frame_count(self) -> int:
+        """How many frames the clip has."""
         return len(self.frame_times)
 
     @property
     def duration(self) -> float:
-        """Seconds from the first frame to the end of the last, which is taken to stay as long as the mean one."""
+        """Seconds from the first frame to the end of the last, which is taken to last as long as the mean one."""
         return self._index.duration
 
     def read(self, indices: Sequence[int]) -> Tensor:
         """Decode frames by number: len(indices) x 3 x H x W, uint8 RGB, upright, in the order asked.
 
         Raises:
-            IndexError: a number outside the clip.
+            IndexError: a number is outside the clip.
             BadMediaError: a frame can't be decoded, or comes out damaged.
         """
         import torch
@@ -104,7 +105,7 @@ class ClipReader:
         return torch.from_numpy(self.read_array(indices)).permute(0, 3, 1, 2)
 
     def read_array(self, indices: Sequence[int], empty: Empty | None = None) -> np.ndarray:
-        """As ``read``, but len(indices) x H x W x 3, in an array made by ``empty`` if given, and without torch."""
+        """Decode as ``read`` does, but without torch and to len(indices) x H x W x 3, into what ``empty`` makes."""
         empty = empty or partial(np.empty, dtype=np.uint8)
         if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
             raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
@@ -122,7 +123,7 @@ class ClipReader:
         return frames
 
     def _decode(self, wanted: list[int]) -> Iterable[np.ndarray]:
-        """Frames with rising numbers, H x W x 3 each."""
+        """The frames with these rising numbers, H x W x 3 each."""
         if self._backend == "pyav":
             return self._decode_with_pyav(wanted)
         try:
@@ -153,7 +154,7 @@ class ClipReader:
             raise BadMediaError(self.path, f"can't be decoded: {_reason(error)}") from None
 
     def _frames_by_time(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
-        """Seek to the key frame of each, unless decoding on gets there without, and decode to its exact time."""
+        """Decode to each frame's exact time, and seek to its key frame where decoding on does not get there."""
         targets = {self._index.pts[index] for index in wanted}
         decoded: Iterator[VideoFrame] = iter(())
         position: int | None = None  # time of the last frame taken from `decoded`
@@ -171,7 +172,7 @@ class ClipReader:
             yield frame
 
     def _decode_for(self, targets: set[int]) -> Iterator[VideoFrame]:
-        """Frames from here on; ones that are neither wanted nor needed for others may be left out."""
+        """The frames from here on. Those that are neither wanted nor needed for others may be left out."""
         context = self._stream.codec_context
         skips = context.name in SKIPPING_CODECS
         for packet in self._container.demux(self._stream):
@@ -191,7 +192,7 @@ class ClipReader:
 
 
 def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
-    """The frame with presentation time ``target``, or None where the stream has gone past it or ends."""
+    """The frame with presentation time ``target``, or None if the stream goes past it or ends."""
     for frame in frames:
         if frame.pts is not None and frame.pts >= target:
             return frame if frame.pts == target else None
@@ -199,7 +200,7 @@ def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
 
 
 def _upright(picture: np.ndarray, quarter_turns: int) -> np.ndarray:
-    """Turned counter-clockwise as often as the file's display matrix says; Pillow does it faster than numpy."""
+    """The picture turned counter-clockwise as often as given. Pillow turns faster than numpy."""
     if quarter_turns == 0:
         return picture
     turn = (Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)[quarter_turns - 1]
@@ -207,6 +208,6 @@ def _upright(picture: np.ndarray, quarter_turns: int) -> np.ndarray:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what a decoder complains of, without the path that the message already begins with."""
+    """The first line of a decoder's error, without the path that our message already begins with."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text.strip().splitlines()[0]

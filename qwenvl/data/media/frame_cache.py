@@ -1,7 +1,7 @@
 """Decoded frames kept on disk from epoch to epoch and from run to run, at the size that the model sees.
 
-Found by content: of the file, of which frames are asked for, of the size and of what decodes and resizes them. A clip
-whose frames are found is not opened.
+The key of an entry is made of the file's content, the numbers of the frames, their size, and the versions of what
+decodes and resizes them. A clip whose frames are found is not opened.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FORMAT = 1  # goes up when this library makes other pixels or times of the same 
 
 
 class FrameCache:
-    """The frames of a data set's clips.
+    """The cache of the frames of a data set's clips.
 
     Args:
-        folder: made if it is not there; several processes and runs may share it.
-        max_bytes: bound on what it holds.
-        ruler: of the collator: how large frames become.
+        folder: it is made if it is not there. Several processes and runs may share it.
+        max_bytes: bound on the size of all entries.
+        ruler: the collator's, which says how large frames become.
     """
 
     def __init__(self, folder: str | Path, max_bytes: int, ruler: Ruler) -> None:
@@ -43,20 +43,20 @@ class FrameCache:
         self.store = DiskStore(folder, max_bytes, ".frames")
 
     def open(self, path: str, open_clip: Callable[[], Clip], decoder: str, meta: ClipMeta, keep: bool) -> CachedClip:
-        """A clip with the face of ``open_clip()``, which is called where something is missing.
+        """A clip that is looked up in the cache first. ``open_clip`` opens it where the cache lacks something.
 
         Args:
-            decoder: the backend that ``open_clip`` uses; another one has other entries.
+            decoder: the backend that ``open_clip`` uses. Each backend has its own entries.
             meta: of the clip, for its pixel bounds.
-            keep: look frames up and keep them; False for frames that are drawn anew each time.
+            keep: whether to look frames up and keep them. False is for frames that are drawn anew each time.
 
         Raises:
-            BadMediaError: not a readable file, or what ``open_clip`` finds wrong with it.
+            BadMediaError: the file can't be read, or ``open_clip`` finds something wrong with it.
         """
         return CachedClip(self, path, open_clip, decoder, meta, keep)
 
     def content(self, path: str) -> str:
-        """A hash of what a file holds: read once, then known by the file's place, size and times.
+        """The hash of a file's content. The file is read once, and then known by its path, size and times.
 
         A clip stored as images is known by those of its files, which are not read.
         """
@@ -77,11 +77,11 @@ class FrameCache:
 
 
 class CachedClip:
-    """A clip whose times and frames are looked up; a context manager.
+    """A clip whose times and frames are looked up in the cache, and a context manager.
 
     Attributes:
-        hit: the frames last read were found.
-        decoded_size: their height and width in the file; None until then.
+        hit: whether the frames of the last read were found.
+        decoded_size: height and width of the frames in the file, or None until they are known.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class CachedClip:
         """Frames by number, F x 3 x H x W uint8, resized.
 
         Args:
-            size: height and width; None for the ruler's.
+            size: height and width, or None for those that the ruler gives.
 
         Raises:
-            BadMediaError: as ``ClipReader.read``, or of a shape that the models refuse.
+            BadMediaError: as ``ClipReader.read`` raises it, or the frames have a shape that the models refuse.
         """
         self.hit = False
         if self.decoded_size is None:
@@ -164,13 +164,13 @@ class CachedClip:
 
 @cache
 def _software(decoder: str) -> tuple[str, ...]:
-    """What makes the pixels, with versions."""
+    """The names and versions of what makes the pixels."""
     package = {"pyav": "av"}.get(decoder, decoder)
     return decoder, repr(av.library_versions), *map(version, (package, "pillow", "torch", "torchvision"))
 
 
 def _identity(path: str | Path) -> tuple[str, int, int, int, int]:
-    """Changes with the file: ``ctime`` even where a copy keeps the time of the original."""
+    """What changes when the file does. ``ctime`` changes even where a copy keeps the time of the original."""
     status = os.stat(path)
     return os.path.realpath(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

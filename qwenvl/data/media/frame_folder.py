@@ -19,15 +19,15 @@ FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
 class FrameFolder:
-    """The face of ``ClipReader`` over image files, which carry no times: frame i is shown at i / ``fps``.
+    """A clip with the methods of ``ClipReader``, made of image files: frame i is shown at i / ``fps`` seconds.
 
-    A folder's frames are its image files by the numbers in their names (2 before 10); a list keeps its order.
+    The frames of a folder are ordered by the numbers in their names, 2 before 10. Those of a list keep its order.
 
     Attributes:
-        files: one for each frame.
+        files: the path of each frame.
 
     Raises:
-        BadMediaError: no images; or, when read, a bad one or one of another size than the first.
+        BadMediaError: there are no images. ``read`` raises it for a bad image, and where sizes differ.
     """
 
     def __init__(self, path: str, fps: float | None = None) -> None:
@@ -48,10 +48,11 @@ class FrameFolder:
 
     @property
     def frame_count(self) -> int:
+        """How many frames the clip has."""
         return len(self.files)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        """As ``ClipReader.read``."""
+        """Load frames by number, as ``ClipReader.read`` decodes them."""
         import torch
 
         frames = [load_image(self.files[index]) for index in indices]

@@ -17,10 +17,12 @@ MAX_IMAGE_PIXELS = 50_000_000  # a small file may unfold to gigabytes; cameras s
 
 
 def load_image(path: str) -> Tensor:
-    """Read an image: 3 x H x W, uint8, turned as its EXIF data says, transparency on white, first frame of several.
+    """Read an image: 3 x H x W, uint8.
+
+    It is turned as its EXIF data says. Transparent parts show white. Of several frames it is the first.
 
     Raises:
-        BadMediaError: not an image, damaged, cut short, or of more than 50 million pixels.
+        BadMediaError: the file is not an image, is damaged or cut short, or has more than 50 million pixels.
     """
     import torch
 
@@ -43,10 +45,10 @@ def load_image(path: str) -> Tensor:
 
 
 def image_size(path: str) -> tuple[int, int]:
-    """Height and width as stored, from the header alone.
+    """The height and width of an image as it is stored, from its header alone.
 
     Raises:
-        BadMediaError: there is none of a known format.
+        BadMediaError: the file is not an image of a known format.
     """
     check_regular_file(path)
     try:

@@ -1,7 +1,7 @@
-"""Presentation times of a long MP4 or MOV clip from the tables in its header: its packets need not be read.
+"""The presentation times of a long MP4 or MOV clip, from the tables in its header instead of from its packets.
 
-FFmpeg keeps the decoding times, key frames and edit list of these files in memory, but hands out presentation times
-with the packets alone. What lies between the two is one table, ``ctts`` (ISO/IEC 14496-12, 8.6.1.3).
+FFmpeg keeps the decoding times, key frames and edit list of these files in memory, but it hands out presentation times
+with the packets alone. The difference between the two times is in one table, ``ctts`` (ISO/IEC 14496-12, 8.6.1.3).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CHECKED_PACKETS = 64
 
 
 def table_times(container: InputContainer, stream: VideoStream, path: str) -> tuple[list[int], list[int]] | None:
-    """Times of the frames shown and of all key frames, in the stream's units and decoding order.
+    """The times of the frames shown and those of all key frames, in the stream's units and in decoding order.
 
-    None where packets have to be read: another kind of file, a short or fragmented one, one whose edit list leaves
-    frames out, one that ends early, or one whose first packets do not bear the times found.
+    None where the packets have to be read: the file is of another kind, is short or fragmented, has an edit list that
+    leaves frames out, or ends early, or its first packets do not bear the times found.
     """
     if not container.format.name.startswith("mov") or stream.frames < MIN_FRAMES:
         return None
@@ -42,7 +42,7 @@ def table_times(container: InputContainer, stream: VideoStream, path: str) -> tu
 
 
 def _agrees(container: InputContainer, stream: VideoStream, times: np.ndarray) -> bool:
-    """Whether the first packets bear these times; if not, the container is left at its start."""
+    """Whether the first packets bear these times. If not, the container is left at its start."""
     for packet, time in zip(container.demux(stream), times[:CHECKED_PACKETS].tolist(), strict=False):
         if packet.pts != time:
             container.seek(stream.index_entries[0].timestamp, stream=stream)
@@ -51,7 +51,7 @@ def _agrees(container: InputContainer, stream: VideoStream, times: np.ndarray) -
 
 
 def _composition_offsets(file: BinaryIO, track_id: int) -> np.ndarray | None:
-    """Presentation minus decoding time of each sample; empty where they are equal, None without such a track."""
+    """Presentation minus decoding time of each sample. Empty where all are equal, None without such a track."""
     size = file.seek(0, 2)
     moov = _find(file, 0, size, b"moov")
     if not moov:

@@ -1,10 +1,10 @@
-"""The door to clips: which backend reads them, and in which process.
+"""Opens a clip by the backend that is asked for, in this process or in a child.
 
-Measured on clips whose frames carry their number (docs/benchmarks.md): PyAV with an index of presentation times gives
-the right frames of every container tried, is the fastest of those that do, brings its own FFmpeg, and gives the same
-pixels on every machine: it is what ``auto`` means. torchcodec in its exact mode is right but for MPEG streams and AVI,
-where the index tells. decord gives wrong frames for clips that were cut without re-encoding, and hangs on one in four
-of those: it never runs in the user's process.
+The choice was measured on clips whose frames carry their number (docs/benchmarks.md). PyAV with an index of
+presentation times gives the right frames of every container tried. It is the fastest that does, brings its own FFmpeg,
+and gives the same pixels on every machine, so ``auto`` means PyAV. torchcodec in its exact mode is wrong for MPEG
+streams and AVI alone, and the index notices. decord gives wrong frames for clips that were cut without re-encoding, and
+hangs on one in four of those, so it never runs in the user's process.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def open_clip(
     memory_gb: float = SampleOptions.decode_memory_gb,
     frames_fps: float | None = None,
 ) -> Clip:
-    """Open a clip and index its frames; a context manager with the face of ``ClipReader``.
+    """Open a clip and index its frames. The clip is a context manager with the methods of ``ClipReader``.
 
     Args:
-        backend: one of ``BACKENDS``; none stands in for another where it fails.
-        timeout: seconds for the whole clip, after which its decoder is killed; it then runs in a process of its own.
-            0 decodes in this process, without bounds.
-        memory_gb: what the decoder's process may take for one clip, in GB.
+        backend: one of ``BACKENDS``. None stands in for another that fails.
+        timeout: seconds for the whole clip, after which its decoder is killed. The decoder then runs in a child
+            process. 0 decodes in this process, without bounds.
+        memory_gb: how much memory the child may take for one clip, in GB.
         frames_fps: frames per second of a folder or list of images, which need no decoder.
 
     Raises:
-        BadMediaError: not a video, damaged, cut short, without pictures, or beyond the bounds.
-        ValueError, ImportError: as ``resolve_backend`` does; decord without a timeout.
+        BadMediaError: the file is not a video, is damaged or cut short, has no pictures, or exceeds the bounds.
+        ValueError, ImportError: as ``resolve_backend`` raises them. ValueError for decord without a timeout too.
 
     Example:
         >>> with open_clip("data/example/clips/lid.mp4") as clip:
@@ -66,8 +66,8 @@ def resolve_backend(backend: str) -> Backend:
     """The decoder behind a ``--video_backend``.
 
     Raises:
-        ValueError: an unknown name.
-        ImportError: torchcodec or decord asked for by name, and not usable here.
+        ValueError: the name is unknown.
+        ImportError: torchcodec or decord is asked for, and can't be used here.
     """
     if backend not in BACKENDS:
         raise ValueError(f"video_backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -85,7 +85,7 @@ def resolve_backend(backend: str) -> Backend:
 
 @lru_cache(maxsize=1)
 def _torchcodec_works() -> bool:
-    """Installed, loads beside this torch, and finds FFmpeg: an import alone shows none of these for certain."""
+    """Whether torchcodec is installed, fits torch, and finds FFmpeg. An import alone does not show all of this."""
     try:
         from transformers.utils.import_utils import is_torchcodec_usable
     except ImportError:  # transformers before 5.20

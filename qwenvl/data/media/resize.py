@@ -1,4 +1,4 @@
-"""Pixels to the size that the model sees."""
+"""Resizes pixels to the size that the model sees."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
 
 
 def resize(pixels: Tensor, size: tuple[int, int], processor: Any) -> Tensor:
-    """Frames or an image, ... x 3 x H x W uint8, in another size; as they are where they have it already.
+    """Resize frames or an image, ... x 3 x H x W uint8. Pixels of the right size stay as they are.
 
     Args:
         size: height and width.
-        processor: the image or video processor, whose ``resample`` says how.
+        processor: the image or video processor, whose ``resample`` names the interpolation.
     """
     interpolation = pil_torch_interpolation_mapping[processor.resample]
     return tvf.resize(pixels, list(size), interpolation=interpolation, antialias=True)
 
 
 def check_shape(path: str, pixels: Tensor) -> None:
-    """
+    """Check that the models take pictures of this shape, ... x H x W.
+
     Raises:
-        BadMediaError: the picture is a strip that the models refuse.
+        BadMediaError: one side is more than 200 times as long as the other.
     """
     height, width = pixels.shape[-2:]
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):

@@ -1,7 +1,7 @@
-"""A medium as a row writes it to a path that can be opened: every later step knows paths alone.
+"""Turns a medium, as a row writes it, into a path that can be opened. Every later step knows paths alone.
 
-Bytes are kept in a cache under the name of their content, so that a picture that many rows share is stored once and
-several processes may write it at the same time.
+Bytes are kept in the cache folder under the hash of their content. So a picture that many rows share is stored once,
+and several processes may write it at the same time.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def media_path(
         medium: a path of a file or of a folder of frames, a list of frame paths, bytes,
             ``{"bytes": ..., "path": ...}``, a data URL, base64 text, or an http(s) URL.
         place: where it is written, for errors.
-        media_root: with its links resolved; paths start there and may not leave it unless ``allow_outside``.
+        media_root: a folder, with its links resolved. Paths start there and may not leave it unless ``allow_outside``.
 
     Raises:
-        RecordError: none of these, a path that leaves the root, or a URL without ``allow_remote``.
+        RecordError: the medium is none of these, its path leaves the root, or it is a URL without ``allow_remote``.
     """
     if isinstance(medium, dict) and {"bytes", "path"} & set(medium):
         medium = medium["bytes"] if medium.get("bytes") is not None else medium.get("path")
@@ -74,7 +74,7 @@ def store_bytes(data: bytes, suffix: str = "") -> str:
 
 
 def frame_list(path: str) -> list[str] | None:
-    """The frame paths of a list that ``media_path`` stored; None for any other path."""
+    """The frame paths of a list that ``media_path`` stored, or None for any other path."""
     if not path.endswith(FRAME_LIST_SUFFIX) or not Path(path).is_relative_to(media_cache()):
         return None
     return json.loads(Path(path).read_text())
@@ -84,7 +84,7 @@ def fetch(url: str, timeout: float = 60.0) -> str:
     """Download an http(s) URL to the cache, unless it is there, and return the path.
 
     Raises:
-        BadMediaError: no answer, an error, or more than 4 GiB.
+        BadMediaError: the server does not answer, answers with an error, or sends more than 4 GiB.
     """
     pointer = media_cache() / "urls" / hashlib.sha256(url.encode()).hexdigest()
     if pointer.exists() and os.path.exists(path := pointer.read_text()):
@@ -115,7 +115,7 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
 
 
 def _is_base64(text: str) -> bool:
-    """Base64 of a picture or a clip; a long path may be of the same letters, but does not begin like those."""
+    """Whether a text is base64 of a picture or a clip. A long path may have the same letters, but begins otherwise."""
     if not _BASE64.fullmatch(text):
         return False
     head = base64.b64decode("".join(text[:200].split())[:64])

@@ -60,8 +60,8 @@ class BoxIoUReward(BoxReward):
     """Mean intersection over union of the answer's boxes and the solution's, matched one to one for the best sum.
 
     Boxes are ``[x1, y1, x2, y2]`` or ``(x1,y1),(x2,y2)``, wherever they stand in the answer (JSON too). Each missed and
-    each extra box counts as one of 0. Answer and solution use the same units, or with ``box_units thousandths`` the
-    answer's are 0..1000 and the solution's pixels of an image of the record's ``width`` and ``height``.
+    each extra box counts as one of 0. Answer and solution use the same units. With ``box_units thousandths`` the
+    answer's are 0..1000, and the solution's are pixels of an image with the record's ``width`` and ``height``.
     """
 
     worst = 0.0
@@ -71,7 +71,7 @@ class BoxIoUReward(BoxReward):
 
 
 class BoxGIoUReward(BoxReward):
-    """Mean generalized intersection over union of the answer's boxes and the solution's, best matched; -1 to 1.
+    """Mean generalized intersection over union of the answer's boxes and the solution's, best matched, -1 to 1.
 
     As ``box_iou``, but boxes that do not touch score less than 0 the farther they are apart, and each missed and each
     extra box counts as one of -1. arXiv:1902.09630.
@@ -84,7 +84,7 @@ class BoxGIoUReward(BoxReward):
 
 
 def boxes_in(text: str) -> np.ndarray:
-    """The boxes of a text, n x 4; corners in either order.
+    """The boxes of a text, n x 4. Their corners may stand in either order.
 
     Example:
         >>> boxes_in('[{"bbox_2d": [10, 20, 30, 40]}] (5,5),(1,2)').tolist()

@@ -45,14 +45,14 @@ class JudgeError(Exception):
 class JudgeReward:
     """What a judge model says of the answer: ``judge_correct``, ``judge_wrong``, or ``judge_bad_format``.
 
-    Without an answer block ``judge_bad_format``. Where the function ``correctness_func`` gives 1, ``judge_correct``
-    without asking. Else ``judge_model`` at ``judge_base_url`` (an OpenAI-compatible server; key from the environment,
-    JUDGE_API_KEY or OPENAI_API_KEY) is asked with the prompt of the file ``judge_prompt``, whose {question}, {solution}
-    and {answer} are filled in and which must make it end with "VERDICT: correct" or "VERDICT: wrong". Verdicts are kept
-    in the folder ``judge_cache`` and not asked for twice. The client of the package ``openai`` repeats a failed request
-    ``judge_retries`` times with growing pauses, where that may help. A reply without a verdict is asked for again as
-    often. After that the row fails: it never gets a value in silence. With the values 1, -1, -1 this is the reward of
-    verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
+    A completion without an answer block gets ``judge_bad_format``. One that the function ``correctness_func`` gives 1
+    gets ``judge_correct`` without asking. For the others ``judge_model`` is asked, at the OpenAI-compatible server
+    ``judge_base_url``, with the key in JUDGE_API_KEY or OPENAI_API_KEY of the environment. The prompt is the file
+    ``judge_prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
+    correct" or "VERDICT: wrong". Verdicts are kept in the folder ``judge_cache`` and not asked for twice. The client of
+    the package ``openai`` repeats a failed request ``judge_retries`` times with growing pauses, where that may help. A
+    reply without a verdict is asked for again as often. After that the row fails: it never gets a value in silence.
+    With the values 1, -1, -1 this is the reward of verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
     """
 
     def __init__(

@@ -34,12 +34,12 @@ _UNIT = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,})*")
 class MathReward:
     """1 if the answer and the solution are the same mathematically, else 0.
 
-    Compared are the first answer block of the completion and that of the solution (all of it, where it has no block);
-    the thinking is never read. Equal after normalizing the text is equal. Otherwise both are parsed as LaTeX and
-    verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Words, single letters and
-    what holds a colon ("A", "yes", "12:30") compare as text; a unit in words must be the same. An answer longer than
-    500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no value: it is
-    named in the log and counted as ``reward/math_accuracy/unfinished``.
+    Compared are the first answer block of the completion and that of the solution, or the whole solution where it has
+    no block. The thinking is never read. Texts that are equal once normalized are equal. Other pairs are parsed as
+    LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Words, single
+    letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words must be the same. An answer
+    longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no
+    value: it is named in the log and counted as ``reward/math_accuracy/unfinished``.
     """
 
     def __init__(self, reward_workers: int = 0) -> None:
@@ -54,7 +54,7 @@ class MathReward:
         return [_value(each.result) if isinstance(each, Future) else float(each) for each in verdicts]
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
-        """Why a record cannot be scored: its solution is empty, or looks like mathematics that cannot be parsed."""
+        """Why a record cannot be scored, or None: its solution is empty, or is mathematics that cannot be parsed."""
         gold = solution_of(solution)
         if not normalized(gold):
             return "the solution is empty"
@@ -81,7 +81,7 @@ class MathReward:
 
 
 def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
-    """Whether a pair is equal, where text can tell; else the two expressions that mathematics must tell apart."""
+    """Whether a pair is equal, where text can tell, else the two expressions to be compared as mathematics."""
     if answer is None or len(answer) > LONGEST:
         return False
     if plain(gold) == plain(answer):
@@ -113,7 +113,7 @@ def is_mathematical(text: str) -> bool:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """An expression and the words after its last number; no words where something else follows.
+    """An expression and the words after its last number, or no words where something else follows it.
 
     Example:
         >>> split_unit("2.5 Cars"), split_unit("x + 1")
@@ -128,7 +128,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def equivalent(gold: str, answer: str) -> bool:
-    """What math-verify says of two expressions; called in a worker, because either may be one that never ends."""
+    """Whether math-verify finds two expressions equal. A worker runs this, because it may never end."""
     parsed_gold, parsed_answer = _parsed(gold), _parsed(answer)
     if not parsed_gold or not parsed_answer:
         return False
@@ -158,7 +158,7 @@ def _fraction(text: str) -> Fraction | None:
 
 
 def _value(result: Callable[[], bool]) -> float | Unfinished:
-    """What a worker found; an expression that its parser chokes on is not equal."""
+    """What a worker found. An expression that math-verify fails on is not equal."""
     try:
         return float(result())
     except ChildFailed as error:

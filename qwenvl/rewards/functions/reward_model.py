@@ -15,10 +15,10 @@ _TAG = re.compile(r"(<image>|<video>)\n?")
 class RewardModel:
     """The output of a sequence-classification model with one label, for the prompt with the completion as its reply.
 
-    ``--reward_model PATH_OR_NAME``, several allowed: each is appended after the other functions, in order, with its
+    ``--reward_model PATH_OR_NAME`` names one or several. They come after the other functions, in order, each with its
     weight in ``--reward_weights``. The conversation is written in the model's own chat template. A model whose
-    processor takes images and videos gets those of the record; for others the tags are left out. Runs on the GPU if
-    there is one, without gradient. Code from the hub is not run.
+    processor takes images and videos gets those of the record. For other models the tags are left out. The model runs
+    on the GPU if there is one, without gradient. Code from the hub is not run.
     """
 
     def __init__(self, path: str) -> None:
@@ -61,7 +61,7 @@ class RewardModel:
         return [*chat, {**reply, "content": [{"type": "text", "text": reply["content"]}]}]
 
     def _load(self) -> None:
-        """On the first call: a run that stops while it reads its data need not have loaded the model."""
+        """Load the model at the first call. A run that stops while it reads its data need not have loaded it."""
         if self._model is not None:
             return
         import torch
