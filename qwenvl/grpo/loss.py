@@ -2,21 +2,18 @@
 
 An objective answers three questions. ``RATIOS``: how far has the policy moved on a token since it was sampled?
 ``LIMITS``: how much of that may the loss use? ``AVERAGES``: how do tokens become one number?
-A new objective is a row of ``LOSSES`` and at most one small function in one of these tables.
-
-Notation of the docstrings: l, l' and q are the log-probs of a token under policy, policy at sampling time and
-reference, r the importance ratio, A the advantage of its completion, |o| the number of tokens of a completion.
+A new objective is a row of ``LOSSES`` and at most one small function in ``surrogates``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from qwenvl.grpo.kl import MAX_LOG_RATIO, at_least_float32, kl_estimate
+from qwenvl.grpo.kl import at_least_float32, kl_estimate
+from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS, Bounds, StepCounts, Terms
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class LossInputs:
         logprobs: N x T with gradient, of the policy, at the sampling temperature.
         old_logprobs: N x T, of the policy before its first update on these completions. Before that update they are
             ``logprobs`` themselves, detached: the importance ratio is 1 then, and its gradient that of the log-prob.
-        ref_logprobs: N x T, of the reference; None where there is none.
+        ref_logprobs: N x T, of the reference. None where there is none.
         advantages: N.
         mask: N x T bool, true for the tokens that count, a completion's end token among them. Anything may stand in the
             log-probs where it is false.
@@ -40,19 +37,11 @@ class LossInputs:
     mask: Tensor
 
 
-@dataclass(frozen=True)
-class StepCounts:
-    """How many completions and completion tokens an optimizer step has, over all its micro-batches and processes."""
-
-    completions: int
-    tokens: int
-
-
 @dataclass
 class LossOutput:
     """A scalar loss with gradient and flat metrics, all plain floats.
 
-    The loss is the share of its optimizer step that a micro-batch has: those of all micro-batches of all processes sum
+    The loss is the share of its optimizer step that a micro-batch has. Those of all micro-batches of all processes sum
     to the loss of the step.
     """
 
@@ -65,13 +54,16 @@ class Objective:
     """A loss: ``objective(inputs, counts)`` is what one micro-batch adds to the loss of its optimizer step.
 
     Per token it is -alpha * limit(r, A) + beta * KL, averaged over the whole step. The losses of all micro-batches of
-    all processes sum to the loss of the step, however the step is split (arXiv:2402.03300, equation 3).
+    all processes sum to the loss of the step, however the step is split (arXiv:2402.03300, equation 3). The average
+    ``micro_batch_tokens`` is the exception.
 
     Attributes:
         ratio, limit, average: rows of ``RATIOS``, ``LIMITS`` and ``AVERAGES``.
-        epsilon, epsilon_high: how far r may fall below 1 and rise above it. None means: as far as it may fall.
+        bounds: what the limit reads.
         alpha, beta: weights of the policy term and of the KL term.
         kl_estimator: a row of ``KL_ESTIMATORS``.
+        kl_unbiased: multiply the KL of a token by its ratio, so that its gradient stays unbiased for completions of an
+            older policy (DeepSeek-V3.2, arXiv:2512.02556).
         max_completion_length: ``generation_max_length``, which the average ``max_length`` divides by.
 
     Example:
@@ -82,11 +74,11 @@ class Objective:
     ratio: str
     limit: str
     average: str
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
+    bounds: Bounds = field(default_factory=Bounds)
     alpha: float = 0.5
     beta: float = 0.1
     kl_estimator: str = "k3"
+    kl_unbiased: bool = False
     max_completion_length: int | None = None
 
     def __call__(self, inputs: LossInputs, counts: StepCounts) -> LossOutput:
@@ -94,9 +86,8 @@ class Objective:
 
         Returns:
             The scalar loss, and metrics. ``loss/policy`` and ``loss/kl`` are the two parts and sum to the loss.
-            Shares and means over the tokens of this micro-batch: ``ratio/mean``, ``ratio/clipped_low_frac`` and
-            ``ratio/clipped_high_frac`` (tokens that the limit leaves without policy gradient) and, with a reference,
-            ``kl``.
+            Shares and means over the tokens of this micro-batch: ``ratio/mean``, ``ratio/clipped_low_frac`` and the
+            like (tokens that the limit leaves without policy gradient, or bounds) and, with a reference, ``kl``.
 
         Raises:
             ValueError: shapes disagree, what is needed is missing, or a completion's token has no finite log-prob.
@@ -104,76 +95,39 @@ class Objective:
         _check(inputs, self)
         # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
         mask, policy = inputs.mask, _finite("logprobs", inputs.logprobs, inputs.mask)
-        old = _finite("old_logprobs", inputs.old_logprobs.detach(), mask)
+        log_ratio = policy - _finite("old_logprobs", inputs.old_logprobs.detach(), mask)
+        ratio = RATIOS[self.ratio](log_ratio, mask, policy)
         advantages = inputs.advantages.detach().to(policy.dtype).unsqueeze(1)
+        gain, limited = LIMITS[self.limit](Terms(policy, log_ratio, ratio, advantages, mask), self.bounds)
 
-        ratio = RATIOS[self.ratio]((policy - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-        gain, clipped = LIMITS[self.limit](ratio, advantages, self)
         loss = policy_loss = self._average(-self.alpha * gain, mask, counts)
-        means = {"ratio/mean": ratio.detach(), **{f"ratio/{name}_frac": where for name, where in clipped.items()}}
+        means = {"ratio/mean": ratio.detach(), **{f"ratio/{name}_frac": where for name, where in limited.items()}}
         metrics = {"loss/policy": policy_loss.item()}
         if inputs.ref_logprobs is not None:
             kl = kl_estimate(policy, _finite("ref_logprobs", inputs.ref_logprobs, mask), self.kl_estimator)
-            kl_loss = self.beta * self._average(kl, mask, counts)
+            kl_loss = self.beta * self._average(kl * ratio if self.kl_unbiased else kl, mask, counts)
             loss = policy_loss + kl_loss if self.beta else policy_loss
             metrics["loss/kl"], means["kl"] = kl_loss.item(), kl.detach()
         tokens = mask.sum().clamp(min=1)
         return LossOutput(loss, metrics | {name: ((v * mask).sum() / tokens).item() for name, v in means.items()})
 
     def _average(self, per_token: Tensor, mask: Tensor, counts: StepCounts) -> Tensor:
-        return AVERAGES[self.average](per_token * mask, mask, counts, self)
+        return AVERAGES[self.average](per_token * mask, mask, counts, self.max_completion_length or 1)
 
-
-def token_ratio(log_ratio: Tensor) -> Tensor:
-    """r = exp(l - l'), one for each token (arXiv:2402.03300)."""
-    return torch.exp(log_ratio)
-
-
-def clip(ratio: Tensor, advantages: Tensor, bounds: Objective) -> tuple[Tensor, dict[str, Tensor]]:
-    """min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) (arXiv:1707.06347; two epsilons: arXiv:2503.14476).
-
-    A token whose ratio is out of bounds, on the side to which its advantage pushes, has no policy gradient.
-
-    Returns:
-        N x T gains, and where each bound acted (N x T bool).
-    """
-    low = 1 - bounds.epsilon
-    high = 1 + (bounds.epsilon if bounds.epsilon_high is None else bounds.epsilon_high)
-    gain = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
-    clipped = {"clipped_low": (ratio < low) & (advantages < 0), "clipped_high": (ratio > high) & (advantages > 0)}
-    return gain, clipped
-
-
-def over_completions(per_token: Tensor, mask: Tensor, counts: StepCounts, settings: Objective) -> Tensor:
-    """The mean over each completion's |o| tokens, then over completions (arXiv:2402.03300, equation 3).
-
-    A completion without tokens contributes 0 and counts as a completion.
-    """
-    return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / max(counts.completions, 1)
-
-
-def over_max_length(per_token: Tensor, mask: Tensor, counts: StepCounts, settings: Objective) -> Tensor:
-    """The sum over tokens / (completions x max_completion_length): length is no advantage (arXiv:2503.20783)."""
-    return per_token.sum() / (max(counts.completions, 1) * settings.max_completion_length)
-
-
-RATIOS: dict[str, Callable[[Tensor], Tensor]] = {"token": token_ratio}
-"""Each takes l - l' (N x T, clamped to [-20, 20]) and gives r (N x T)."""
-
-LIMITS: dict[str, Callable[[Tensor, Tensor, Objective], tuple[Tensor, dict[str, Tensor]]]] = {"clip": clip}
-"""Each takes r (N x T), A (N x 1) and the objective, and gives what is maximised, and where it was limited."""
-
-AVERAGES: dict[str, Callable[[Tensor, Tensor, StepCounts, Objective], Tensor]] = {
-    "completions": over_completions,
-    "max_length": over_max_length,
-}
-"""Each takes N x T values that are 0 where the mask is false, the mask, the step's counts and the objective."""
 
 LOSSES: dict[str, Objective] = {
-    "grpo": Objective(ratio="token", limit="clip", average="completions"),
-    "dr_grpo": Objective(ratio="token", limit="clip", average="max_length"),
+    "grpo": Objective("token", "clip", "completions"),
+    "bnpo": Objective("token", "clip", "micro_batch_tokens"),
+    "dapo": Objective("token", "clip", "tokens", Bounds(epsilon_high=0.28)),
+    "dr_grpo": Objective("token", "clip", "max_length"),
+    "gspo": Objective("sequence", "clip", "completions", Bounds(epsilon=3e-4, epsilon_high=4e-4)),
+    "luspo": Objective("sequence", "clip", "completion_sums", Bounds(epsilon=3e-4, epsilon_high=4e-4)),
+    "cispo": Objective("token", "cispo", "tokens"),
+    "sapo": Objective("token", "sapo", "completions"),
+    "vespo": Objective("token", "vespo", "tokens"),
+    "reward_weighted": Objective("token", "none", "completions"),
 }
-"""The objectives that ``loss_type`` names."""
+"""The objectives that ``loss_type`` names, with the settings of their papers."""
 
 
 def _check(inputs: LossInputs, objective: Objective) -> None:

@@ -1,14 +1,12 @@
 import math
-from collections import defaultdict
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from qwenvl.grpo.kl import kl_estimate
-from qwenvl.grpo.loss import LOSSES, LossInputs, LossOutput, StepCounts
+from qwenvl.grpo.loss import LOSSES, LossInputs, LossOutput
+from qwenvl.grpo.surrogates import Bounds, StepCounts
 
 LOGPROBS = [[-1.0, -2.0, -0.5], [-0.25, -3.0, -1.0]]
 REFERENCE = [[-1.5, -1.0, -9.0], [-0.25, -2.5, -9.0]]
@@ -26,7 +24,9 @@ def loss_of(
     old = logprobs.detach() if old_logprobs is None else old_logprobs
     counts = StepCounts(len(mask) if step is None else step, int(mask.sum()))
     inputs = LossInputs(logprobs, old, ref_logprobs, advantages, mask)
-    return replace(LOSSES[loss_type], **settings)(inputs, counts)
+    row = LOSSES[loss_type]
+    bounds = {name: settings.pop(name) for name in [field.name for field in fields(Bounds)] if name in settings}
+    return replace(row, bounds=replace(row.bounds, **bounds), **settings)(inputs, counts)
 
 
 @pytest.mark.parametrize(
@@ -338,61 +338,3 @@ def test_old_log_probs_that_do_not_fit_are_refused():
         loss_of(*args, beta=0.0, old_logprobs=torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"old_logprobs\[1, 0\] is inf"):
         loss_of(*args, beta=0.0, old_logprobs=torch.tensor([[0.0, 0.0, 0.0], [math.inf, 0.0, 0.0]]))
-
-
-class TheirTrainer:
-    """What TRL's loss reads of its trainer, with log-probs that are given; what it asks for besides is off."""
-
-    def __init__(self, logprobs, loss_type):
-        self.loss_type = loss_type
-        self.epsilon_low, self.epsilon_high, self.beta = 0.1, 0.25, 0.3
-        self.max_completion_length = 8
-        self.importance_sampling_level, self.top_entropy_quantile = "token", 1.0
-        self.current_gradient_accumulation_steps = 1
-        self.model = torch.nn.Identity()
-        self.accelerator = Accelerator(cpu=True)
-        self.args = SimpleNamespace(delta=None, use_bias_correction_kl=False)
-        self._metrics = {"train": defaultdict(list)}
-        self._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logprobs, torch.zeros(5, 6), None)
-
-    def __getattr__(self, name):
-        return None
-
-
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
-def test_another_librarys_clipped_loss(loss_type):
-    """That of TRL, given the same log-probs: the same loss, gradient and shares. Needs the extra ``bench``."""
-    trl = pytest.importorskip("trl.trainer.grpo_trainer")
-    logprobs, old, reference, advantages, mask = random_case()
-    theirs = logprobs.detach().clone().requires_grad_()
-    trainer = TheirTrainer(theirs, loss_type)
-    inputs = {
-        "prompt_ids": torch.zeros(5, 1, dtype=torch.long),
-        "prompt_mask": torch.ones(5, 1, dtype=torch.long),
-        "completion_ids": torch.zeros(5, 6, dtype=torch.long),
-        "completion_mask": mask.long(),
-        "advantages": advantages,
-        "old_per_token_logps": old,
-        "ref_per_token_logps": reference,
-    }
-    loss = trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
-    loss.backward()
-    out = loss_of(
-        logprobs,
-        advantages,
-        mask,
-        old_logprobs=old,
-        ref_logprobs=reference,
-        alpha=1.0,
-        beta=0.3,
-        epsilon=0.1,
-        epsilon_high=0.25,
-        loss_type=loss_type,
-        max_completion_length=8,
-    )
-    out.loss.backward()
-    torch.testing.assert_close(out.loss, loss, rtol=1e-12, atol=0)
-    torch.testing.assert_close(logprobs.grad, theirs.grad, rtol=1e-12, atol=0)
-    for ours, name in (("clipped_low_frac", "clip_ratio/low_mean"), ("clipped_high_frac", "clip_ratio/high_mean")):
-        assert out.metrics[f"ratio/{ours}"] == pytest.approx(trainer._metrics["train"][name][0], rel=1e-6)
-    assert out.metrics["kl"] == pytest.approx(trainer._metrics["train"]["kl"][0], rel=1e-6)

@@ -1,0 +1,197 @@
+"""The small functions that objectives are made of: importance ratios, limits on them, and averages over tokens.
+
+Notation: l and l' are the log-probs of a token under the policy and under the policy at sampling time, r is the
+importance ratio, A the advantage of the completion, |o| the number of its tokens, m the mask, sg[x] is x without
+gradient. Log ratios are clamped to [-20, 20] before they are exponentiated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwenvl.grpo.kl import MAX_LOG_RATIO
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far the importance ratio may move before a loss uses it no further. Each limit reads its own.
+
+    Attributes:
+        epsilon, epsilon_high: how far r may fall below 1 and rise above it. None means: as far as it may fall.
+        delta: largest r of a completion with a negative advantage; None is without.
+        dual_clip: with a negative advantage a token costs at most this times -A; None is without.
+        cispo: largest weight of a token, the bound itself and not what it exceeds 1 by.
+        sapo: temperatures where A > 0 and elsewhere.
+        vespo: (k, lambda) where A >= 0 and elsewhere.
+    """
+
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    dual_clip: float | None = None
+    cispo: float = 5.0
+    sapo: tuple[float, float] = (1.0, 1.05)
+    vespo: tuple[tuple[float, float], tuple[float, float]] = ((2.0, 3.0), (3.0, 2.0))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What limits are computed from, for N completions of T tokens.
+
+    Attributes:
+        logprobs: N x T, l with gradient, 0 where the mask is false.
+        log_ratio: N x T, l - l', not clamped.
+        ratio: N x T, a row of ``RATIOS``.
+        advantages: N x 1.
+        mask: N x T bool.
+    """
+
+    logprobs: Tensor
+    log_ratio: Tensor
+    ratio: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What an optimizer step has, over all its micro-batches and processes."""
+
+    completions: int
+    tokens: int
+    micro_batches: int = 1
+
+
+def token_ratio(log_ratio: Tensor, mask: Tensor, logprobs: Tensor) -> Tensor:
+    """r = exp(l - l'), one for each token (GRPO, arXiv:2402.03300)."""
+    return _exp(log_ratio)
+
+
+def sequence_ratio(log_ratio: Tensor, mask: Tensor, logprobs: Tensor) -> Tensor:
+    """s = exp(mean over the completion's tokens of l - l'), the same for each of them (GSPO, arXiv:2507.18071)."""
+    mean = (log_ratio * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return _exp(mean).expand_as(log_ratio)
+
+
+def sequence_token_ratio(log_ratio: Tensor, mask: Tensor, logprobs: Tensor) -> Tensor:
+    """sg[s] exp(l - sg[l]): the value of the sequence's ratio, the gradient of the token (GSPO-token, same paper)."""
+    return sequence_ratio(log_ratio, mask, logprobs).detach() * torch.exp(logprobs - logprobs.detach())
+
+
+def clip(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+    """min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) (arXiv:1707.06347; two epsilons: DAPO, arXiv:2503.14476).
+
+    A token whose ratio is out of bounds, on the side to which its advantage pushes, has no policy gradient. With
+    ``delta`` the first r is min(r, delta) (INTELLECT-2, arXiv:2505.07291). With ``dual_clip`` c the gain of a negative
+    advantage is at least c A (arXiv:1912.09729).
+    """
+    low = 1 - bounds.epsilon
+    high = 1 + (bounds.epsilon if bounds.epsilon_high is None else bounds.epsilon_high)
+    ratio, advantages = terms.ratio, terms.advantages
+    free = ratio if bounds.delta is None else ratio.clamp(max=bounds.delta)
+    gain = torch.minimum(free * advantages, ratio.clamp(low, high) * advantages)
+    if bounds.dual_clip is not None:
+        gain = torch.where(advantages < 0, torch.maximum(gain, bounds.dual_clip * advantages), gain)
+    clipped = {"clipped_low": (ratio < low) & (advantages < 0), "clipped_high": (ratio > high) & (advantages > 0)}
+    if bounds.delta is not None:
+        clipped["clipped_delta"] = (ratio > bounds.delta) & (advantages < 0)
+    if bounds.dual_clip is not None:
+        clipped["clipped_dual"] = (ratio > bounds.dual_clip) & (advantages < 0)
+    return gain, clipped
+
+
+def cispo(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+    """sg[min(r, bound)] A l: each token keeps its gradient, its weight is bounded (MiniMax-M1, arXiv:2506.13585)."""
+    weight = terms.ratio.detach().clamp(max=bounds.cispo)
+    return weight * terms.advantages * terms.logprobs, {"clipped_high": terms.ratio > bounds.cispo}
+
+
+def sapo(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+    """A 4/t sigmoid(t (r - 1)): a soft limit, t by the sign of A (SAPO, arXiv:2511.20347)."""
+    temperature = _by_sign(terms.advantages > 0, bounds.sapo, terms.ratio)
+    return terms.advantages * 4 / temperature * torch.sigmoid(temperature * (terms.ratio - 1)), {}
+
+
+def vespo(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+    """sg[phi(w)] A l with phi(w) = exp(lam + k log w - lam w) (VESPO, arXiv:2602.10693).
+
+    w = exp(sum over the completion's tokens of l - l'). The sum is limited to [log 1e-8, 20].
+    """
+    each = terms.log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) * terms.mask
+    log_w = each.sum(dim=1, keepdim=True).clamp(math.log(1e-8), MAX_LOG_RATIO)
+    k, lam = (_by_sign(terms.advantages >= 0, pair, log_w) for pair in zip(*bounds.vespo, strict=True))
+    return torch.exp(lam + k * log_w - lam * log_w.exp()) * terms.advantages * terms.logprobs, {}
+
+
+def likelihood(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+    """A l: the likelihood of each completion, weighted by its advantage, without a ratio (REINFORCE)."""
+    return terms.advantages * terms.logprobs, {}
+
+
+def over_completions(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The mean over each completion's |o| tokens, then over completions (arXiv:2402.03300, equation 3).
+
+    A completion without tokens contributes 0 and counts as a completion.
+    """
+    return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / max(counts.completions, 1)
+
+
+def over_max_length(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The sum over tokens / (completions x max_length): length is no advantage (Dr. GRPO, arXiv:2503.20783)."""
+    return per_token.sum() / (max(counts.completions, 1) * max_length)
+
+
+def over_tokens(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The mean over all tokens of the step (DAPO, arXiv:2503.14476)."""
+    return per_token.sum() / max(counts.tokens, 1)
+
+
+def over_micro_batch_tokens(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The mean over the tokens of each micro-batch, then over micro-batches. It depends on how a step is split."""
+    return per_token.sum() / mask.sum().clamp(min=1) / max(counts.micro_batches, 1)
+
+
+def over_completion_sums(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The sum over each completion's tokens, then the mean over completions (LUSPO)."""
+    return per_token.sum() / max(counts.completions, 1)
+
+
+RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "token": token_ratio,
+    "sequence": sequence_ratio,
+    "sequence_token": sequence_token_ratio,
+}
+"""Each takes l - l', the mask and l (all N x T) and gives r (N x T)."""
+
+LIMITS: dict[str, Callable[[Terms, Bounds], tuple[Tensor, dict[str, Tensor]]]] = {
+    "clip": clip,
+    "cispo": cispo,
+    "sapo": sapo,
+    "vespo": vespo,
+    "none": likelihood,
+}
+"""Each gives what is maximised (N x T), and by name where it was limited (N x T bool)."""
+
+AVERAGES: dict[str, Callable[[Tensor, Tensor, StepCounts, int], Tensor]] = {
+    "completions": over_completions,
+    "max_length": over_max_length,
+    "tokens": over_tokens,
+    "micro_batch_tokens": over_micro_batch_tokens,
+    "completion_sums": over_completion_sums,
+}
+"""Each takes N x T values that are 0 where the mask is false, the mask, the counts of the step, and the most
+tokens that a completion may have."""
+
+
+def _exp(log_ratio: Tensor) -> Tensor:
+    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def _by_sign(first: Tensor, pair: tuple[float, float], like: Tensor) -> Tensor:
+    """The first of a pair where ``first`` says so, else the second, in the type of ``like``."""
+    return torch.where(first, *(like.new_tensor(value) for value in pair))

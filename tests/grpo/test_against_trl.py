@@ -1,0 +1,94 @@
+"""The losses that a published library has too: the same loss, gradient and shares. Needs the extra ``bench``."""
+
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from qwenvl.grpo.loss import LOSSES, LossInputs
+from qwenvl.grpo.surrogates import Bounds, StepCounts
+
+trl = pytest.importorskip("trl.trainer.grpo_trainer")
+
+# TRL reads one number for epsilon_high and for the bound of cispo, and rounds the temperatures of sapo to float32.
+BOUNDS = Bounds(epsilon=0.1, epsilon_high=0.25, cispo=0.25, sapo=(1.0, 1.25))
+CASES = [
+    *((name, "token", {}) for name in ("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "vespo")),
+    *((name, "sequence", {}) for name in ("grpo", "luspo", "sapo")),
+    *((name, "token", {"delta": 1.4}) for name in ("grpo", "bnpo", "dapo", "dr_grpo")),
+    ("grpo", "sequence", {"delta": 1.1}),
+    *((name, "token", {"use_bias_correction_kl": True}) for name in ("grpo", "dapo", "cispo", "sapo")),
+    ("grpo", "sequence", {"use_bias_correction_kl": True}),
+]
+
+
+class TheirTrainer:
+    """What TRL's loss reads of its trainer, with log-probs that are given. What it asks for besides is off."""
+
+    get_gamma_weights = staticmethod(trl.GRPOTrainer.get_gamma_weights)
+
+    def __init__(self, logprobs, loss_type, level, beta, settings):
+        self.loss_type = loss_type
+        self.epsilon_low, self.epsilon_high, self.beta = BOUNDS.epsilon, BOUNDS.epsilon_high, beta
+        self.max_completion_length = 8
+        self.importance_sampling_level, self.top_entropy_quantile = level, 1.0
+        self.current_gradient_accumulation_steps = 1
+        self.model = torch.nn.Identity()
+        self.accelerator = Accelerator(cpu=True)
+        shapes = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+        temperatures = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.25}
+        theirs = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1} | settings
+        self.args = SimpleNamespace(**theirs, **shapes, **temperatures)
+        self._metrics = {"train": defaultdict(list)}
+        self._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logprobs, torch.zeros(5, 6), None)
+
+    def __getattr__(self, name):
+        return None
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize(("loss_type", "level", "settings"), CASES, ids=str)
+def test_the_same_loss_and_gradient(loss_type, level, settings, beta):
+    generator = torch.Generator().manual_seed(7)
+    draw = lambda: torch.randn(5, 6, generator=generator, dtype=torch.float64)
+    old, mask = draw() - 2, torch.arange(6) < torch.tensor([[6], [2], [1], [4], [5]])
+    logprobs, reference = (old + 0.4 * draw()).requires_grad_(), old + 0.4 * draw()
+    advantages = torch.tensor([1.3, -0.7, 0.4, 0.0, -2.0], dtype=torch.float64)
+    theirs = logprobs.detach().clone().requires_grad_()
+    trainer = TheirTrainer(theirs, loss_type, level, beta, settings)
+    inputs = {
+        "prompt_ids": torch.zeros(5, 1, dtype=torch.long),
+        "prompt_mask": torch.ones(5, 1, dtype=torch.long),
+        "completion_ids": torch.zeros(5, 6, dtype=torch.long),
+        "completion_mask": mask.long(),
+        "advantages": advantages,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": reference,
+        "num_items_in_batch": mask.sum(),
+    }
+    loss = trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    loss.backward()
+
+    objective = replace(
+        LOSSES[loss_type],
+        ratio=level,
+        bounds=replace(BOUNDS, delta=settings.get("delta")),
+        alpha=1.0,
+        beta=beta,
+        kl_unbiased=settings.get("use_bias_correction_kl", False),
+        max_completion_length=8,
+    )
+    ours = LossInputs(logprobs, old, reference if beta else None, advantages, mask)
+    out = objective(ours, StepCounts(completions=5, tokens=int(mask.sum())))
+    out.loss.backward()
+    torch.testing.assert_close(out.loss, loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(logprobs.grad, theirs.grad, rtol=1e-10, atol=1e-14)
+    logged = trainer._metrics["train"]
+    if objective.limit == "clip" and level == "token":  # with one ratio a completion TRL counts completions, not tokens
+        for name, their_name in (("clipped_low", "clip_ratio/low_mean"), ("clipped_high", "clip_ratio/high_mean")):
+            assert out.metrics[f"ratio/{name}_frac"] == pytest.approx(logged[their_name][0], rel=1e-6)
+    if beta and not objective.kl_unbiased:
+        assert out.metrics["kl"] == pytest.approx(logged["kl"][0], rel=1e-6)

@@ -1,0 +1,209 @@
+"""Every objective, its gradient and its metrics against sums over tokens that are written out by hand, in float64."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from qwenvl.grpo.loss import LOSSES, LossInputs, Objective
+from qwenvl.grpo.surrogates import Bounds, StepCounts
+
+ALPHA, BETA, MAX_LENGTH = 0.7, 0.3, 8
+LENGTHS, ADVANTAGES = [6, 2, 0, 4, 5, 3], [1.3, -0.7, 2.0, 0.0, -2.0, 0.4]
+
+
+@dataclass
+class Case:
+    """Six completions of both signs, ragged, one of them empty. Anything may stand behind a completion's end."""
+
+    logprobs: torch.Tensor
+    old: torch.Tensor
+    reference: torch.Tensor
+
+    @property
+    def mask(self):
+        return torch.arange(6) < torch.tensor(LENGTHS)[:, None]
+
+    def inputs(self, rows=slice(None)):
+        return LossInputs(
+            self.logprobs[rows],
+            self.old.masked_fill(~self.mask, math.nan)[rows],
+            self.reference.masked_fill(~self.mask, math.inf)[rows],
+            torch.tensor(ADVANTAGES, dtype=torch.float64)[rows],
+            self.mask[rows],
+        )
+
+
+@pytest.fixture
+def case():
+    generator = torch.Generator().manual_seed(7)
+    draw = lambda: torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    old = draw() - 2
+    return Case((old + 0.4 * draw()).requires_grad_(), old, old + 0.4 * draw())
+
+
+OBJECTIVES = {
+    **LOSSES,
+    "grpo, sequence": replace(LOSSES["grpo"], ratio="sequence", bounds=Bounds(0.05, 0.1)),
+    "gspo, wider": replace(LOSSES["gspo"], bounds=Bounds(0.05, 0.1)),
+    "gspo-token": replace(LOSSES["gspo"], ratio="sequence_token", bounds=Bounds(0.05, 0.1)),
+    "dapo, delta": replace(LOSSES["dapo"], bounds=Bounds(0.1, 0.2, delta=1.3)),
+    "grpo, dual clip": replace(LOSSES["grpo"], bounds=Bounds(0.1, 0.2, dual_clip=1.2)),
+    "cispo, tight": replace(LOSSES["cispo"], bounds=Bounds(cispo=1.1)),
+    "sapo, sequence": replace(LOSSES["sapo"], ratio="sequence"),
+    "grpo, unbiased KL": replace(LOSSES["grpo"], kl_unbiased=True),
+    "gspo, unbiased KL": replace(LOSSES["gspo"], kl_unbiased=True),
+}
+
+
+def settled(objective: Objective) -> Objective:
+    return replace(objective, alpha=ALPHA, beta=BETA, max_completion_length=MAX_LENGTH)
+
+
+def gain_and_slopes(objective: Objective, r: float, logp: float, log_ratios: list[float], a: float):
+    """What is maximised for one token, and its derivatives with respect to r and to the token's own log-prob."""
+    b = objective.bounds
+    if objective.limit == "clip":
+        low, high = 1 - b.epsilon, 1 + (b.epsilon if b.epsilon_high is None else b.epsilon_high)
+        free = min(r, b.delta) if b.delta else r
+        clipped = min(max(r, low), high)
+        if free * a <= clipped * a:
+            gain, by_r = free * a, (a if free == r else 0.0)
+        else:
+            gain, by_r = clipped * a, (a if low <= r <= high else 0.0)
+        if b.dual_clip and a < 0 and gain < b.dual_clip * a:
+            gain, by_r = b.dual_clip * a, 0.0
+        return gain, by_r, 0.0
+    if objective.limit == "cispo":
+        weight = min(r, b.cispo) * a
+        return weight * logp, 0.0, weight
+    if objective.limit == "sapo":
+        t = b.sapo[0] if a > 0 else b.sapo[1]
+        sigmoid = 1 / (1 + math.exp(-t * (r - 1)))
+        return a * 4 / t * sigmoid, a * 4 * sigmoid * (1 - sigmoid), 0.0
+    if objective.limit == "vespo":
+        k, lam = b.vespo[0] if a >= 0 else b.vespo[1]
+        log_w = max(sum(log_ratios), math.log(1e-8))
+        phi = math.exp(lam + k * log_w - lam * math.exp(log_w))
+        return phi * a * logp, 0.0, phi * a
+    return a * logp, 0.0, a
+
+
+def by_hand(objective: Objective, case: Case) -> tuple[float, list[list[float]]]:
+    """The loss of the whole step, and its gradient."""
+    loss, gradient, tokens = 0.0, [[0.0] * 6 for _ in LENGTHS], sum(LENGTHS)
+    for n, (length, a) in enumerate(zip(LENGTHS, ADVANTAGES, strict=True)):
+        weight = {
+            "completions": 1 / max(1, length) / len(LENGTHS),
+            "max_length": 1 / (len(LENGTHS) * MAX_LENGTH),
+            "tokens": 1 / tokens,
+            "micro_batch_tokens": 1 / tokens,
+            "completion_sums": 1 / len(LENGTHS),
+        }[objective.average]
+        logp, old, ref = (x[n, :length].tolist() for x in (case.logprobs.detach(), case.old, case.reference))
+        log_ratios = [p - q for p, q in zip(logp, old, strict=True)]
+        for t in range(length):
+            if objective.ratio == "token":
+                r = math.exp(log_ratios[t])
+                slopes = [r if u == t else 0.0 for u in range(length)]
+            else:
+                r = math.exp(sum(log_ratios) / length)
+                spread = objective.ratio == "sequence"
+                slopes = [r / length if spread else (r if u == t else 0.0) for u in range(length)]
+            gain, by_r, by_logp = gain_and_slopes(objective, r, logp[t], log_ratios, a)
+            d = ref[t] - logp[t]
+            k3, k3_slope = math.exp(d) - d - 1, 1 - math.exp(d)
+            factor = r if objective.kl_unbiased else 1.0
+            loss += weight * (-ALPHA * gain + BETA * k3 * factor)
+            gradient[n][t] += weight * (-ALPHA * by_logp + BETA * k3_slope * factor)
+            for u in range(length):
+                kl_slope = BETA * k3 * slopes[u] if objective.kl_unbiased else 0.0
+                gradient[n][u] += weight * (-ALPHA * by_r * slopes[u] + kl_slope)
+    return loss, gradient
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_by_hand(case, name):
+    objective = settled(OBJECTIVES[name])
+    out = objective(case.inputs(), StepCounts(len(LENGTHS), sum(LENGTHS)))
+    out.loss.backward()
+    loss, gradient = by_hand(objective, case)
+    assert out.loss.item() == pytest.approx(loss, rel=1e-10)
+    torch.testing.assert_close(case.logprobs.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+    assert out.metrics["loss/policy"] + out.metrics["loss/kl"] == pytest.approx(loss, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "bnpo"])
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_the_shares_of_ragged_micro_batches_sum_to_the_step(case, name, size):
+    """As many micro-batches as there are, an empty one among them, of any size."""
+    objective, counts = settled(OBJECTIVES[name]), StepCounts(len(LENGTHS), sum(LENGTHS), micro_batches=7)
+    whole, gradient = by_hand(objective, case)
+    parts = [objective(case.inputs(slice(start, start + size)), counts) for start in range(0, len(LENGTHS), size)]
+    empty = objective(replace(case.inputs(slice(0, 1)), mask=torch.zeros(1, 6, dtype=torch.bool)), counts)
+    assert empty.loss.item() == 0.0
+    total = sum(part.loss for part in [*parts, empty])
+    total.backward()
+    assert total.item() == pytest.approx(whole, rel=1e-10)
+    torch.testing.assert_close(case.logprobs.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+
+
+def test_bnpo_is_a_mean_over_micro_batches(case):
+    """By definition it depends on how a step is split."""
+    objective = replace(settled(LOSSES["bnpo"]), beta=0.0)
+    counts = StepCounts(len(LENGTHS), sum(LENGTHS), micro_batches=2)
+    shares = [objective(case.inputs(rows), counts).loss.item() for rows in (slice(0, 2), slice(2, 6))]
+    alone = [
+        objective(case.inputs(rows), replace(counts, micro_batches=1)).loss.item()
+        for rows in (slice(0, 2), slice(2, 6))
+    ]
+    assert sum(shares) == pytest.approx(sum(alone) / 2)
+    assert sum(shares) != pytest.approx(objective(case.inputs(), replace(counts, micro_batches=1)).loss.item())
+
+
+def test_where_each_limit_acts_is_counted(case):
+    """Shares of the tokens of completions, on both sides."""
+    ratio = (case.logprobs - case.old).exp()
+    signs = torch.tensor(ADVANTAGES)[:, None]
+    tokens = sum(LENGTHS)
+
+    def share(where):
+        return pytest.approx((where & case.mask).sum().item() / tokens)
+
+    def metrics(name, **bounds):
+        objective = replace(settled(LOSSES[name]), bounds=Bounds(**bounds))
+        return objective(case.inputs(), StepCounts(6, tokens)).metrics
+
+    found = metrics("grpo", epsilon=0.1, epsilon_high=0.3, delta=1.5, dual_clip=1.4)
+    assert found["ratio/clipped_low_frac"] == share((ratio < 0.9) & (signs < 0)) and found["ratio/clipped_low_frac"]
+    assert found["ratio/clipped_high_frac"] == share((ratio > 1.3) & (signs > 0)) and found["ratio/clipped_high_frac"]
+    assert found["ratio/clipped_delta_frac"] == share((ratio > 1.5) & (signs < 0))
+    assert found["ratio/clipped_dual_frac"] == share((ratio > 1.4) & (signs < 0))
+    assert found["ratio/mean"] == pytest.approx((ratio * case.mask).sum().item() / tokens)
+    assert metrics("cispo", cispo=1.1)["ratio/clipped_high_frac"] == share(ratio > 1.1)
+    assert "ratio/clipped_low_frac" not in metrics("sapo")
+
+
+def test_equal_rewards_give_only_the_kl_term(case):
+    for name, row in LOSSES.items():
+        inputs = replace(case.inputs(), advantages=torch.zeros(6, dtype=torch.float64))
+        out = settled(row)(inputs, StepCounts(6, sum(LENGTHS)))
+        assert out.metrics["loss/policy"] == 0.0 and out.metrics["loss/kl"] > 0, name
+
+
+def test_ratios_beyond_all_bounds_stay_finite():
+    """Exponents are clamped, those of sums over a completion too."""
+    for name, row in OBJECTIVES.items():
+        for shift in (500.0, -500.0):
+            logprobs = torch.full((2, 3), -1.0, dtype=torch.float64, requires_grad=True)
+            inputs = LossInputs(
+                logprobs,
+                logprobs.detach() - shift,
+                logprobs.detach() + shift,
+                torch.tensor([1.0, -1.0], dtype=torch.float64),
+                torch.ones(2, 3, dtype=torch.bool),
+            )
+            out = settled(row)(inputs, StepCounts(2, 6))
+            out.loss.backward()
+            assert math.isfinite(out.loss.item()) and torch.isfinite(logprobs.grad).all(), name
