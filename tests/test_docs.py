@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -138,6 +139,11 @@ def test_flags_page_is_what_the_dataclasses_say():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
     assert done.stdout == page, "run: python scripts/make_flags_doc.py"
+
+
+def test_the_tables_of_objectives_are_made_from_the_code():
+    made = runpy.run_path(str(ROOT / "scripts" / "make_objectives_doc.py"))
+    assert made["page"]() == made["PAGE"].read_text(encoding="utf-8"), "run: python scripts/make_objectives_doc.py"
 
 
 @pytest.fixture

@@ -11,23 +11,23 @@ MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: far outside any healthy run, far inside 
 
 
 def k1(difference: Tensor) -> Tensor:
-    """-d. Unbiased; as a term of a loss its gradient is 0 in expectation: it measures and does not hold back."""
+    """-d. Unbiased. As a term of a loss its gradient is 0 in expectation: it measures and does not hold back."""
     return -difference
 
 
 def k2(difference: Tensor) -> Tensor:
-    """d^2 / 2. Biased, of low variance; in expectation its gradient is that of KL(policy || reference)."""
+    """d^2 / 2. Biased, of low variance. In expectation its gradient is that of KL(policy || reference)."""
     return difference.square() / 2
 
 
 def k3(difference: Tensor) -> Tensor:
-    """exp(d) - d - 1. Unbiased and never negative; in expectation its gradient is that of KL(reference || policy)."""
+    """exp(d) - d - 1. Unbiased and never negative. In expectation its gradient is that of KL(reference || policy)."""
     # expm1 keeps the digits that exp(d) - 1 loses near zero, where a run begins.
     return torch.expm1(difference) - difference
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-"""Each takes d = reference - policy log-prob (Schulman, http://joschu.net/blog/kl-approx.html; GRPO uses k3)."""
+"""Each takes d = reference - policy log-prob (Schulman, http://joschu.net/blog/kl-approx.html). GRPO uses k3."""
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qwenvl.grpo.kl import at_least_float32, kl_estimate
-from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS, Bounds, StepCounts, Terms
+from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS, RatioBounds, StepCounts, Terms
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Objective:
         kl_unbiased: multiply the KL of a token by its ratio, so that its gradient stays unbiased for completions of an
             older policy (DeepSeek-V3.2, arXiv:2512.02556).
         max_completion_length: ``generation_max_length``, which the average ``max_length`` divides by.
+        about: what is special in it and when to take it, for the docs.
 
     Example:
         >>> objective = replace(LOSSES["dr_grpo"], beta=0.0, max_completion_length=512)
@@ -74,12 +75,13 @@ class Objective:
     ratio: str
     limit: str
     average: str
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: RatioBounds = field(default_factory=RatioBounds)
     alpha: float = 0.5
     beta: float = 0.1
     kl_estimator: str = "k3"
     kl_unbiased: bool = False
     max_completion_length: int | None = None
+    about: str = ""
 
     def __call__(self, inputs: LossInputs, counts: StepCounts) -> LossOutput:
         """The share of the step's loss that these N completions have.
@@ -116,16 +118,49 @@ class Objective:
 
 
 LOSSES: dict[str, Objective] = {
-    "grpo": Objective("token", "clip", "completions"),
-    "bnpo": Objective("token", "clip", "micro_batch_tokens"),
-    "dapo": Objective("token", "clip", "tokens", Bounds(epsilon_high=0.28)),
-    "dr_grpo": Objective("token", "clip", "max_length"),
-    "gspo": Objective("sequence", "clip", "completions", Bounds(epsilon=3e-4, epsilon_high=4e-4)),
-    "luspo": Objective("sequence", "clip", "completion_sums", Bounds(epsilon=3e-4, epsilon_high=4e-4)),
-    "cispo": Objective("token", "cispo", "tokens"),
-    "sapo": Objective("token", "sapo", "completions"),
-    "vespo": Objective("token", "vespo", "tokens"),
-    "reward_weighted": Objective("token", "none", "completions"),
+    "grpo": Objective(
+        "token", "clip", "completions", about="The loss of the paper. Each completion weighs the same, long or short."
+    ),
+    "bnpo": Objective(
+        "token",
+        "clip",
+        "micro_batch_tokens",
+        about="As dapo within a micro-batch, so it depends on how a step is split. To compare with other libraries.",
+    ),
+    "dapo": Objective(
+        "token",
+        "clip",
+        "tokens",
+        RatioBounds(epsilon_high=0.28),
+        about="Each token weighs the same, and rare tokens may rise further. For long answers.",
+    ),
+    "dr_grpo": Objective(
+        "token", "clip", "max_length", about="As dapo with a constant length. Take it with scale_rewards none."
+    ),
+    "gspo": Objective(
+        "sequence",
+        "clip",
+        "completions",
+        RatioBounds(epsilon=3e-4, epsilon_high=4e-4),
+        about="One ratio for a completion: steadier for several steps on it, and for mixtures of experts.",
+    ),
+    "luspo": Objective(
+        "sequence",
+        "clip",
+        "completion_sums",
+        RatioBounds(epsilon=3e-4, epsilon_high=4e-4),
+        about="gspo without its preference for short completions. A completion weighs as much as it has tokens.",
+    ),
+    "cispo": Objective(
+        "token", "cispo", "tokens", about="No token loses its gradient, and its weight is bounded. For several steps."
+    ),
+    "sapo": Objective("token", "sapo", "completions", about="A soft limit in the place of the clip."),
+    "vespo": Objective(
+        "token", "vespo", "tokens", about="A soft limit on the ratio of the whole completion. For old completions."
+    ),
+    "reward_weighted": Objective(
+        "token", "none", "completions", about="The likelihood weighted by the advantage: no ratio, nothing is limited."
+    ),
 }
 """The objectives that ``loss_type`` names, with the settings of their papers."""
 

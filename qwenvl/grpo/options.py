@@ -8,6 +8,15 @@ from typing import Literal
 
 from qwenvl.option import Options, option, was_set
 
+LossType = Literal[
+    "grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo", "cispo", "sapo", "vespo", "reward_weighted"
+]
+"""The rows of ``LOSSES`` in ``qwenvl.grpo.loss``, which needs torch. A test holds the two to each other."""
+
+CLIPPED_LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo")
+CLIP_OPTIONS = ("grpo_epsilon", "grpo_epsilon_high", "grpo_delta", "dual_clip")
+"""What the limit ``clip`` reads, and the losses that have it."""
+
 
 @dataclass
 class ObjectiveOptions(Options):
@@ -25,10 +34,11 @@ class ObjectiveOptions(Options):
         "epoch has that many times the steps. More: less sampling for as many steps, by a policy further behind.",
         least=1,
     )
-    grpo_epsilon: float = option(
-        0.2,
-        "How far the importance ratio of a token may fall below 1 before its advantage pushes it no further, above 0 "
-        "and below 1. Less: steps on the same completions change less. Needs --num_iterations above 1.",
+    grpo_epsilon: float | None = option(
+        None,
+        "How far the importance ratio may fall below 1 before an advantage pushes it no further, above 0 and below 1. "
+        "Less: steps on the same completions change less. Needs --num_iterations above 1.",
+        unset="that of the loss, 0.2, for gspo and luspo 0.0003",
         above=0,
         below=1,
     )
@@ -36,28 +46,77 @@ class ObjectiveOptions(Options):
         None,
         "How far the ratio may rise above 1, above 0. More than --grpo_epsilon: rare tokens may become likely sooner. "
         "Needs --num_iterations above 1.",
-        unset="the one of --grpo_epsilon",
+        unset="that of the loss, 0.28 for dapo, 0.0004 for gspo and luspo, else that of --grpo_epsilon",
         above=0,
+    )
+    grpo_delta: float | None = option(
+        None,
+        "Largest ratio that weighs a token of a completion with a negative advantage, above 1 + --grpo_epsilon_high "
+        "(two-sided clipping). Less: such tokens are pushed down less. Needs --num_iterations above 1.",
+        unset="no such bound",
+        above=1,
+    )
+    dual_clip: float | None = option(
+        None,
+        "Most that a token of a completion with a negative advantage costs, in its advantages, above 1; 3 is usual. "
+        "Where it acts the token has no gradient. Needs --num_iterations above 1.",
+        unset="no such bound",
+        above=1,
+    )
+    cispo_bound: float | None = option(
+        None,
+        "Largest weight of a token under --loss_type cispo, above 0: the bound itself, not what it exceeds 1 by. Needs "
+        "--num_iterations above 1.",
+        unset="5",
+        above=0,
+    )
+    importance_sampling_level: Literal["token", "sequence", "sequence_token"] | None = option(
+        None,
+        "What has an importance ratio. token: each token. sequence: the completion, the geometric mean of its tokens'. "
+        "sequence_token: that value, with the gradient of each token. Needs --num_iterations above 1.",
+        unset="that of the loss: sequence for gspo and luspo, else token",
     )
     scale_rewards: Literal["group", "batch", "none"] = option(
         "group",
         "What a reward minus its group's mean is divided by. group: the group's standard deviation. batch: that of "
         "all rewards of the batch. none: nothing.",
     )
-    loss_type: Literal["grpo", "dr_grpo"] = option(
+    loss_type: LossType = option(
         "grpo",
-        "How token losses are averaged. grpo: over the tokens of each completion, then over completions. dr_grpo: "
-        "their sum divided by completions x --generation_max_length, so that long completions are not favoured.",
+        "The objective, by the name of its paper; docs/objectives.md has the formulas. Each brings the settings of its "
+        "paper, which flags override. Objectives differ in what has an importance ratio, in how it is limited and in "
+        "how tokens are averaged. grpo: over each completion's tokens, then over completions. dr_grpo: their sum "
+        "divided by completions x --generation_max_length. dapo: over all tokens of the step.",
     )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3",
         "Estimator of the KL divergence from d = reference - policy log-prob. k1: -d. k2: d^2 / 2. "
         "k3: exp(d) - d - 1, never negative and of low variance.",
     )
+    kl_unbiased: bool = option(
+        False,
+        "Multiply the KL of a token by its importance ratio, so that its gradient stays unbiased for completions of an "
+        "older policy. Needs --num_iterations above 1.",
+    )
 
     def problems(self) -> Iterator[str]:
-        for name in ("grpo_epsilon", "grpo_epsilon_high"):
-            if self.num_iterations == 1 and was_set(self, name):
-                yield f"--{name} has no effect with --num_iterations 1: the ratio is 1 then; leave one of the two out"
-        if self.grpo_beta == 0 and was_set(self, "kl_estimator"):
-            yield "--kl_estimator has no effect with --grpo_beta 0: there is no KL term"
+        for name in (*CLIP_OPTIONS, "cispo_bound", "importance_sampling_level", "kl_unbiased"):
+            if was_set(self, name) and (reason := self._without_effect(name)):
+                yield f"--{name} has no effect with {reason}; leave one of the two out"
+        if self.grpo_beta == 0:
+            for name in ("kl_estimator", "kl_unbiased"):
+                if was_set(self, name):
+                    yield f"--{name} has no effect with --grpo_beta 0: there is no KL term"
+
+    def _without_effect(self, name: str) -> str | None:
+        if self.num_iterations == 1:
+            return "--num_iterations 1: the ratio is 1 then"
+        if name in CLIP_OPTIONS and self.loss_type not in CLIPPED_LOSSES:
+            return f"--loss_type {self.loss_type}: it does not clip the ratio"
+        if name == "cispo_bound" and self.loss_type != "cispo":
+            return f"--loss_type {self.loss_type}: only cispo reads it"
+        if name == "importance_sampling_level" and self.loss_type == "vespo":
+            return "--loss_type vespo: its ratio is that of the whole completion"
+        if name == "importance_sampling_level" and self.loss_type == "reward_weighted" and not self.kl_unbiased:
+            return "--loss_type reward_weighted: it has no ratio"
+        return None

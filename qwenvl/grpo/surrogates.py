@@ -18,7 +18,7 @@ from qwenvl.grpo.kl import MAX_LOG_RATIO
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RatioBounds:
     """How far the importance ratio may move before a loss uses it no further. Each limit reads its own.
 
     Attributes:
@@ -37,6 +37,11 @@ class Bounds:
     cispo: float = 5.0
     sapo: tuple[float, float] = (1.0, 1.05)
     vespo: tuple[tuple[float, float], tuple[float, float]] = ((2.0, 3.0), (3.0, 2.0))
+
+    @property
+    def highest(self) -> float:
+        """1 + epsilon_high, the largest r that a positive advantage pushes to."""
+        return 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,14 @@ def sequence_token_ratio(log_ratio: Tensor, mask: Tensor, logprobs: Tensor) -> T
     return sequence_ratio(log_ratio, mask, logprobs).detach() * torch.exp(logprobs - logprobs.detach())
 
 
-def clip(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+def clip(terms: Terms, bounds: RatioBounds) -> tuple[Tensor, dict[str, Tensor]]:
     """min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) (arXiv:1707.06347; two epsilons: DAPO, arXiv:2503.14476).
 
     A token whose ratio is out of bounds, on the side to which its advantage pushes, has no policy gradient. With
     ``delta`` the first r is min(r, delta) (INTELLECT-2, arXiv:2505.07291). With ``dual_clip`` c the gain of a negative
     advantage is at least c A (arXiv:1912.09729).
     """
-    low = 1 - bounds.epsilon
-    high = 1 + (bounds.epsilon if bounds.epsilon_high is None else bounds.epsilon_high)
+    low, high = 1 - bounds.epsilon, bounds.highest
     ratio, advantages = terms.ratio, terms.advantages
     free = ratio if bounds.delta is None else ratio.clamp(max=bounds.delta)
     gain = torch.minimum(free * advantages, ratio.clamp(low, high) * advantages)
@@ -105,19 +109,19 @@ def clip(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
     return gain, clipped
 
 
-def cispo(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+def cispo(terms: Terms, bounds: RatioBounds) -> tuple[Tensor, dict[str, Tensor]]:
     """sg[min(r, bound)] A l: each token keeps its gradient, its weight is bounded (MiniMax-M1, arXiv:2506.13585)."""
     weight = terms.ratio.detach().clamp(max=bounds.cispo)
     return weight * terms.advantages * terms.logprobs, {"clipped_high": terms.ratio > bounds.cispo}
 
 
-def sapo(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+def sapo(terms: Terms, bounds: RatioBounds) -> tuple[Tensor, dict[str, Tensor]]:
     """A 4/t sigmoid(t (r - 1)): a soft limit, t by the sign of A (SAPO, arXiv:2511.20347)."""
     temperature = _by_sign(terms.advantages > 0, bounds.sapo, terms.ratio)
     return terms.advantages * 4 / temperature * torch.sigmoid(temperature * (terms.ratio - 1)), {}
 
 
-def vespo(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+def vespo(terms: Terms, bounds: RatioBounds) -> tuple[Tensor, dict[str, Tensor]]:
     """sg[phi(w)] A l with phi(w) = exp(lam + k log w - lam w) (VESPO, arXiv:2602.10693).
 
     w = exp(sum over the completion's tokens of l - l'). The sum is limited to [log 1e-8, 20].
@@ -128,7 +132,7 @@ def vespo(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
     return torch.exp(lam + k * log_w - lam * log_w.exp()) * terms.advantages * terms.logprobs, {}
 
 
-def likelihood(terms: Terms, bounds: Bounds) -> tuple[Tensor, dict[str, Tensor]]:
+def likelihood(terms: Terms, bounds: RatioBounds) -> tuple[Tensor, dict[str, Tensor]]:
     """A l: the likelihood of each completion, weighted by its advantage, without a ratio (REINFORCE)."""
     return terms.advantages * terms.logprobs, {}
 
@@ -168,7 +172,7 @@ RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 """Each takes l - l', the mask and l (all N x T) and gives r (N x T)."""
 
-LIMITS: dict[str, Callable[[Terms, Bounds], tuple[Tensor, dict[str, Tensor]]]] = {
+LIMITS: dict[str, Callable[[Terms, RatioBounds], tuple[Tensor, dict[str, Tensor]]]] = {
     "clip": clip,
     "cispo": cispo,
     "sapo": sapo,

@@ -171,14 +171,33 @@ def build_collector(
 
 
 def build_objective(args: GRPOConfig) -> Objective:
-    """The row of ``LOSSES`` that the flags name, with their weights and bounds."""
+    """The row of ``LOSSES`` that the flags name, with their weights, and their bounds in the place of the paper's.
+
+    Raises:
+        ValueError: a bound that another one leaves without effect.
+    """
+    row = LOSSES[args.loss_type]
+    given = {
+        "epsilon": args.grpo_epsilon,
+        "epsilon_high": args.grpo_epsilon_high,
+        "delta": args.grpo_delta,
+        "dual_clip": args.dual_clip,
+        "cispo": args.cispo_bound,
+    }
+    bounds = replace(row.bounds, **{name: value for name, value in given.items() if value is not None})
+    if bounds.delta is not None and bounds.delta <= bounds.highest:
+        raise ValueError(
+            f"--grpo_delta must be above 1 + --grpo_epsilon_high, {bounds.highest:g}, got {bounds.delta:g}: the ratio "
+            "is limited there already"
+        )
     return replace(
-        LOSSES[args.loss_type],
-        epsilon=args.grpo_epsilon,
-        epsilon_high=args.grpo_epsilon_high,
+        row,
+        ratio=args.importance_sampling_level or row.ratio,
+        bounds=bounds,
         alpha=args.grpo_alpha,
         beta=args.grpo_beta,
         kl_estimator=args.kl_estimator,
+        kl_unbiased=args.kl_unbiased,
         max_completion_length=args.generation_max_length,
     )
 

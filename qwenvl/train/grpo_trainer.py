@@ -166,7 +166,8 @@ class GRPOTrainer(Trainer):
                 f"step {self.state.global_step + 1}: the loss is {output.loss.item()}; {output.metrics}"
             )
         self.meter.start("time/backward_s")
-        return output.loss * self.step.averaged_over
+        # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
+        return output.loss * self.step.counts.micro_batches
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward."""

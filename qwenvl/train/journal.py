@@ -60,7 +60,7 @@ class Journal:
         tokens = int(experience.mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):
-                self._meter.mean(name, value * step.averaged_over)  # the shares of a step sum to its loss
+                self._meter.mean(name, value * step.counts.micro_batches)  # the shares of a step sum to its loss
             elif step.iteration or not name.startswith("ratio/"):
                 self._meter.mean(name, value, weight=tokens)
 

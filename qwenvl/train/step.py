@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from qwenvl.grpo.loss import LossInputs, StepCounts
+from qwenvl.grpo.loss import LossInputs
+from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
@@ -53,8 +54,7 @@ class Step:
     Attributes:
         places: its micro-batches in this process, as they were drawn.
         experiences: one for each place.
-        counts: over all micro-batches and processes, what losses divide by.
-        processes: how many there are.
+        counts: over all micro-batches and processes. Losses divide by them.
         iteration: how many steps were made on these experiences before, below ``num_iterations`` (arXiv:2402.03300,
             algorithm 1).
     """
@@ -62,7 +62,6 @@ class Step:
     places: tuple[PromptBatch, ...]
     experiences: tuple[Experience, ...]
     counts: StepCounts
-    processes: int = 1
     iteration: int = 0
 
     @classmethod
@@ -71,15 +70,8 @@ class Step:
         own = [(int(each.counted.sum()), int(each.mask.sum())) for each in experiences]
         by_process = gather_object([own])
         completions, tokens = (sum(pair[k] for process in by_process for pair in process) for k in (0, 1))
-        return cls(tuple(places), tuple(experiences), StepCounts(completions, tokens), processes=len(by_process))
-
-    @property
-    def averaged_over(self) -> int:
-        """By what the losses of micro-batches are divided after they are returned.
-
-        The Trainer divides each by the micro-batches of a step, and gradients are averaged over processes.
-        """
-        return len(self.places) * self.processes
+        counts = StepCounts(completions, tokens, micro_batches=len(places) * len(by_process))
+        return cls(tuple(places), tuple(experiences), counts)
 
     def experience_of(self, place: PromptBatch) -> Experience:
         """The experience of a micro-batch that was drawn for this step.

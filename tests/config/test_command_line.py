@@ -195,4 +195,4 @@ def test_help_needs_no_torch_and_shows_range_and_default():
     words = " ".join(shown.split())
     assert "--generation_top_p float Sample among the likeliest tokens" in words and "above 0 to 1" in words
     assert "%NN after one takes a seeded NN percent of it" in words
-    assert "--loss_type grpo|dr_grpo" in words and "[512]" in words
+    assert "--loss_type grpo|bnpo|dapo|dr_grpo|" in words and "[512]" in words

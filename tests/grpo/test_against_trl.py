@@ -9,12 +9,12 @@ import torch
 from accelerate import Accelerator
 
 from qwenvl.grpo.loss import LOSSES, LossInputs
-from qwenvl.grpo.surrogates import Bounds, StepCounts
+from qwenvl.grpo.surrogates import RatioBounds, StepCounts
 
 trl = pytest.importorskip("trl.trainer.grpo_trainer")
 
 # TRL reads one number for epsilon_high and for the bound of cispo, and rounds the temperatures of sapo to float32.
-BOUNDS = Bounds(epsilon=0.1, epsilon_high=0.25, cispo=0.25, sapo=(1.0, 1.25))
+BOUNDS = RatioBounds(epsilon=0.1, epsilon_high=0.25, cispo=0.25, sapo=(1.0, 1.25))
 CASES = [
     *((name, "token", {}) for name in ("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "vespo")),
     *((name, "sequence", {}) for name in ("grpo", "luspo", "sapo")),

@@ -6,7 +6,7 @@ import torch
 
 from qwenvl.grpo.kl import kl_estimate
 from qwenvl.grpo.loss import LOSSES, LossInputs, LossOutput
-from qwenvl.grpo.surrogates import Bounds, StepCounts
+from qwenvl.grpo.surrogates import RatioBounds, StepCounts
 
 LOGPROBS = [[-1.0, -2.0, -0.5], [-0.25, -3.0, -1.0]]
 REFERENCE = [[-1.5, -1.0, -9.0], [-0.25, -2.5, -9.0]]
@@ -25,7 +25,7 @@ def loss_of(
     counts = StepCounts(len(mask) if step is None else step, int(mask.sum()))
     inputs = LossInputs(logprobs, old, ref_logprobs, advantages, mask)
     row = LOSSES[loss_type]
-    bounds = {name: settings.pop(name) for name in [field.name for field in fields(Bounds)] if name in settings}
+    bounds = {name: settings.pop(name) for name in [field.name for field in fields(RatioBounds)] if name in settings}
     return replace(row, bounds=replace(row.bounds, **bounds), **settings)(inputs, counts)
 
 

@@ -2,15 +2,27 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
+from qwenvl.grpo.kl import KL_ESTIMATORS
 from qwenvl.grpo.loss import LOSSES, LossInputs, Objective
-from qwenvl.grpo.surrogates import Bounds, StepCounts
+from qwenvl.grpo.options import CLIPPED_LOSSES, LossType, ObjectiveOptions
+from qwenvl.grpo.surrogates import RATIOS, RatioBounds, StepCounts
+from qwenvl.option import choices_of
 
+HINTS = get_type_hints(ObjectiveOptions)
 ALPHA, BETA, MAX_LENGTH = 0.7, 0.3, 8
 LENGTHS, ADVANTAGES = [6, 2, 0, 4, 5, 3], [1.3, -0.7, 2.0, 0.0, -2.0, 0.4]
+
+
+def test_the_options_name_the_rows_of_the_table():
+    assert get_args(LossType) == tuple(LOSSES)
+    assert {name for name, row in LOSSES.items() if row.limit == "clip"} == set(CLIPPED_LOSSES)
+    assert choices_of(HINTS["importance_sampling_level"]) == tuple(RATIOS)
+    assert choices_of(HINTS["kl_estimator"]) == tuple(KL_ESTIMATORS)
 
 
 @dataclass
@@ -45,12 +57,12 @@ def case():
 
 OBJECTIVES = {
     **LOSSES,
-    "grpo, sequence": replace(LOSSES["grpo"], ratio="sequence", bounds=Bounds(0.05, 0.1)),
-    "gspo, wider": replace(LOSSES["gspo"], bounds=Bounds(0.05, 0.1)),
-    "gspo-token": replace(LOSSES["gspo"], ratio="sequence_token", bounds=Bounds(0.05, 0.1)),
-    "dapo, delta": replace(LOSSES["dapo"], bounds=Bounds(0.1, 0.2, delta=1.3)),
-    "grpo, dual clip": replace(LOSSES["grpo"], bounds=Bounds(0.1, 0.2, dual_clip=1.2)),
-    "cispo, tight": replace(LOSSES["cispo"], bounds=Bounds(cispo=1.1)),
+    "grpo, sequence": replace(LOSSES["grpo"], ratio="sequence", bounds=RatioBounds(0.05, 0.1)),
+    "gspo, wider": replace(LOSSES["gspo"], bounds=RatioBounds(0.05, 0.1)),
+    "gspo-token": replace(LOSSES["gspo"], ratio="sequence_token", bounds=RatioBounds(0.05, 0.1)),
+    "dapo, delta": replace(LOSSES["dapo"], bounds=RatioBounds(0.1, 0.2, delta=1.3)),
+    "grpo, dual clip": replace(LOSSES["grpo"], bounds=RatioBounds(0.1, 0.2, dual_clip=1.2)),
+    "cispo, tight": replace(LOSSES["cispo"], bounds=RatioBounds(cispo=1.1)),
     "sapo, sequence": replace(LOSSES["sapo"], ratio="sequence"),
     "grpo, unbiased KL": replace(LOSSES["grpo"], kl_unbiased=True),
     "gspo, unbiased KL": replace(LOSSES["gspo"], kl_unbiased=True),
@@ -172,7 +184,7 @@ def test_where_each_limit_acts_is_counted(case):
         return pytest.approx((where & case.mask).sum().item() / tokens)
 
     def metrics(name, **bounds):
-        objective = replace(settled(LOSSES[name]), bounds=Bounds(**bounds))
+        objective = replace(settled(LOSSES[name]), bounds=RatioBounds(**bounds))
         return objective(case.inputs(), StepCounts(6, tokens)).metrics
 
     found = metrics("grpo", epsilon=0.1, epsilon_high=0.3, delta=1.5, dual_clip=1.4)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qwenvl.grpo.loss import StepCounts
+from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
@@ -30,15 +30,13 @@ def experience(lengths: list[int], counted: list[bool] | None = None, place: Pro
 
 def test_completions_and_tokens_are_counted_and_those_of_a_stand_in_are_not():
     step = Step.of([batch(1), batch(0), batch(1)], [experience([3, 1]), experience([1], [False]), experience([2, 4])])
-    assert step.counts == StepCounts(completions=4, tokens=10)
-    assert step.averaged_over == 3  # by the Trainer, in one process
+    assert step.counts == StepCounts(completions=4, tokens=10, micro_batches=3)
 
 
 def test_completions_and_tokens_of_all_processes_are_counted(monkeypatch):
     monkeypatch.setattr("qwenvl.train.step.gather_object", lambda own: [*own, [(2, 7), (0, 0)]])
     step = Step.of([batch(1), batch(1)], [experience([3, 1]), experience([2, 4])])
-    assert step.counts == StepCounts(completions=6, tokens=17)
-    assert step.averaged_over == 2 * 2
+    assert step.counts == StepCounts(completions=6, tokens=17, micro_batches=4)
 
 
 def test_tokens_that_do_not_count_are_masked_in_the_loss():

@@ -1,0 +1,57 @@
+"""Writes the tables of docs/objectives.md from ``qwenvl.grpo``: ``python scripts/make_objectives_doc.py``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from qwenvl.grpo.kl import KL_ESTIMATORS  # noqa: E402 (works without an installed package)
+from qwenvl.grpo.loss import LOSSES, Objective  # noqa: E402
+from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS  # noqa: E402
+
+PAGE = ROOT / "docs" / "objectives.md"
+START, END = "<!-- tables: made by scripts/make_objectives_doc.py -->", "<!-- end of the tables -->"
+
+
+def tables() -> str:
+    """Everything between the two marks of the page."""
+    parts = ["", "| `loss_type` | ratio | limit | average | settings | what is special |", "|---|---|---|---|---|---|"]
+    for name, row in LOSSES.items():
+        cells = [f"`{name}`", row.ratio, row.limit, row.average.replace("_", " "), settings(row), row.about]
+        parts.append(f"| {' | '.join(cells)} |")
+    limits = "Limits, what is maximised for a token"
+    for title, table in {"Ratios": RATIOS, limits: LIMITS, "Averages": AVERAGES, "KL": KL_ESTIMATORS}.items():
+        parts += ["", f"### {title}", "", "| name | formula |", "|---|---|"]
+        for name, function in table.items():
+            text = function.__doc__.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            parts.append(f"| {name.replace('_', ' ')} | {' '.join(text.split())} |")
+    return "\n".join([*parts, ""])
+
+
+def settings(row: Objective) -> str:
+    """The bounds that the limit of an objective reads."""
+    bounds = row.bounds
+    if row.limit == "clip":
+        high = bounds.epsilon if bounds.epsilon_high is None else bounds.epsilon_high
+        return f"epsilon {bounds.epsilon:g}, epsilon_high {high:g}"
+    if row.limit == "cispo":
+        return f"bound {bounds.cispo:g}"
+    if row.limit == "sapo":
+        return "t {:g} where A > 0, else {:g}".format(*bounds.sapo)
+    if row.limit == "vespo":
+        return "k, lam {:g}, {:g} where A >= 0, else {:g}, {:g}".format(*bounds.vespo[0], *bounds.vespo[1])
+    return ""
+
+
+def page() -> str:
+    """The page with its tables made anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(START)
+    return before + START + "\n" + tables() + "\n" + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
