@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         print(listing() if options.command == "list" else _try(options))
-    except (RewardError, ImportError) as error:
+    except (ValueError, ImportError) as error:
         print(f"qwenvl rewards: {error}", file=sys.stderr)
         return 1
     return 0

@@ -22,7 +22,7 @@ class TuneOptions(Options):
 
     def parts(self) -> set[Part]:
         """The parts that learn."""
-        flags = {"llm": self.tune_mm_llm, "vision": self.tune_mm_vision, "mlp": self.tune_mm_mlp}
+        flags: dict[Part, bool] = {"llm": self.tune_mm_llm, "vision": self.tune_mm_vision, "mlp": self.tune_mm_mlp}
         return {part for part, learns in flags.items() if learns}
 
 

@@ -45,6 +45,7 @@ def test_try_with_a_plugin(tmp_path, capsys):
         (["acuracy", "--completion", "x"], "did you mean accuracy"),
         (["count", "--completion", "x", "--solution", "three"], "would be refused: the solution must hold exactly one"),
         (["countdown", "--completion", "x"], "'nums' must be a list"),
+        (["repetition", "--completion", "x", "--repetition_n_grams", "0"], "--repetition_n_grams must be at least 1"),
     ],
 )
 def test_try_says_what_is_wrong(capsys, arguments, message):
