@@ -11,11 +11,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
 from qwenvl.data.chat import opens_think
-from qwenvl.data.errors import RecordError
-from qwenvl.data.fit import Fitter
-from qwenvl.data.lengths import Ruler, timed_metadata
+from qwenvl.data.fit import PromptLimit
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import PromptOptions
+from qwenvl.data.prompt_length import MediaSizes, PromptLength, Ruler, timed_metadata
 from qwenvl.types import BadSample, PromptBatch, Sample
 
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
@@ -44,7 +43,7 @@ class GRPOCollator:
         changes: single options by name, such as ``max_pixels``, in place of those of ``options``.
 
     Raises:
-        RecordError: when called, for a prompt above ``max_prompt_length``, naming the record.
+        LongPromptError: when called, for a prompt above ``max_prompt_length``, naming the record.
 
     Example:
         >>> batch = GRPOCollator(processor)([dataset[0], dataset[1]])["prompts"]
@@ -57,9 +56,10 @@ class GRPOCollator:
         self.options = options = PromptOptions.of(options, **changes)
         frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
         self.ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), options.template_arguments)
-        self.fitter = None
-        if options.fit_frames and options.max_prompt_length is not None:
-            self.fitter = Fitter(self.ruler, options.max_prompt_length)
+        self.limit = None
+        if options.max_prompt_length is not None:
+            bound = options.max_prompt_length, options.on_long_prompt, options.fit_frames
+            self.limit = PromptLimit(self.ruler, *bound)
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, PromptBatch]:
         prompts: list[_Prompt] = []
@@ -71,21 +71,16 @@ class GRPOCollator:
                 bad.append(sample)
                 continue
             prompt = self._process(sample)
-            if problem := self._too_long(prompt):
-                if self.options.on_long_prompt == "error":
-                    raise RecordError(
-                        f"{problem}; raise it, show less (--video_max_frames, --video_max_frame_pixels, --max_pixels, "
-                        "or the bounds in `meta`), or pass --on_long_prompt skip",
-                        kind="too long",
-                    )
-                bad.append(BadSample(sample.record, problem))
+            if self.limit is not None and (problem := self._too_long(prompt, self.limit)):
+                bad.append(self.limit.left_out(sample.record, problem))
                 continue
             prompts.append(prompt)
         return {"prompts": self._join(prompts, bad)}
 
     def _process(self, sample: Sample) -> _Prompt:
         image_processor, video_processor = self.processor.image_processor, self.processor.video_processor
-        sizes = [after for _, after in sample.fitted.sizes] if sample.fitted else self.ruler.sizes(sample)
+        fitted = sample.fitted
+        sizes = [after for _, after in fitted.sizes] if fitted else self.ruler.sizes(MediaSizes.of(sample))
         n_clips = len(sample.videos)
         clips = [
             resize(clip.frames, size, video_processor)
@@ -114,18 +109,12 @@ class GRPOCollator:
         vision = {key: inputs[key] for key in VISION_INPUTS if key in inputs}
         return _Prompt(sample, inputs["input_ids"][0], opens_think(text), vision)
 
-    def _too_long(self, prompt: _Prompt) -> str | None:
-        length, most = len(prompt.input_ids), self.options.max_prompt_length
-        if most is None or length <= most:
+    def _too_long(self, prompt: _Prompt, limit: PromptLimit) -> str | None:
+        if len(prompt.input_ids) <= limit.max_prompt_length:
             return None
         vision_ids = torch.tensor([self.processor.image_token_id, self.processor.video_token_id])
-        n_vision = int(torch.isin(prompt.input_ids, vision_ids).sum())
-        record = prompt.sample.record
-        least = " even with the fewest frames and pixels," if prompt.sample.fitted else ""
-        return (
-            f"{record.where} (id {record.id}): the prompt has {length} tokens, {n_vision} of them vision,{least} but "
-            f"max_prompt_length is {most}"
-        )
+        length = PromptLength(len(prompt.input_ids), int(torch.isin(prompt.input_ids, vision_ids).sum()))
+        return limit.problem(prompt.sample.record, length, lowered=prompt.sample.fitted is not None)
 
     def _join(self, prompts: list[_Prompt], bad: list[BadSample]) -> PromptBatch:
         samples = [prompt.sample for prompt in prompts]

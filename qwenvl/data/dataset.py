@@ -5,39 +5,32 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.data.chat import chat_messages
-from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
-from qwenvl.data.fit import Fitter
-from qwenvl.data.frames import FramePlan, frames_between, plan_frames
-from qwenvl.data.lengths import Size
+from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError
+from qwenvl.data.fit import Lowered, PromptLimit
+from qwenvl.data.frames import FrameRule, Timeline
 from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import Clip, open_clip, resolve_backend
-from qwenvl.data.media.resize import check_shape
+from qwenvl.data.media.resize import check_size
 from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
+from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import STREAM_ABOVE, JoinedRecords, open_records
-from qwenvl.data.seeds import stable_random
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
-
-
-class Timeline(NamedTuple):
-    """When the frames of a clip are shown, and how long it lasts, in seconds."""
-
-    times: Sequence[float]
-    duration: float
 
 
 class GRPODataset(Dataset):
@@ -51,12 +44,13 @@ class GRPODataset(Dataset):
         parts: the data sets that the records come from, in order; None for one without a name.
         options: how frames are chosen and decoded, and what becomes of media that can't be used.
         seed: of the frames drawn in training.
-        fitter: lowers frames and pixels of prompts that are too long; None shows them as they are.
+        limit: of the collator: what becomes of prompts that are too long. None leaves them to the collator.
         frame_cache: keeps frames that are not drawn anew each epoch; they come out of it resized. None decodes all.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch; else take them uniformly.
         changes: single options by name, such as ``base_interval``, in place of those of ``options``.
 
     Attributes:
+        rule: by which frames are chosen.
         decoder: the backend behind ``video_backend`` on this machine, for logs and checkpoints.
 
     Example:
@@ -73,7 +67,7 @@ class GRPODataset(Dataset):
         parts: Sequence[Part] | None = None,
         seed: int = 0,
         training: bool = True,
-        fitter: Fitter | None = None,
+        limit: PromptLimit | None = None,
         frame_cache: FrameCache | None = None,
         **changes: Any,
     ) -> None:
@@ -82,9 +76,8 @@ class GRPODataset(Dataset):
         self._ends = list(accumulate(part.size for part in self.parts))
         self.options = SampleOptions.of(options, **changes)
         self.decoder = resolve_backend(self.options.video_backend)  # an unusable one is an error now, not in a worker
-        self.seed = seed
-        self.training = training
-        self.fitter = fitter
+        self.rule = FrameRule(self.options, seed, training)
+        self.limit = limit
         self.frame_cache = frame_cache
 
     def __len__(self) -> int:
@@ -99,6 +92,8 @@ class GRPODataset(Dataset):
             record = replace(record, dataset=self.parts[bisect_right(self._ends, index % len(self))].name)
         try:
             return self.load(record, epoch)
+        except LongPromptError as error:
+            return self.limit.left_out(record, str(error))
         except (BadMediaError, FramePlanError) as error:
             message = f"{record.where} (id {record.id}): {error}"
             if self.options.on_bad_sample == "skip":
@@ -106,51 +101,82 @@ class GRPODataset(Dataset):
             raise BadMediaError(f"{message}. Mend the file or the record, or pass --on_bad_sample skip") from error
 
     def load(self, record: Record, epoch: int = 0) -> Sample:
-        """The sample of a record.
+        """Return the sample of a record.
 
         Raises:
-            BadMediaError, FramePlanError: whatever ``on_bad_sample`` says.
+            BadMediaError, FramePlanError: the media can't be used, whatever ``on_bad_sample`` says.
+            LongPromptError: the prompt is too long by the sizes in the headers of its media, whatever
+                ``on_long_prompt`` says. Its clips are then not decoded.
         """
-        clips = [self._load_clip(record, number, epoch) for number in range(len(record.videos))]
-        images = tuple(_load_image(path) for path in record.images)
-        sample = Sample(record, chat_messages(record), tuple(clip for clip, _ in clips), images, epoch)
-        timelines = [timeline for _, timeline in clips]
-        return sample if self.fitter is None else self._fitted(sample, timelines, self.fitter)
+        chat = chat_messages(record)
+        if self.limit is not None and (record.videos or record.images):
+            return self._load_within(self.limit, record, chat, epoch)
+        clips = tuple(self._load_clip(record, number, epoch) for number in range(len(record.videos)))
+        return Sample(record, chat, clips, _load_images(record), epoch)
 
-    def _fitted(self, sample: Sample, timelines: list[Timeline], fitter: Fitter) -> Sample:
-        """The sample with fewer frames where it is too long; pixels are left to the collator."""
-        record, epoch = sample.record, sample.epoch
+    def _load_within(self, limit: PromptLimit, record: Record, chat: list[dict[str, Any]], epoch: int) -> Sample:
+        """The sample of a record, with less of its media shown where the prompt would be too long.
 
-        def times_with(most: int) -> list[list[float]]:
-            plans = [self.plan(record, n, epoch, timeline, most) for n, timeline in enumerate(timelines)]
-            return [[timeline.times[i] for i in plan.indices] for plan, timeline in zip(plans, timelines, strict=True)]
+        Clips are measured by their headers first, so that each is decoded once, as far as it is shown. Where decoding
+        then gives another size than the header said, what is shown is settled again.
+        """
+        numbers = range(len(record.videos))
+        with ExitStack() as opened:
+            timelines, sizes = [], []
+            clip: Clip | CachedClip | None = None
+            for number in numbers:
+                clip = self._open(record, number)
+                opened.callback(clip.__exit__, None, None, None)
+                check_size(record.videos[number], clip.size)
+                timelines.append(Timeline(clip.frame_times, clip.duration))
+                sizes.append(clip.size)
+                if len(numbers) > 1:  # the time limit of an open clip runs on while others are read
+                    opened.close()
+                    clip = None
+            images = _load_images(record)
+            media = MediaSizes(tuple(sizes), record.clip_meta, tuple(tuple(image.shape[-2:]) for image in images))
 
-        found = fitter(sample, times_with)
-        if found is None:
+            def times_with(most: int | None) -> list[list[float]]:
+                plans = [self.rule.plan(record, n, epoch, timelines[n], most) for n in numbers]
+                return [[line.times[i] for i in plan.indices] for plan, line in zip(plans, timelines, strict=True)]
+
+            def loaded(lowered: Lowered) -> Sample:
+                clips = tuple(self._load_clip(record, number, epoch, lowered, clip) for number in numbers)
+                return Sample(record, chat, clips, images, epoch)
+
+            lowered = limit.settle(record, chat, media, times_with)
+            sample = loaded(lowered or Lowered())
+            if (true := MediaSizes.of(sample)) != media:
+                again = limit.settle(record, chat, true, times_with)
+                if again != lowered:
+                    lowered, sample = again, loaded(again or Lowered())
+        if lowered is None:
             return sample
-        fitted, most = found
-        videos = list(sample.videos)
-        for number, (clip, frames, sizes) in enumerate(zip(videos, fitted.frames, fitted.sizes, strict=False)):
-            resized_otherwise = clip.decoded_size is not None and sizes[0] != sizes[1]
-            if frames[0] != frames[1] or resized_otherwise:
-                videos[number], _ = self._load_clip(record, number, epoch, most, sizes[1])
-        return replace(sample, videos=tuple(videos), fitted=fitted)
+        return replace(sample, fitted=limit.fitted(true, times_with(None), times_with(lowered.frames), lowered))
 
     def _load_clip(
-        self, record: Record, number: int, epoch: int, most: int | None = None, size: Size | None = None
-    ) -> tuple[VideoClip, Timeline]:
-        """A clip with at most ``most`` frames, and where it is cached resized to ``size``."""
-        path, meta = record.videos[number], record.clip_meta[number] or ClipMeta()
-        with self._open(path, meta) as clip:
-            timeline = Timeline(clip.frame_times, clip.duration)
-            plan = self.plan(record, number, epoch, timeline, most)
+        self,
+        record: Record,
+        number: int,
+        epoch: int,
+        lowered: Lowered = Lowered(),  # noqa: B008 (immutable)
+        opened: Clip | CachedClip | None = None,
+    ) -> VideoClip:
+        """A clip with its frames; where it is cached, resized to what is left by ``lowered``.
+
+        Args:
+            opened: the clip, where it is open already; it stays open.
+        """
+        path = record.videos[number]
+        with nullcontext(opened) if opened is not None else self._open(record, number) as clip:
+            plan = self.rule.plan(record, number, epoch, Timeline(clip.frame_times, clip.duration), lowered.frames)
             cached, decoded_size = False, None
             if isinstance(clip, CachedClip):
-                frames = clip.read(plan.indices, size)
+                frames = clip.read(plan.indices, lowered.share)
                 cached, decoded_size = clip.hit, clip.decoded_size
             else:
                 frames = clip.read(plan.indices)
-                check_shape(path, frames)
+                check_size(path, frames.shape[-2:])
             times = tuple(clip.frame_times[index] for index in plan.indices)
             info = FrameInfo(
                 path=path,
@@ -161,42 +187,27 @@ class GRPODataset(Dataset):
                 rescaled=plan.rescaled,
                 cached=cached,
             )
-        return VideoClip(frames, info, decoded_size), timeline
+        return VideoClip(frames, info, decoded_size)
 
-    def _open(self, path: str, meta: ClipMeta) -> Clip | CachedClip:
-        path = _local(path)
-        options = self.options
+    def _open(self, record: Record, number: int) -> Clip | CachedClip:
+        path, meta, options = _local(record.videos[number]), record.clip_meta[number] or ClipMeta(), self.options
         bounds = {"timeout": options.decode_timeout, "memory_gb": options.decode_memory_gb}
         opened = partial(open_clip, path, options.video_backend, frames_fps=meta.frames_fps, **bounds)
         if self.frame_cache is None:
             return opened()
-        return self.frame_cache.open(path, opened, self.decoder, meta, keep=not (meta.dynamic_sample and self.training))
-
-    def plan(self, record: Record, number: int, epoch: int, timeline: Timeline, most: int | None = None) -> FramePlan:
-        """Which frames of the record's clip ``number`` are shown, at most ``most`` of them.
-
-        Raises:
-            FramePlanError: the clip and its ``meta`` contradict each other.
-        """
-        meta = record.clip_meta[number] or ClipMeta()
-        draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
-        try:
-            first, stop = frames_between(timeline.times, meta.video_start, meta.video_end)
-            duration = timeline.duration * (stop - first) / len(timeline.times)
-            plan = plan_frames(stop - first, duration, self.options, meta, draw, most)
-        except FramePlanError as error:
-            raise FramePlanError(f"{record.videos[number]}: {error}") from None
-        return replace(plan, indices=tuple(first + index for index in plan.indices))
+        keep = not (meta.dynamic_sample and self.rule.training)
+        return self.frame_cache.open(path, opened, self.decoder, meta, keep=keep)
 
 
 def _local(path: str) -> str:
     return fetch(path) if path.startswith(("http://", "https://")) else path
 
 
-def _load_image(path: str) -> Tensor:
-    image = load_image(_local(path))
-    check_shape(path, image)
-    return image
+def _load_images(record: Record) -> tuple[Tensor, ...]:
+    images = tuple(load_image(_local(path)) for path in record.images)
+    for path, image in zip(record.images, images, strict=True):
+        check_size(path, image.shape[-2:])
+    return images
 
 
 def _seconds_per_frame(times: tuple[float, ...], duration: float) -> float:

@@ -22,6 +22,13 @@ class RecordError(ValueError):
         self.kind = kind
 
 
+class LongPromptError(RecordError):
+    """A prompt above ``max_prompt_length``; the message names the record and both lengths."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "too long")
+
+
 class BadMediaError(ValueError):
     """A media file that can't be used; ``str`` is ``path: reason``.
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from random import Random
+from typing import NamedTuple
 
 from qwenvl.data.errors import FramePlanError
 from qwenvl.data.options import FrameOptions
-from qwenvl.types import ClipMeta
+from qwenvl.data.seeds import stable_random
+from qwenvl.types import ClipMeta, Record
 
 FRAMES_PER_PATCH = 2
 # How far the segments of ``meta`` may disagree with the decoded length: real annotations are off by a frame or two.
@@ -35,6 +37,44 @@ class FramePlan:
     indices: tuple[int, ...]
     segments: tuple[int, ...] | None = None
     rescaled: bool = False
+
+
+class Timeline(NamedTuple):
+    """When the frames of a clip are shown, and how long it lasts, in seconds."""
+
+    times: Sequence[float]
+    duration: float
+
+
+@dataclass(frozen=True)
+class FrameRule:
+    """The rule by which the frames of a data set's clips are chosen.
+
+    Attributes:
+        options: how densely clips are sampled where their record does not say.
+        seed: of the run.
+        training: draw the frames of ``dynamic_sample`` clips by (seed, epoch, record, clip); else take them uniformly.
+    """
+
+    options: FrameOptions
+    seed: int = 0
+    training: bool = True
+
+    def plan(self, record: Record, number: int, epoch: int, timeline: Timeline, most: int | None = None) -> FramePlan:
+        """Choose the frames of the record's clip ``number``, at most ``most`` of them.
+
+        Raises:
+            FramePlanError: the clip and its ``meta`` contradict each other.
+        """
+        meta = record.clip_meta[number] or ClipMeta()
+        draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
+        try:
+            first, stop = frames_between(timeline.times, meta.video_start, meta.video_end)
+            duration = timeline.duration * (stop - first) / len(timeline.times)
+            plan = plan_frames(stop - first, duration, self.options, meta, draw, most)
+        except FramePlanError as error:
+            raise FramePlanError(f"{record.videos[number]}: {error}") from None
+        return replace(plan, indices=tuple(first + index for index in plan.indices))
 
 
 def frames_between(times: Sequence[float], start: float | None, end: float | None) -> tuple[int, int]:

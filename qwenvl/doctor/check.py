@@ -6,12 +6,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError
+from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.catalog import DatasetSource
@@ -125,7 +125,10 @@ def examine(
     report = Report()
     files = list(_opened(sources, options, check_record, report))
     tokenizing = threading.Lock()  # tokenizers may not be shared
-    dataset = GRPODataset((), sample_options, training=False, fitter=_one_at_a_time(collator, tokenizing))
+    limit = None
+    if collator is not None and collator.limit is not None and collator.limit.fit_frames:
+        limit = replace(collator.limit, lock=tokenizing)
+    dataset = GRPODataset((), sample_options, training=False, limit=limit)
     good: list[list[int]] = [[] for _ in files]
     asked: dict[int, tuple[str, str]] = {}
     rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
@@ -162,19 +165,6 @@ def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead:
         yield waiting.popleft().result()
 
 
-def _one_at_a_time(collator: GRPOCollator | None, lock: threading.Lock) -> Any:
-    """The collator's fitter, held to one thread."""
-    fit = None if collator is None else collator.fitter
-    if fit is None:
-        return None
-
-    def fitter(*args: Any) -> tuple[Fitted, int] | None:
-        with lock:
-            return fit(*args)
-
-    return fitter
-
-
 def quantiles(values: Sequence[float]) -> dict[str, float]:
     """Least, median, 95th percentile and most; empty without values."""
     if not values:
@@ -202,6 +192,8 @@ def _finding(
     where = f"{record.where} (id {record.id})"
     try:
         sample = dataset.load(record)
+    except LongPromptError as error:
+        return Finding(where, str(error), error.kind)
     except (BadMediaError, FramePlanError) as error:
         return Finding(where, f"{where}: {error}", error.kind)
     infos = [clip.info for clip in sample.videos]

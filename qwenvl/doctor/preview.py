@@ -102,10 +102,10 @@ def preview(args: argparse.Namespace) -> str:
     files = [RecordFile(each, seed=0, options=ReadOptions.of(args)) for each in sources_of(args)]
     rows = list(_spread(files, args.n))
     collator = make_collator(args)
-    fitter = collator.fitter if collator else None
+    limit = collator.limit if args.fit_frames else None
     records = [row for row in rows if isinstance(row, Record)]
     options = SampleOptions.of(args, on_bad_sample="skip")
-    dataset = GRPODataset(records, options, seed=args.seed, fitter=fitter)
+    dataset = GRPODataset(records, options, seed=args.seed, limit=limit)
     rubric = build_rubric()
     shown: list[Shown] = []
     for row in rows:

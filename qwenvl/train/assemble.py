@@ -16,11 +16,11 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import RecordError
-from qwenvl.data.estimate import LengthEstimate
-from qwenvl.data.fit import Fitter
+from qwenvl.data.fit import PromptLimit
 from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
+from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.grpo.loss import LOSSES, Objective
 from qwenvl.model.families import family_of
@@ -206,7 +206,7 @@ def build_dataset(
     dataset: Dataset | str | Path | dict[str, Dataset | str | Path] | None,
     args: GRPOConfig,
     rubric: Rubric,
-    fitter: Fitter | None = None,
+    limit: PromptLimit | None = None,
     frame_cache: FrameCache | None = None,
     *,
     training: bool,
@@ -216,7 +216,7 @@ def build_dataset(
     Args:
         dataset: what ``dataset_use`` takes. A data set is checked and returned as it is, None gives None. For
             evaluation also several of them by name.
-        fitter: of the collator, with ``fit_frames``.
+        limit: of the collator: what becomes of prompts that are too long.
         frame_cache: as ``build_frame_cache`` makes it.
 
     Raises:
@@ -227,7 +227,7 @@ def build_dataset(
     if dataset is None:
         return None
     if isinstance(dataset, dict) and not training:
-        build = partial(build_dataset, args=args, rubric=rubric, fitter=fitter, frame_cache=frame_cache, training=False)
+        build = partial(build_dataset, args=args, rubric=rubric, limit=limit, frame_cache=frame_cache, training=False)
         return {name: build(each) for name, each in dataset.items()}
     if isinstance(dataset, (str, Path)):
         say(f"reading the records {'to train on' if training else 'to evaluate on'}: {dataset}")
@@ -240,7 +240,7 @@ def build_dataset(
             stream_above=int(args.stream_above_mb * 2**20),
             seed=args.seed,
             training=training,
-            fitter=fitter,
+            limit=limit,
             frame_cache=frame_cache,
         )
     elif not isinstance(dataset, Dataset):
@@ -249,8 +249,8 @@ def build_dataset(
             f"got {type(dataset).__name__}"
         )
     else:
-        if fitter is not None and getattr(dataset, "fitter", None) is None:
-            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes a fitter")
+        if args.fit_frames and getattr(dataset, "limit", None) is None:
+            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes a limit")
         if frame_cache is not None and getattr(dataset, "frame_cache", None) is None:
             raise ValueError("--frame_cache has no effect on a data set made without: load_dataset takes a FrameCache")
         for record in getattr(dataset, "records", ()):
@@ -293,8 +293,8 @@ def build_sampler(
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
             raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
-        longest = collator.options.max_prompt_length if collator.fitter else None
-        grouping = Grouping(step, LengthEstimate(dataset, collator.ruler, longest))
+        longest = args.max_prompt_length if args.fit_frames else None
+        grouping = Grouping(step, LengthEstimate(dataset.records, dataset.rule, collator.ruler, longest))
     sampler = EpochSampler(
         getattr(dataset, "parts", None) or [Part("", len(dataset))],
         seed=args.seed if args.data_seed is None else args.data_seed,

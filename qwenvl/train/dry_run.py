@@ -31,8 +31,8 @@ def dry_run(args: GRPOConfig) -> str:
     policy = build_policy(load_without_weights(args.model_name_or_path), args)
     rubric = build_rewards(args, None, None)
     collator = GRPOCollator(load_processor(args.model_name_or_path), PromptOptions.of(args))
-    dataset = build_dataset(args.dataset_use, args, rubric, collator.fitter, training=True)
-    build_dataset(args.eval_dataset_use, args, rubric, collator.fitter, training=False)
+    dataset = build_dataset(args.dataset_use, args, rubric, collator.limit, training=True)
+    build_dataset(args.eval_dataset_use, args, rubric, collator.limit, training=False)
     sections = {
         "settings": _settings(args),
         "rewards": _rewards(rubric),

@@ -109,7 +109,7 @@ class GRPOTrainer(Trainer):
         accept_features(policy)
         collator = GRPOCollator(processor, PromptOptions.of(args))
         frame_cache = build_frame_cache(args, collator)
-        build = partial(build_dataset, args=args, rubric=rubric, fitter=collator.fitter, frame_cache=frame_cache)
+        build = partial(build_dataset, args=args, rubric=rubric, limit=collator.limit, frame_cache=frame_cache)
         train_dataset = build(train_dataset or args.dataset_use, training=True)
         self._prompt_settings = PromptSettings.of(args, train_dataset, bare.name_or_path)
         super().__init__(

@@ -5,9 +5,12 @@ from PIL import Image
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import LongPromptError
 from qwenvl.data.fit import what_was_lowered
+from qwenvl.data.media.clip_reader import ClipReader
+from qwenvl.data.media.frame_folder import FrameFolder
 from qwenvl.demo.tiny import make_processor
-from qwenvl.types import Fitted
+from qwenvl.types import BadSample, Fitted
 
 SAME = ((112, 112), (112, 112))  # height and width before and after
 
@@ -22,12 +25,12 @@ def processor():
 def show(processor, write_rows):
     """``show(rows, limit, epoch=0, **options)`` -> the samples of ``rows`` and the batch that the collator makes."""
 
-    def show(rows, limit, epoch=0, family=processor, **options):
+    def show(rows, limit, epoch=0, family=processor, lower=True, **options):
         bounds = {name: options.pop(name) for name in list(options) if name.endswith("pixels")}
         if limit is not None:
             bounds |= {"max_prompt_length": limit, "fit_frames": True, "on_long_prompt": "skip"}
         collator = GRPOCollator(family, **bounds)
-        dataset = load_dataset(str(write_rows(rows)), fitter=collator.fitter, base_interval=0.1, **options)
+        dataset = load_dataset(str(write_rows(rows)), limit=collator.limit, base_interval=0.1, **options)
         samples = [dataset[epoch, index] for index in range(len(rows))]
         return samples, collator(samples)["prompts"]
 
@@ -69,7 +72,7 @@ class TestFrames:
         (sample,), _ = show(rows, words_of(show, rows) + 8 * 16, video_max_frames=16)
         assert sample.fitted is None and len(sample.videos[0].frames) == 16
 
-    def test_without_a_fitter_nothing_is_lowered(self, show, rows):
+    def test_without_a_limit_nothing_is_lowered(self, show, rows):
         (sample,), batch = show(rows, None, video_max_frames=16)
         assert len(sample.videos[0].frames) == 16 and batch.fitted == [None]
 
@@ -178,3 +181,87 @@ def test_no_limit_no_fitting(processor):
 def test_in_words():
     assert what_was_lowered(Fitted(((16, 10), (4, 4)), (SAME, SAME))) == "10 of 16 frames"
     assert what_was_lowered(Fitted((), (((560, 448), (392, 308)),))) == "308 x 392 pixels in place of 448 x 560"
+
+
+class TestDecoding:
+    """Clips are measured by their headers, so that no frame is decoded that is not shown."""
+
+    @pytest.fixture
+    def decoded(self, monkeypatch):
+        """For each read of a clip in this process, its name and how many frames were asked for."""
+        reads, read = [], ClipReader.read
+
+        def counting(clip, indices):
+            reads.append((clip.path.rpartition("/")[2], len(indices)))
+            return read(clip, indices)
+
+        monkeypatch.setattr(ClipReader, "read", counting)
+        return reads
+
+    @pytest.fixture
+    def rows(self, make_clip, make_row):
+        make_clip("a.mp4", 50, size=(112, 112))
+        make_clip("b.mp4", 6, size=(112, 112))
+        return [
+            make_row(prompt="<video>\nWhich?", video="a.mp4"),
+            make_row(prompt="<video><video>", video=["a.mp4", "b.mp4"]),
+        ]
+
+    def test_a_clip_that_is_made_to_fit_is_decoded_once(self, show, rows, decoded):
+        words = words_of(show, rows[:1])
+        decoded.clear()
+        # room for five pairs of 16 tokens of the eight
+        (sample,), _ = show(rows[:1], words + 5 * 16, video_max_frames=16, decode_timeout=0)
+        assert sample.fitted.frames == ((16, 10),) and decoded == [("a.mp4", 10)]
+
+    def test_each_of_several_clips_too(self, show, rows, decoded):
+        words = words_of(show, rows[1:])
+        decoded.clear()
+        (sample,), _ = show(rows[1:], words + 7 * 16, video_max_frames=16, decode_timeout=0)
+        assert sample.fitted.frames == ((16, 8), (6, 6)) and decoded == [("a.mp4", 8), ("b.mp4", 6)]
+
+    def test_a_prompt_that_stays_too_long_is_not_decoded(self, show, rows, decoded):
+        for lower in (True, False):
+            samples, batch = show(rows, 10, lower=lower, video_max_frames=16, decode_timeout=0)
+            assert all(isinstance(sample, BadSample) for sample in samples) and len(batch.bad) == 2
+            assert "but max_prompt_length is 10" in batch.bad[1].error
+        assert decoded == []
+
+    def test_nor_where_it_is_an_error(self, processor, rows, write_rows, decoded):
+        limit = GRPOCollator(processor, max_prompt_length=10).limit
+        dataset = load_dataset(str(write_rows(rows)), limit=limit, decode_timeout=0)
+        with pytest.raises(LongPromptError, match=r"data.json\[0\] .* tokens, 32 of them vision, but .*; raise it, "):
+            dataset[0]
+        assert decoded == []
+
+    def test_the_message_is_that_of_the_collator(self, processor, rows, write_rows):
+        collator = GRPOCollator(processor, max_prompt_length=20, on_long_prompt="skip")
+        path = str(write_rows(rows))
+        for index in range(2):
+            early = load_dataset(path, limit=collator.limit)[index]
+            (late,) = collator([load_dataset(path)[index]])["prompts"].bad
+            assert early.error == late.error
+
+    def test_a_header_that_says_another_size(self, show, rows, decoded, monkeypatch):
+        """What is shown is then settled again, by the size of the frames themselves."""
+        words = words_of(show, rows[:1])
+        (right,), _ = show(rows[:1], words + 5 * 16, video_max_frames=16, decode_timeout=0)
+        monkeypatch.setattr(ClipReader, "size", property(lambda clip: (56, 56), lambda clip, size: None), raising=False)
+        decoded.clear()
+        (sample,), _ = show(rows[:1], words + 5 * 16, video_max_frames=16, decode_timeout=0)
+        assert sample.fitted == right.fitted and sample.videos[0].info == right.videos[0].info
+        assert decoded == [("a.mp4", 16), ("a.mp4", 10)]
+
+    def test_frames_that_are_turned_are_decoded_once(self, show, make_row, tmp_path, monkeypatch):
+        (tmp_path / "turned").mkdir()
+        for number in range(6):
+            picture = Image.new("RGB", (168, 112))
+            exif = picture.getexif()
+            exif[0x0112] = 6  # a quarter turn
+            picture.save(tmp_path / "turned" / f"{number}.jpg", exif=exif)
+        rows = [make_row(prompt="<video>", video="turned", meta={"min_frames": 2, "max_frames": 6})]
+        words, reads, read = words_of(show, rows), [], FrameFolder.read
+        counting = lambda clip, indices: reads.append(len(indices)) or read(clip, indices)
+        monkeypatch.setattr(FrameFolder, "read", counting)
+        (sample,), _ = show(rows, words + 2 * 24)
+        assert sample.fitted == Fitted(((6, 4),), (((168, 112), (168, 112)),)) and reads == [4]

@@ -10,8 +10,8 @@ from transformers import AutoProcessor
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.lengths import timed_metadata
 from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.prompt_length import timed_metadata
 from qwenvl.data.saved_processor import PromptSettings, processor_as_trained, read_clip
 from qwenvl.demo.tiny import FAMILIES, make_processor
 from qwenvl.types import FrameInfo, Message, Record, Sample, VideoClip

@@ -48,13 +48,13 @@ def test_evaluation_fits_too(make_trainer, sop_data):
     ]
 
 
-def test_a_data_set_made_before_must_have_its_fitter(make_trainer, sop_data):
+def test_a_data_set_made_before_must_have_its_limit(make_trainer, sop_data):
     from qwenvl.train.assemble import build_dataset
 
     trainer = make_trainer(max_prompt_length=64, fit_frames=True)
-    rubric, fitter = trainer.collector.rubric, trainer.data_collator.fitter
+    rubric, limit = trainer.collector.rubric, trainer.data_collator.limit
     bare = load_dataset(str(sop_data))
     with pytest.raises(ValueError, match="--fit_frames has no effect on a data set made without"):
-        build_dataset(bare, trainer.args, rubric, fitter, training=True)
-    fitting = load_dataset(str(sop_data), fitter=fitter)
-    assert build_dataset(fitting, trainer.args, rubric, fitter, training=True) is fitting
+        build_dataset(bare, trainer.args, rubric, limit, training=True)
+    fitting = load_dataset(str(sop_data), limit=limit)
+    assert build_dataset(fitting, trainer.args, rubric, limit, training=True) is fitting

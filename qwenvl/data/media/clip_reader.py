@@ -40,6 +40,7 @@ class ClipReader:
 
     Attributes:
         frame_times: seconds of every frame after the first one, strictly rising.
+        size: height and width of a frame as the header says them. Decoding may turn the frame on its side.
 
     Raises:
         BadMediaError: the file is not a video, is damaged or cut short, or has no pictures.
@@ -58,6 +59,7 @@ class ClipReader:
             self.close()
             raise
         self.frame_times = self._index.times
+        self.size = self._stream.height, self._stream.width
 
     def _open(self) -> None:
         container_format = video_format(self.path)

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from qwenvl.data.lengths import Ruler, Size
 from qwenvl.data.media.mediafile import check_regular_file
 from qwenvl.data.media.open import Clip
-from qwenvl.data.media.resize import check_shape, resize
+from qwenvl.data.media.resize import check_size, resize
 from qwenvl.data.media.source import frame_list
+from qwenvl.data.prompt_length import Ruler, Size
 from qwenvl.disk_store import DiskStore
 from qwenvl.types import ClipMeta
 
@@ -109,27 +109,32 @@ class CachedClip:
         if self._clip is not None:
             self._clip.__exit__(*error)
 
-    def read(self, indices: Sequence[int], size: Size | None = None) -> Tensor:
+    @property
+    def size(self) -> Size:
+        """Height and width in the file, from its header where no frame was decoded yet."""
+        return self.decoded_size or self._opened.size
+
+    def read(self, indices: Sequence[int], share: float = 1.0) -> Tensor:
         """Frames by number, F x 3 x H x W uint8, resized.
 
         Args:
-            size: height and width, or None for those that the ruler gives.
+            share: of the pixels that the ruler gives a frame, how many are kept at most.
 
         Raises:
             BadMediaError: as ``ClipReader.read`` raises it, or the frames have a shape that the models refuse.
         """
         self.hit = False
         if self.decoded_size is None:
-            return self._decode(indices, size)
-        found = self._cache.store.get(self._frames_key(indices, size)) if self._keep else None
+            return self._decode(indices, share)
+        found = self._cache.store.get(self._frames_key(indices, share)) if self._keep else None
         if found is None:
-            return self._decode(indices, size)
+            return self._decode(indices, share)
         self.hit = True
         return load(found)["frames"].permute(0, 3, 1, 2)
 
-    def _decode(self, indices: Sequence[int], size: Size | None) -> Tensor:
+    def _decode(self, indices: Sequence[int], share: float) -> Tensor:
         frames = self._opened.read(indices)
-        check_shape(self.path, frames)
+        check_size(self.path, frames.shape[-2:])
         if self.decoded_size is None:
             self.decoded_size = tuple(frames.shape[-2:])
             timeline = {
@@ -138,10 +143,10 @@ class CachedClip:
                 "size": torch.tensor(self.decoded_size),
             }
             self._cache.store.put(self._timeline_key, save(timeline))
-        frames = resize(frames, self._final(size), self._cache.ruler.processor.video_processor)
+        frames = resize(frames, self._final(share), self._cache.ruler.processor.video_processor)
         if self._keep and self._cache.content(self.path) == self._content:  # it may have been replaced meanwhile
             value = save({"frames": frames.permute(0, 2, 3, 1).contiguous()})
-            self._cache.store.put(self._frames_key(indices, size), value)
+            self._cache.store.put(self._frames_key(indices, share), value)
         return frames
 
     @property
@@ -154,12 +159,12 @@ class CachedClip:
     def _timeline_key(self) -> str:
         return _digest("timeline", *self._base)
 
-    def _final(self, size: Size | None) -> Size:
-        return size or self._cache.ruler.frame_size(self.decoded_size, self._meta)  # type: ignore[arg-type]
+    def _final(self, share: float) -> Size:
+        return self._cache.ruler.frame_size(self.decoded_size, self._meta, share)  # type: ignore[arg-type]
 
-    def _frames_key(self, indices: Sequence[int], size: Size | None) -> str:
+    def _frames_key(self, indices: Sequence[int], share: float) -> str:
         resample = int(self._cache.ruler.processor.video_processor.resample)
-        return _digest("frames", *self._base, tuple(indices), tuple(self._final(size)), resample)
+        return _digest("frames", *self._base, tuple(indices), tuple(self._final(share)), resample)
 
 
 @cache

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.images import load_image
+from qwenvl.data.media.images import image_size, load_image
 from qwenvl.data.media.source import frame_list
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class FrameFolder:
     def frame_count(self) -> int:
         """How many frames the clip has."""
         return len(self.files)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the first frame as its header says them."""
+        return image_size(self.files[0])
 
     def read(self, indices: Sequence[int]) -> Tensor:
         """Load frames by number, as ``ClipReader.read`` decodes them."""

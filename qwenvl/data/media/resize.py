@@ -24,12 +24,12 @@ def resize(pixels: Tensor, size: tuple[int, int], processor: Any) -> Tensor:
     return tvf.resize(pixels, list(size), interpolation=interpolation, antialias=True)
 
 
-def check_shape(path: str, pixels: Tensor) -> None:
-    """Check that the models take pictures of this shape, ... x H x W.
+def check_size(path: str, size: tuple[int, int]) -> None:
+    """Check the height and width of a picture.
 
     Raises:
         BadMediaError: one side is more than 200 times as long as the other.
     """
-    height, width = pixels.shape[-2:]
+    height, width = size
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         raise BadMediaError(path, f"{width} x {height} pixels; Qwen-VL takes sides of at most {MAX_ASPECT_RATIO} : 1")

@@ -94,7 +94,7 @@ def test_a_prompt_made_to_fit_is_resized_once_and_not_twice(processor, rows, cac
     fewest = batch(GRPOCollator(processor, **BOUNDS), load_dataset(rows, video_min_frames=2, video_max_frames=2))
     longest = int(fewest.attention_mask.sum(1).max())
     collator = GRPOCollator(processor, **BOUNDS, max_prompt_length=longest - 1, fit_frames=True)
-    options = {"fitter": collator.fitter, "video_min_frames": 2}
+    options = {"limit": collator.limit, "video_min_frames": 2}
     plain = batch(collator, load_dataset(rows, **options))
     assert any(before != after for fitted in plain.fitted if fitted for before, after in fitted.sizes)
     for _ in range(2):

@@ -1,0 +1,255 @@
+"""How long a prompt gets in tokens, from its text and the sizes of its media. Nothing is decoded.
+
+The sizes come from decoded media, where a prompt is built, or from headers, where it is planned or only put in order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import av
+import torch
+from transformers import ProcessorMixin
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+from transformers.video_utils import VideoMetadata
+
+from qwenvl.data.chat import chat_messages, check_template_arguments, render_prompt
+from qwenvl.data.errors import BadMediaError, FramePlanError
+from qwenvl.data.frames import FrameRule, Timeline
+from qwenvl.data.media.clip_index import video_stream
+from qwenvl.data.media.frame_folder import FrameFolder
+from qwenvl.data.media.images import image_size
+from qwenvl.data.media.mediafile import video_format
+from qwenvl.data.media.source import frame_list
+from qwenvl.types import ClipMeta, Record, Sample
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+HEADER_SECONDS = 5.0
+
+
+class PromptLength(NamedTuple):
+    """The tokens of a prompt, and how many of them stand for vision."""
+
+    tokens: int
+    vision: int
+
+
+class MediaSizes(NamedTuple):
+    """The media of a prompt: the size of each clip's frames and of each image as they are, before any resizing.
+
+    Attributes:
+        metas: for each clip what its record says of it.
+    """
+
+    clips: tuple[Size, ...]
+    metas: tuple[ClipMeta | None, ...]
+    images: tuple[Size, ...]
+
+    @classmethod
+    def of(cls, sample: Sample) -> MediaSizes:
+        """Take the sizes from decoded media."""
+        clips = tuple(tuple(clip.decoded_size or clip.frames.shape[-2:]) for clip in sample.videos)
+        return cls(clips, sample.record.clip_meta, tuple(tuple(image.shape[-2:]) for image in sample.images))
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """Measures prompts in the tokens of a processor.
+
+    Attributes:
+        processor: of Qwen2-VL, Qwen2.5-VL or Qwen3-VL.
+        frame_bounds, image_bounds: least and most pixels of a video frame and of an image.
+        template_arguments: of the chat template, as for ``render_prompt``.
+    """
+
+    processor: ProcessorMixin
+    frame_bounds: tuple[int, int]
+    image_bounds: tuple[int, int]
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_template_arguments(self.processor, self.template_arguments)
+
+    def text(self, chat: list[dict[str, Any]]) -> str:
+        """Return the text of a prompt, with one token for each image and clip."""
+        return render_prompt(self.processor, chat, self.template_arguments)
+
+    def frame_size(self, size: Size, meta: ClipMeta | None, share: float = 1.0) -> Size:
+        """What frames of ``size`` are resized to; ``share`` as for ``image_size``."""
+        return _resized(size, self.processor.video_processor, _own_bounds(self.frame_bounds, meta), share)
+
+    def image_size(self, size: Size, share: float = 1.0) -> Size:
+        """What an image of ``size`` is resized to by the rule of the model's authors.
+
+        Args:
+            share: of the pixels that it would have, how many it may have at most; the lower bound holds.
+        """
+        return _resized(size, self.processor.image_processor, self.image_bounds, share)
+
+    def sizes(self, media: MediaSizes, share: float = 1.0) -> list[Size]:
+        """Return what the frames of each clip and then each image are resized to; ``share`` as for ``image_size``."""
+        clips = zip(media.clips, media.metas, strict=True)
+        return [self.frame_size(size, meta, share) for size, meta in clips] + [
+            self.image_size(size, share) for size in media.images
+        ]
+
+    def length(
+        self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]
+    ) -> PromptLength:
+        """Return how many tokens a prompt has.
+
+        Args:
+            clips: for each the times of its frames, an even number, and their size when resized.
+            images: sizes when resized.
+        """
+        video, image = self.processor.video_processor, self.processor.image_processor
+        vision, replaced, pieces = 0, len(images), []
+        for times, (height, width) in clips:
+            pairs = len(times) // video.temporal_patch_size
+            vision += pairs * _tokens(height, width, video)
+            replaced += pairs
+            pieces.append(self._clip_text(times, pairs))
+        vision += sum(_tokens(height, width, image) for height, width in images)
+        text, *rest = self.text(chat).split(self.processor.video_token)
+        text += "".join(piece + after for piece, after in zip(pieces, rest, strict=True))
+        return PromptLength(len(self.processor.tokenizer(text)["input_ids"]) + vision - replaced, vision)
+
+    def _clip_text(self, times: Sequence[float], pairs: int) -> str:
+        """What the processor writes for a clip, with one token for each pair of frames."""
+        merge = self.processor.video_processor.merge_size
+        inputs = {
+            "video_grid_thw": torch.tensor([[pairs, merge, merge]]),
+            "video_metadata": [timed_metadata(times)],
+        }
+        return self.processor.replace_video_token(inputs, 0)
+
+
+def timed_metadata(times: Sequence[float]) -> VideoMetadata:
+    """Metadata whose frame numbers are seconds: at 1 frame per second, number / rate is then the true time."""
+    return VideoMetadata(total_num_frames=len(times), fps=1.0, frames_indices=list(times))
+
+
+def _own_bounds(bounds: tuple[int, int], meta: ClipMeta | None) -> tuple[int, int]:
+    """The record's pixel bounds where it has them; where only one is its own, the other gives way."""
+    low, high = (meta.min_pixels, meta.max_pixels) if meta else (None, None)
+    if low is None:
+        return (bounds[0], bounds[1]) if high is None else (min(bounds[0], high), high)
+    return low, max(bounds[1], low) if high is None else high
+
+
+def _resized(size: Size, processor: Any, bounds: tuple[int, int], share: float) -> Size:
+    """By the rule of the model's authors, here because processors disagree on what the bounds count: Qwen3-VL's takes
+    them for the whole clip."""
+    factor = processor.patch_size * processor.merge_size
+    height, width = smart_resize(*size, factor, min_pixels=bounds[0], max_pixels=bounds[1])
+    if share < 1:
+        most = max(bounds[0], int(share * height * width))
+        height, width = smart_resize(*size, factor, min_pixels=bounds[0], max_pixels=most)
+    return height, width
+
+
+def _tokens(height: int, width: int, processor: Any) -> int:
+    """Of an image, or of a pair of frames."""
+    return height * width // (processor.patch_size * processor.merge_size) ** 2
+
+
+class ClipHeader(NamedTuple):
+    """What the header of a clip says: frames, seconds, and the size of a frame as stored."""
+
+    frame_count: int
+    duration: float
+    size: Size
+
+
+def read_header(path: str, frames_fps: float | None = None) -> ClipHeader:
+    """The header of a file or of a folder or list of images.
+
+    Raises:
+        BadMediaError: there is none, or it does not say how long the clip is.
+    """
+    if os.path.isdir(path) or frame_list(path) is not None:
+        folder = FrameFolder(path, frames_fps)
+        return ClipHeader(folder.frame_count, folder.duration, image_size(folder.files[0]))
+    try:
+        with av.open(path, format=video_format(path), timeout=HEADER_SECONDS) as container:
+            stream = video_stream(container, path)
+            whole = Fraction(container.duration or 0, av.time_base)
+            seconds = stream.duration * stream.time_base if stream.duration else whole
+            count = stream.frames or round(seconds * (stream.average_rate or 0))
+            size = stream.height, stream.width
+    except (av.FFmpegError, OSError) as error:
+        raise BadMediaError(path, f"its header can't be read: {error}") from None
+    if count < 1 or seconds <= 0:
+        raise BadMediaError(path, "its header does not say how long it is")
+    return ClipHeader(count, float(seconds), size)
+
+
+class EvenTimes(Sequence[float]):
+    """``count`` times from 0 on, ``gap`` seconds apart, without a list of them."""
+
+    def __init__(self, count: int, gap: float) -> None:
+        self._numbers = range(count)
+        self._gap = gap
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> float:
+        return self._numbers[index] * self._gap
+
+
+@dataclass(frozen=True)
+class LengthEstimate:
+    """Estimates how many tokens the prompt of a (pass, index) of a data set will have.
+
+    The estimate only orders prompts, so it may be off. Headers round durations. Media that cannot be opened, or that
+    lie on another machine, count as their upper bounds. What is shown is decided when a clip is read.
+
+    Attributes:
+        records: of the data set.
+        rule: by which the frames of its clips are chosen.
+        most: in tokens, where longer prompts are made to fit; else None.
+    """
+
+    records: Sequence[Record]
+    rule: FrameRule
+    ruler: Ruler
+    most: int | None = None
+
+    def __call__(self, key: tuple[int, int]) -> int:
+        turn, index = key
+        record = self.records[index]
+        clips = [self._clip(record, number, turn) for number in range(len(record.videos))]
+        images = [_image_size(path) or _square(self.ruler.image_bounds[1]) for path in record.images]
+        resized = [self.ruler.image_size(size) for size in images]
+        tokens = self.ruler.length(chat_messages(record), clips, resized).tokens
+        return tokens if self.most is None else min(tokens, self.most)
+
+    def _clip(self, record: Record, number: int, turn: int) -> tuple[Sequence[float], Size]:
+        """Times and size of the frames that will be shown."""
+        meta = record.clip_meta[number]
+        try:
+            count, duration, size = read_header(record.videos[number], (meta or ClipMeta()).frames_fps)
+            timeline = Timeline(EvenTimes(count, duration / count), duration)
+            plan = self.rule.plan(record, number, turn, timeline)
+        except (BadMediaError, FramePlanError):
+            most = self.rule.options.video_max_frames
+            return EvenTimes(most + most % 2, 1.0), self.ruler.frame_size(_square(self.ruler.frame_bounds[1]), meta)
+        return [timeline.times[i] for i in plan.indices], self.ruler.frame_size(size, meta)
+
+
+def _image_size(path: str) -> Size | None:
+    try:
+        return image_size(path)
+    except BadMediaError:
+        return None
+
+
+def _square(pixels: int) -> Size:
+    return round(pixels**0.5), round(pixels**0.5)

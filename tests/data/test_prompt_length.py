@@ -1,0 +1,145 @@
+"""Against the prompts that the collator makes of the media themselves."""
+
+import random
+
+import pytest
+import torch
+from PIL import Image
+
+from qwenvl.data.chat import chat_messages
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.prompt_length import EvenTimes, LengthEstimate, Ruler, read_header
+from qwenvl.demo.tiny import FAMILIES, make_processor
+from qwenvl.types import ClipMeta, FrameInfo, Message, Record, Sample, VideoClip
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def processor(request):
+    return make_processor(request.param)
+
+
+@pytest.fixture
+def ruler(processor):
+    return Ruler(processor, (4 * 28 * 28, 32 * 28 * 28), (16 * 28 * 28, 576 * 28 * 28))
+
+
+def sample_of(text: str, clips, images, metas=None) -> Sample:
+    """Clips as (times, height, width), images as (height, width), all of grey pixels."""
+    videos = tuple(
+        VideoClip(
+            torch.full((len(times), 3, height, width), 128, dtype=torch.uint8),
+            FrameInfo("a.mp4", tuple(range(len(times))), times, None, 0.5),
+        )
+        for times, height, width in clips
+    )
+    stills = tuple(torch.full((3, *size), 128, dtype=torch.uint8) for size in images)
+    metas = metas or (None,) * len(videos)
+    record = Record("1", (Message("user", text),), "a", ("v",) * len(videos), ("i",) * len(stills), metas, {}, "d[0]")
+    return Sample(record, chat_messages(record), videos, stills)
+
+
+@pytest.mark.parametrize(
+    ("text", "clips", "images"),
+    [
+        ("Only words.", [], []),
+        ("<video>\nWhich?", [((0.0, 0.5, 1.0, 1.5), 120, 200)], []),
+        ("<image> and <image>", [], [(40, 300), (700, 500)]),
+        (
+            "<video><image> then <video>: 7<video>?",
+            [((0.0, 9.9, 10.0, 100.25), 480, 640), ((0.0, 0.0), 3, 5), (tuple(i / 3 for i in range(12)), 90, 60)],
+            [(200, 100)],
+        ),
+    ],
+)
+def test_the_length_is_that_of_the_prompt(processor, ruler, text, clips, images):
+    sizes = [(times, ruler.frame_size((height, width), None)) for times, height, width in clips]
+    sample = sample_of(text, clips, images)
+    measured = ruler.length(sample.chat, sizes, [ruler.image_size(size) for size in images])
+    (ids,) = GRPOCollator(processor)([sample])["prompts"].input_ids
+    assert measured.tokens == len(ids)
+    assert measured.vision == sum(i in (processor.image_token_id, processor.video_token_id) for i in ids.tolist())
+
+
+def test_sizes_by_hand():
+    ruler = Ruler(make_processor("qwen2_5_vl"), (4 * 28 * 28, 32 * 28 * 28), (16 * 28 * 28, 576 * 28 * 28))
+    # 480 x 640 pixels into 25,088: 480 / sqrt(307,200 / 25,088) = 137.2 and 182.9, down to multiples of 28
+    assert ruler.frame_size((480, 640), None) == (112, 168)
+    # half of 112 x 168 is 9,408: 480 / sqrt(307,200 / 9,408) = 84 and 112
+    assert ruler.frame_size((480, 640), None, share=0.5) == (84, 112)
+    # a hundredth is below the least, 3,136: 480 / sqrt(307,200 / 3,136) = 48.5 and 64.7
+    assert ruler.frame_size((480, 640), None, share=0.01) == (28, 56)
+    # the record's own bounds: 480 / sqrt(307,200 / 50,176) = 193.99 and 258.7
+    assert ruler.frame_size((480, 640), ClipMeta(max_pixels=64 * 28 * 28)) == (168, 252)
+    # a still keeps its size, to multiples of 28
+    assert ruler.image_size((300, 405)) == (308, 392)
+
+
+META = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 6, "dynamic_sample": True}
+
+
+@pytest.fixture(scope="module")
+def collator():
+    return GRPOCollator(make_processor("qwen2_5_vl"))
+
+
+def test_headers_of_all_kinds(make_clip, tmp_path):
+    assert read_header(str(make_clip("a.mp4", 25, size=(64, 48)))) == (25, 2.5, (48, 64))
+    matroska = read_header(str(make_clip("a.mkv", 25)))
+    assert matroska.duration == pytest.approx(2.5, abs=0.11) and matroska.frame_count in (24, 25, 26)
+    (tmp_path / "frames").mkdir()
+    for number in range(3):
+        Image.new("RGB", (30, 20)).save(tmp_path / "frames" / f"{number}.png")
+    assert read_header(str(tmp_path / "frames"), 4.0) == (3, 0.75, (20, 30))
+    (tmp_path / "words.mp4").write_text("not a video")
+    (tmp_path / "empty.mp4").write_bytes(b"\x00\x00\x00\x18ftypmp42" + bytes(200))
+    for name in ("words.mp4", "empty.mp4", "missing.mp4"):
+        with pytest.raises(BadMediaError):
+            read_header(str(tmp_path / name))
+
+
+def test_the_estimate_is_the_length_where_headers_are_exact(make_clip, make_row, write_rows, tmp_path, collator):
+    make_clip("a.mp4", 25, size=(160, 120))
+    make_clip("b.mp4", 60)
+    Image.new("RGB", (300, 500)).save(tmp_path / "c.png")
+    rows = [
+        make_row(prompt="Only words."),
+        make_row(prompt="<video>\nWhich?", video="a.mp4", meta=META),
+        make_row(prompt="<video><image><video>", video=["b.mp4", "a.mp4"], image="c.png"),
+        make_row(prompt="<video>", video="b.mp4", meta={"video_start": 1, "video_end": 3, "video_fps": 2}),
+    ]
+    dataset = load_dataset(str(write_rows(rows)), base_interval=0.5, video_min_frames=2)
+    estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler)
+    for turn in range(4):  # the frames of the second are drawn anew in each
+        for index in range(len(rows)):
+            length = collator([dataset[turn, index]])["prompts"].input_ids.shape[1]
+            assert estimate((turn, index)) == length
+    assert len({estimate((turn, 1)) for turn in range(4)}) > 1
+
+
+def test_media_that_cannot_be_opened_count_as_their_bounds(make_row, write_rows, collator):
+    rows = [
+        make_row(prompt="<video>", video="none.mp4"),
+        make_row(prompt="<image>", image="none.png"),
+        make_row(prompt=""),
+    ]
+    dataset = load_dataset(str(write_rows(rows)), on_bad_sample="skip")
+    estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler)
+    video, image, empty = (estimate((0, index)) for index in range(3))
+    # 8 frames of 158 x 158 pixels, to 140 x 140: 4 pairs of 25 tokens, and two around them
+    assert video - empty == 4 * 25 + 2
+    # 672 x 672 pixels: 24 x 24 tokens, and two around them
+    assert image - empty == 576 + 2
+
+
+def test_never_above_what_prompts_are_made_to_fit(make_row, write_rows, collator):
+    dataset = load_dataset(str(write_rows([make_row(prompt="<image>", image="none.png")])), on_bad_sample="skip")
+    assert LengthEstimate(dataset.records, dataset.rule, collator.ruler, most=100)((0, 0)) == 100
+
+
+def test_a_header_that_claims_a_billion_frames_costs_nothing():
+    times = EvenTimes(10**9, 0.1)
+    assert len(times) == 10**9
+    numbers = random.Random(0).sample(range(10**9), 3)
+    assert [times[n] for n in numbers] == pytest.approx([n / 10 for n in numbers])
