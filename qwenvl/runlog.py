@@ -98,7 +98,7 @@ class RunLog:
     def __init__(self, folder: str | os.PathLike[str], rank: int = 0, world_size: int = 1) -> None:
         self.folder = Path(folder)
         self.rank, self.world_size = rank, world_size
-        self._whole: set[Path] = set()
+        self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
     def write_config(self, config: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> None:
         """Write the settings of the run; earlier ones in this folder that differ are kept as ``previous``."""
@@ -110,6 +110,7 @@ class RunLog:
         if path.exists():
             earlier = read_config(self.folder)
             previous = earlier.pop("previous", [])
+            earlier.pop("finished", None)
             if earlier != content:
                 previous = [*previous, earlier]
         _replace(path, json.dumps({**content, "previous": previous}, indent=2, allow_nan=False) + "\n")
@@ -117,40 +118,61 @@ class RunLog:
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line of numbers to ``metrics.jsonl``; NaN and infinity are written as words and read back."""
         if self.rank == 0:
-            self._append(self.folder / "metrics.jsonl", [{"step": step, **metrics}])
+            self._append(self.folder / "metrics.jsonl", [{"step": step, **metrics} | {"step": step}])
 
     def log_rollouts(self, rollouts: Iterable[Rollout]) -> None:
         """Append completions to the file of this process."""
         self._append(self._rollout_path(self.rank), [asdict(rollout) for rollout in rollouts])
 
-    def truncate_after(self, step: int) -> None:
-        """Drop what was written after ``step``: a run resumed from a checkpoint writes those steps again.
+    def begin(self, step: int = 0) -> None:
+        """Keep the rows that a run goes on from: one resumed after ``step``, or a new one (0).
 
-        Each process calls it before it writes; rank 0 also drops the lines of processes that are no more.
+        Later steps come again, and so does an evaluation that was cut short: it has completions, but no line of
+        metrics. A new run keeps what this process has written before it, such as an evaluation of the untrained model.
+        Each process calls it before it writes. Rank 0 also drops the lines of processes that are no more.
+
+        Raises:
+            RunLogError: a file holds something else than rows.
         """
+        evaluated: dict[float, set[str]] = {}
+        for row in read_metrics(self.folder):
+            evaluated.setdefault(row["step"], set()).update(row)
         paths = [self._rollout_path(self.rank)]
         if self.rank == 0:
             gone = (path for path in _rollout_paths(self.folder) if _rank_of(path) >= self.world_size)
             paths += [self.folder / "metrics.jsonl", *gone]
         for path in paths:
             if path.exists():
-                _replace(path, "".join(line for line, row in _rows(path) if row["step"] <= step))
+                earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
+                lines, at = [], 0
+                for line, row in _rows(path):
+                    if at >= earlier and _is_done(row, step, evaluated):
+                        lines.append(line)
+                    at += len(line.encode())
+                _replace(path, "".join(lines))
+                self._earlier[path] = 0
+
+    def finish(self, step: int) -> None:
+        """Note that the run has ended at ``step`` and left its model; one that goes on from there takes it back."""
+        if self.rank == 0:
+            content = json.dumps({**read_config(self.folder), "finished": step}, indent=2)
+            _replace(self.folder / "run.json", content + "\n")
 
     def _rollout_path(self, rank: int) -> Path:
         return self.folder / "rollouts" / f"rank-{rank}.jsonl"
 
     def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
-        if path not in self._whole:
+        if path not in self._earlier:
             path.parent.mkdir(parents=True, exist_ok=True)
             _drop_cut_line(path)
-            self._whole.add(path)
+            self._earlier[path] = path.stat().st_size if path.exists() else 0
         # Half a surrogate pair, which a tokenizer can decode to, becomes the escape that JSON has for it.
         with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """``{"config": ..., "versions": ..., "previous": [...]}``.
+    """``{"config": ..., "versions": ..., "previous": [...]}``, and ``"finished": step`` once the run has ended.
 
     Raises:
         RunLogError: there is none, or it is not JSON.
@@ -236,6 +258,14 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
                 raise RunLogError(f'{path}:{number}: expected an object with an integer "step", got {line[:80]!r}')
             yield line, row
+
+
+def _is_done(row: Mapping[str, Any], step: int, evaluated: Mapping[float, set[str]]) -> bool:
+    """Whether a run that is resumed after ``step`` does not write this row again."""
+    if row["step"] > step:
+        return False
+    split = row.get("split", "train")
+    return split == "train" or any(name.startswith(f"{split}_") for name in evaluated.get(row["step"], ()))
 
 
 def _drop_cut_line(path: Path) -> None:

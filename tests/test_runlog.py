@@ -108,13 +108,13 @@ def test_resuming_drops_the_steps_that_come_again(tmp_path):
             log.log_rollouts([rollout(step, record_id=f"r{log.rank}")])
     resumed = [RunLog(tmp_path, rank, world_size=2) for rank in range(2)]  # one process fewer than before
     for log in resumed:
-        log.truncate_after(2)
+        log.begin(2)
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
     seen = [(row.step, row.record_id) for row in read_rollouts(tmp_path)]
     assert seen == [(step, f"r{rank}") for rank in range(3) for step in (1, 2)]
     resumed[0].log_metrics(3, {"loss": 3})
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
-    RunLog(tmp_path / "new").truncate_after(5)  # nothing there yet: nothing to do
+    RunLog(tmp_path / "new").begin(5)  # nothing there yet: nothing to do
 
 
 def test_only_rank_0_writes_metrics_and_configuration(tmp_path):

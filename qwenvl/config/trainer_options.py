@@ -30,6 +30,11 @@ class TrainerOptions(Options):
     logging_nan_inf_filter: bool = option(
         False, "Hide losses that are not numbers from the log, where they should show."
     )
+    overwrite_output_dir: bool = option(
+        False,
+        "Let a new run replace the model and the rows of an earlier one in --output_dir. Checkpoints are never "
+        "replaced: delete them, or give another folder.",
+    )
     save_steps: float = option(100, "Optimizer steps between checkpoints, above 0.", above=0)
     remove_unused_columns: bool = option(False, "Must stay False: reward functions see every field of a record.")
     ddp_find_unused_parameters: bool | None = option(

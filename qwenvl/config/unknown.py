@@ -7,7 +7,6 @@ from difflib import get_close_matches
 
 SUCCESSORS = {
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
-    "overwrite_output_dir": "another --output_dir, or --resume_from_checkpoint",
     "evaluation_strategy": "--eval_strategy",
     "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
     "no_cuda": "--use_cpu",

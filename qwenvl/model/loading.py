@@ -11,6 +11,7 @@ from torch import nn
 
 from qwenvl.model.families import FAMILIES, family_of
 from qwenvl.model.options import LoraOptions, ModelOptions, Part, TuneOptions
+from qwenvl.model.weight_files import weights_problem
 
 
 def load_model(
@@ -21,7 +22,7 @@ def load_model(
     It takes safetensors alone and runs no code of the checkpoint.
 
     Raises:
-        ValueError: if the checkpoint is not of a supported family.
+        ValueError: if the checkpoint is not of a supported family, or a weight file is cut short.
         OSError: if there is no checkpoint at ``path``.
     """
     from transformers import AutoModelForImageTextToText
@@ -51,6 +52,8 @@ def _read_config(path: str | Path):
 
     if str(path).startswith(("/", ".", "~")) and not Path(path).is_dir():
         raise FileNotFoundError(f"{path}: no such folder; expected one that holds a checkpoint, or a name on the hub")
+    if problem := weights_problem(path):
+        raise ValueError(f"{problem}; copy the file again from where it came from")
     config = AutoConfig.from_pretrained(path)
     family_of(config)
     return config
@@ -60,7 +63,7 @@ def load_processor(path: str | Path):
     """The processor beside a checkpoint: tokenizer, chat template, image and video processors.
 
     Raises:
-        ValueError: if what lies there is a tokenizer alone, or the chat template is missing.
+        ValueError: what lies there is a tokenizer alone, or the tokenizer or the chat template is missing.
     """
     from transformers import AutoProcessor
 
@@ -69,6 +72,13 @@ def load_processor(path: str | Path):
         raise ValueError(
             f"{path}: expected a Qwen-VL processor with a video processor, got {type(processor).__name__}; "
             "copy the processor files (preprocessor_config.json, ...) of the base model into the folder"
+        )
+    placeholders = {processor.image_token, processor.video_token}
+    if missing := placeholders - set(processor.tokenizer.get_vocab()):
+        # transformers makes an empty tokenizer where it finds no files of one.
+        raise ValueError(
+            f"{path}: no tokenizer of Qwen-VL lies there (it lacks {' and '.join(sorted(missing))}); copy "
+            "tokenizer.json and tokenizer_config.json of the base model into the folder"
         )
     if not processor.chat_template:
         raise ValueError(f"{path}: the processor has no chat template; copy chat_template.jinja of the base model")

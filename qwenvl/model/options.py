@@ -59,6 +59,12 @@ class ModelOptions(TuneOptions, LoraOptions):
     model_name_or_path: str | None = option(
         None, "Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint: a folder or a name on the Hugging Face hub."
     )
+    start_from_weights: str | None = option(
+        None,
+        "Checkpoint of an earlier run whose weights a new run begins with, its steps, optimizer and schedule anew. The "
+        "reference stays --model_name_or_path.",
+        unset="the weights of --model_name_or_path",
+    )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = option(
         "auto", "Attention kernel. auto: flash_attention_2 where flash-attn and a CUDA device are there, else sdpa."
     )

@@ -11,6 +11,7 @@ from typing import Any
 from qwenvl.rewards.adapters import Completion
 from qwenvl.rewards.columns import field_problem, is_routed, record_name, route_problem
 from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
+from qwenvl.rewards.logged import Logged
 from qwenvl.rewards.options import Aggregation, OnError
 from qwenvl.rewards.runner import Call, Runner
 from qwenvl.types import Record, RewardBatch
@@ -100,12 +101,12 @@ class Rubric:
         for row, route in enumerate(columns.get("reward", ())):
             if problem := route_problem(route, self.names):
                 raise RewardError(f"{record_name(columns, row)}: {problem}")
-        logged: dict[str, list[float]] = {}
+        logged = Logged(self.names)
         unfinished: set[int] = set()
         components = self.values(
             completions, columns, trainer_state=trainer_state, logged=logged, unfinished=unfinished
         )
-        metrics = {name: math.fsum(values) / len(values) for name, values in logged.items()}
+        metrics = logged.means()
         if self._on_error == "skip":
             metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
         metrics |= {f"reward/{name}/unfinished": float(count) for name, count in self._unfinished.items() if count}
@@ -129,7 +130,7 @@ class Rubric:
         columns: Mapping[str, list[Any]],
         *,
         trainer_state: Any = None,
-        logged: dict[str, list[float]] | None = None,
+        logged: Logged | None = None,
         unfinished: set[int] | None = None,
     ) -> list[list[float | None]]:
         """K lists of N values as the functions give them, None where one does not apply.
@@ -138,7 +139,7 @@ class Rubric:
 
         Args:
             completions, columns, trainer_state: see ``score``; ``reward`` may name functions of another rubric.
-            logged: takes what the functions log, by name.
+            logged: takes what the functions log.
             unfinished: takes the rows that a function could not finish.
 
         Raises:
@@ -148,11 +149,7 @@ class Rubric:
         for name, values in columns.items():
             if len(values) != n:
                 raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
-        logged = {} if logged is None else logged
-        shared = {
-            "trainer_state": trainer_state,
-            "log_metric": lambda name, value: logged.setdefault(str(name), []).append(float(value)),
-        }
+        shared = {"trainer_state": trainer_state, "log_metric": logged or Logged(self.names)}
         return self._components(completions, columns, shared, set() if unfinished is None else unfinished)
 
     def check_solution(self, solution: str, fields: Mapping[str, Any] | None = None) -> str | None:

@@ -11,66 +11,22 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from qwenvl.config.checks import saves_within_windows
 from qwenvl.data.errors import RecordError
 from qwenvl.train.journal import Journal
 from qwenvl.train.progress import install_progress
+from qwenvl.train.run.finite_weights import FiniteWeights
+from qwenvl.train.run.lock import hold, release
+from qwenvl.train.run.resumed import Resumed
 from qwenvl.train.summary import EqualRewardsWarning, RunSummary
 
 logger = logging.getLogger(__name__)
 
 
-class SettingsError(ValueError):
-    """Settings that turn out not to fit the run when it begins."""
-
-
-class WholeWindows(TrainerCallback):
-    """A run with several steps on the same completions starts, and leaves checkpoints, only where new ones are sampled.
-
-    Raises:
-        SettingsError: when training begins.
-    """
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Looks at the step that is resumed from, and at shares of the run that are now numbers of steps."""
-        if args.num_iterations == 1:
-            return
-        problems = list(saves_within_windows(args, state.save_steps, state.eval_steps))
-        if state.global_step % args.num_iterations:
-            problems.append(
-                f"the checkpoint of step {state.global_step} can't be resumed with --num_iterations "
-                f"{args.num_iterations}: it lacks the completions that the next step goes on with; resume from one "
-                f"whose step is a multiple of {args.num_iterations}"
-            )
-        if problems:
-            raise SettingsError("\n".join(problems))
-
-
-class ResumedRates(TrainerCallback):
-    """A resumed run keeps the learning rates of its checkpoint, which come back with optimizer and schedule.
-
-    Raises:
-        SettingsError: when training begins, if one of them is not set: the one set in its place would have no effect.
-    """
-
-    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
-        """Compares the flags with the rates that the schedule starts from."""
-        if not state.global_step:
-            return
-        kept = {group["initial_lr"] for group in optimizer.param_groups if "initial_lr" in group}
-        if changed := kept - {args.learning_rate, args.mm_projector_lr, args.vision_tower_lr}:
-            rates = " and ".join(f"{rate:g}" for rate in sorted(changed))
-            raise SettingsError(
-                f"a resumed run keeps the learning rates of its checkpoint, {rates} among them, which none "
-                "of --learning_rate, --mm_projector_lr and --vision_tower_lr now is: set it again, or start anew from "
-                "the checkpoint's weights with --model_name_or_path"
-            )
-
-
 class RunFolder(TrainerCallback):
-    """Writes log entries to the run folder; at the end it lists the samples that were left out.
+    """Holds the run folder and writes log entries to it; at the end it lists the samples that were left out.
 
     Raises:
+        RunLockedError: when training begins, if another run holds the folder.
         RecordError: when training ends, if no sample was left.
     """
 
@@ -79,6 +35,7 @@ class RunFolder(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Settings and versions; a resumed run writes the rows after its checkpoint anew."""
+        hold(args.output_dir, args.process_index)
         self._journal.begin(state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -88,6 +45,7 @@ class RunFolder(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         """Every sample that was left out, once."""
+        release(args.output_dir, args.process_index)
         bad = self._journal.bad_samples
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
@@ -115,7 +73,7 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     """The callbacks of every run."""
     install_progress(trainer)
     trainer.add_callback(EqualRewardsWarning())
-    trainer.add_callback(WholeWindows())
-    trainer.add_callback(ResumedRates())
+    trainer.add_callback(Resumed())
+    trainer.add_callback(FiniteWeights())
     trainer.add_callback(RunFolder(journal))
     trainer.add_callback(RunSummary())  # the last one: it tells of the warnings of the others

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
+from transformers import ProcessorMixin, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
@@ -35,20 +35,21 @@ from qwenvl.train.assemble import (
     build_sampler,
 )
 from qwenvl.train.callbacks import install_callbacks
-from qwenvl.train.checkpoints import load_weights
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
 from qwenvl.train.fast_paths import choose_paths
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.model_card import describe_inputs
 from qwenvl.train.parity import check_parity, wants_parity
+from qwenvl.train.run.checkpoints import start_from_weights
+from qwenvl.train.run.resumable import ResumableTrainer
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import PromptBatch
 
 RewardFunction = Callable[..., list[float | None]]
 
 
-class GRPOTrainer(Trainer):
+class GRPOTrainer(ResumableTrainer):
     """Teaches a Qwen-VL model by Group Relative Policy Optimization (arXiv:2402.03300).
 
     For each prompt the policy samples ``grpo_sample_size`` completions, the rewards score them, each completion's
@@ -131,6 +132,8 @@ class GRPOTrainer(Trainer):
             output_dir=args.output_dir,
         )
         self.reference = Reference(policy, dtype=rounded_to).to(args.device) if with_reference else None
+        if args.start_from_weights is not None:
+            start_from_weights(policy, args.start_from_weights)
         self.meter = Meter(args.device)
         self.collector = build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter)
         self.objective = build_objective(args)
@@ -195,6 +198,8 @@ class GRPOTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """Draws the micro-batches of one optimizer step, or the empty places of a further step on the last ones."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not batches:
+            return batches, items
         places = [inputs["prompts"] for inputs in batches]
         self.meter.step()
         if self.state.global_step % self.args.num_iterations:
@@ -293,18 +298,3 @@ class GRPOTrainer(Trainer):
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             describe_inputs(output_dir or self.args.output_dir, self._prompt_settings, self.processing_class)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if self._saves_whole_models():
-            load_weights(self.model, resume_from_checkpoint)
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        if self._saves_whole_models():
-            load_weights(self.model, self.state.best_model_checkpoint)
-        else:
-            super()._load_best_model()
-
-    def _saves_whole_models(self) -> bool:
-        return unwrap(self.model) is self.model and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)

@@ -71,7 +71,7 @@ class Journal:
 
     def begin(self, finished_steps: int) -> None:
         """Writes the settings and versions, and forgets rows of steps that a resumed run does anew."""
-        self.runlog.truncate_after(finished_steps)
+        self.runlog.begin(finished_steps)
         self.runlog.write_config({**self._args.to_dict(), "video_decoder": self._decoder})
 
     def drawn(self, batch: PromptBatch) -> None:

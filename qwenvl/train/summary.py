@@ -149,6 +149,8 @@ def next_step(args: GRPOConfig, argv: Sequence[str], warnings: Sequence[str]) ->
         return f"load the adapter in {args.output_dir} with peft, as docs/quickstart.md shows"
     folder = str(args.output_dir).rstrip("/")
     more = ["--model_name_or_path", folder, "--output_dir", folder + "-2"]
+    if args.start_from_weights:
+        more += ["--start_from_weights", folder]
     if args.resume_from_checkpoint:
         more += ["--resume_from_checkpoint", "False"]
     return shlex.join(["qwenvl", "train", *argv, *more]) + "   (train on from the result)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,35 +15,63 @@ from qwenvl.config.command_line import parse_args
 from qwenvl.train.console import say
 
 if TYPE_CHECKING:
+    from qwenvl.config.grpo_config import GRPOConfig
     from qwenvl.train.grpo_trainer import GRPOTrainer
+
+
+COMMAND = "qwenvl train"
 
 
 def main(argv: list[str] | None = None) -> None:
     """Trains, evaluates if there is data for it, saves model and processor; see ``--help`` for the flags."""
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        start(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # before there was a run
+        say(f"{COMMAND}: stopped by Ctrl-C")
+        raise SystemExit(130) from None
+
+
+def start(argv: list[str]) -> None:
+    """Reads the settings, looks for the data, and runs what they describe, alone in its folder."""
     if not {"-h", "--help"} & set(argv):
-        say("qwenvl train: loading PyTorch and transformers")  # which takes seconds
+        say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
     dry = "--dry_run" in argv
     args = parse_args([argument for argument in argv if argument != "--dry_run"])
-    from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
+    from qwenvl.data.errors import told_to_the_user
     from qwenvl.data.records.catalog import resolve_datasets
 
-    with told_to_the_user("qwenvl train"):  # before a model is loaded, which may take minutes
+    with told_to_the_user(COMMAND):  # before a model is loaded, which may take minutes
         for names in filter(None, (args.dataset_use, args.eval_dataset_use)):
             resolve_datasets(names, args.dataset_catalog)
     # After the flags are known to be good: these imports take seconds.
-    from qwenvl.train.callbacks import SettingsError, require_trackers
-    from qwenvl.train.checkpoints import find_checkpoint, require_no_checkpoints, require_same_tuning
+    from qwenvl.train.run.failures import told_in_one_line
+    from qwenvl.train.run.lock import RunLockedError, locked
+
+    with (
+        told_in_one_line(COMMAND, args.output_dir),
+        told_to_the_user(COMMAND, (RunLockedError,)),
+        nullcontext() if dry else locked(args.output_dir, args.process_index),
+    ):
+        run(args, argv, dry)
+
+
+def run(args: GRPOConfig, argv: list[str], dry: bool) -> None:
+    """Trains, evaluates and saves, or says why there is nothing to do."""
+    from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
+    from qwenvl.runlog import RunLogError
+    from qwenvl.train.callbacks import require_trackers
     from qwenvl.train.dry_run import dry_run
     from qwenvl.train.grpo_trainer import GRPOTrainer
+    from qwenvl.train.run.beginning import begin
+    from qwenvl.train.run.failures import bar_closed
+    from qwenvl.train.run.resumed import SettingsError
     from qwenvl.train.summary import RunSummary, collected_warnings, next_step, run_summary
 
-    with told_to_the_user("qwenvl train", (ValueError, OSError, ImportError)):  # names, files, flags, packages
-        checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir)
-        if checkpoint is None:
-            require_no_checkpoints(args.output_dir)
-        else:
-            require_same_tuning(checkpoint, args.lora_enable)
+    with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
+        beginning = begin(args)
+        if beginning.finished:
+            say(f"{COMMAND}: {beginning.finished}")
+            return
         require_trackers(args.report_to)
         if dry:
             plan = dry_run(args)
@@ -51,20 +80,32 @@ def main(argv: list[str] | None = None) -> None:
             return
         trainer = GRPOTrainer(args=args)
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
-    with told_to_the_user("qwenvl train", (*DATA_ERRORS, SettingsError)), collected_warnings() as warnings:
-        trainer.train(resume_from_checkpoint=checkpoint)
+    with (
+        told_to_the_user(COMMAND, (*DATA_ERRORS, SettingsError, RunLogError)),
+        bar_closed(trainer),
+        collected_warnings() as warnings,
+    ):
+        trainer.train(resume_from_checkpoint=beginning.checkpoint)
         if trainer.eval_dataset is not None and not evaluated_last(trainer):
             trainer.evaluate()
     trainer.save_model()
+    trainer.journal.runlog.finish(trainer.state.global_step)
     trainer.accelerator.end_training()  # Trainer.end, in the versions that have it
     if trainer.is_world_process_zero():
         say(run_summary(args.output_dir, warnings, next_step(args, argv, warnings)))
 
 
 def evaluated_last(trainer: GRPOTrainer) -> bool:
-    """Whether the weights that are to be saved were evaluated after their last step already, by ``eval_strategy``."""
-    state = trainer.state
-    done = any(row["step"] == state.global_step and "eval_total_reward" in row for row in state.log_history)
+    """Whether the weights that are to be saved were evaluated after their last step already.
+
+    ``eval_strategy`` did so, or an earlier process that died before it saved its model.
+    """
+    from qwenvl.runlog import read_metrics
+
+    rows = trainer.state.log_history
+    if not trainer.steps_trained:
+        rows = read_metrics(trainer.args.output_dir)
+    done = any(row["step"] == trainer.state.global_step and "eval_total_reward" in row for row in rows)
     return done and not trainer.args.load_best_model_at_end  # which took the place of those evaluated
 
 

@@ -20,7 +20,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.shared import SharedPrefixEngine
-from qwenvl.train.checkpoints import find_checkpoint
+from qwenvl.train.run.checkpoints import find_checkpoint
 from qwenvl.types import RolloutBatch
 
 

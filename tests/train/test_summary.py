@@ -95,6 +95,11 @@ MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
             ["another"],
             f"{MORE} --resume_from_checkpoint False   (train on from the result)",
         ),
+        (
+            {"start_from_weights": "runs/b/checkpoint-5"},
+            [],
+            f"{MORE} --start_from_weights runs/a   (train on from the result)",
+        ),
         ({"lora_enable": True}, [], "load the adapter in runs/a with peft, as docs/quickstart.md shows"),
         (
             {},
@@ -105,6 +110,7 @@ MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
 )
 def test_the_next_command(settings, warnings, expected):
     defaults = {"resume_from_checkpoint": None, "lora_enable": False, "dataset_catalog": None, "output_dir": "runs/a"}
+    defaults["start_from_weights"] = None
     args = SimpleNamespace(**defaults | {"dataset_use": "my data.json", "model_name_or_path": "base"} | settings)
     assert next_step(args, ["run.yaml"], warnings) == expected
 

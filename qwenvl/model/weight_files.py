@@ -1,0 +1,49 @@
+"""The weight files of a folder: which ones there are, and whether each is as long as its header says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+WHOLE_MODEL = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"
+
+
+def has_weights(folder: str | Path) -> bool:
+    """Whether the folder holds the weights of a model or of an adapter, whole or not."""
+    names = (WHOLE_MODEL, ADAPTER, f"{WHOLE_MODEL}.index.json")
+    return any((Path(folder) / name).is_file() for name in names)
+
+
+def weights_problem(folder: str | Path) -> str | None:
+    """Why the safetensors files of a folder can't be loaded, beginning with the file; None if they can.
+
+    Only headers are read, so it takes no time. A folder without any of these files has no problem here.
+    """
+    folder = Path(folder)
+    index = folder / f"{WHOLE_MODEL}.index.json"
+    files = [folder / name for name in (WHOLE_MODEL, ADAPTER) if (folder / name).is_file()]
+    if index.is_file():
+        try:
+            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (ValueError, KeyError, AttributeError, TypeError):
+            return f"{index}: not an index of weight files"
+    return next((f"{file}: {problem}" for file in files if (problem := _problem(file))), None)
+
+
+def _problem(file: Path) -> str | None:
+    """What is wrong with one file. Format: https://huggingface.co/docs/safetensors, "Format"."""
+    if not file.is_file():
+        return "no such file, although the index beside it names it"
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        try:
+            header = json.loads(opened.read(length)) if 8 <= 8 + length <= size else None
+            ends = [entry["data_offsets"][1] for name, entry in (header or {}).items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "not a safetensors file"
+    if header is None:
+        return f"cut short: it has {size} bytes and its header alone needs {8 + length}"
+    expected = 8 + length + max(ends, default=0)
+    return None if size == expected else f"cut short: it has {size} bytes, its header says {expected}"

@@ -1,0 +1,111 @@
+"""What the command says when a run is cut short by something other than its settings: one line, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers.trainer_callback import ProgressCallback
+
+from qwenvl.train.run.checkpoints import newest_whole
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+INTERRUPTED = 130  # what a shell reports of a process that ended by Ctrl-C
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TORCH_WRITES = ("PytorchStreamWriter", "unexpected pos", "inline_container")
+_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "std::bad_alloc")
+
+
+@contextmanager
+def told_in_one_line(command: str, output_dir: str | Path) -> Iterator[None]:
+    """End the process with one line for Ctrl-C, a full disk, full memory or numbers that are not finite.
+
+    Errors of other kinds pass, and all do where ``QWENVL_TRACEBACK`` is set.
+
+    Args:
+        command: what the line begins with.
+        output_dir: of the run; the line says from which of its checkpoints to go on.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        message = explanation(error, output_dir)
+        if message is None or os.environ.get("QWENVL_TRACEBACK"):
+            raise
+        print(f"{command}: {message}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+@contextmanager
+def bar_closed(trainer: Trainer) -> Iterator[None]:
+    """End the line of the progress bar when an error leaves the block, so that its message has a line of its own."""
+    try:
+        yield
+    except BaseException:
+        for callback in trainer.callback_handler.callbacks:
+            for name in ("training_bar", "prediction_bar") if isinstance(callback, ProgressCallback) else ():
+                if (bar := getattr(callback, name, None)) is not None:
+                    bar.close()
+        raise
+
+
+def explanation(error: BaseException, output_dir: str | Path) -> str | None:
+    """What happened and what to do, for an error that is not the program's; None for all others."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"stopped by Ctrl-C; {_go_on(output_dir)}"
+    if isinstance(error, FloatingPointError):
+        return str(error)
+    if _is_memory(error):
+        where = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
+        return (
+            f"{where} is full: {_first_line(error)}. What helps most: a lower --video_max_frames (or "
+            "--video_max_frame_pixels), --gradient_checkpointing True, a lower --rollout_token_budget; then "
+            f"--grpo_sample_size and docs/scaling.md; {_go_on(output_dir)}"
+        )
+    if _is_full_disk(error):
+        free = shutil.disk_usage(_existing(output_dir)).free / 1e9
+        return (
+            f"no space left for {output_dir}: {_first_line(error)}; {free:.1f} GB are free there. Free some, or keep "
+            f"fewer checkpoints by --save_total_limit; {_go_on(output_dir)}"
+        )
+    return None
+
+
+def _go_on(output_dir: str | Path) -> str:
+    whole = newest_whole(output_dir)
+    if whole is None:
+        return "there is no checkpoint yet: the same command begins anew"
+    return f"go on from {whole} with --resume_from_checkpoint {whole}"
+
+
+def _is_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY)
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    if type(error).__name__ == "SafetensorError":  # its writer has the system's error in its text alone
+        return any(f"os error {number}" in str(error) for number in _FULL)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _TORCH_WRITES)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")[:200]
+
+
+def _existing(path: str | Path) -> Path:
+    path = Path(path).resolve()
+    return path if path.exists() else _existing(path.parent)

@@ -1,0 +1,62 @@
+"""The part of the trainer that resumes: it looks at a checkpoint before it goes on from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import Trainer
+from transformers.trainer_utils import TrainOutput
+
+from qwenvl.model.loading import unwrap
+from qwenvl.train.run.checkpoints import find_checkpoint, load_weights, read_state
+from qwenvl.train.run.resumed import require_resumable
+
+
+class ResumableTrainer(Trainer):
+    """A Trainer that resumes from a whole checkpoint with the same settings, or says why it can't.
+
+    Attributes:
+        steps_trained: optimizer steps of the last call of ``train``, those before its checkpoint left out.
+    """
+
+    steps_trained = 0
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Trains, from the beginning or from a checkpoint.
+
+        Args:
+            resume_from_checkpoint: a folder, or True for the newest checkpoint of ``output_dir``.
+
+        Raises:
+            FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
+            ValueError: a file of it is cut short, or the settings differ.
+        """
+        checkpoint, begun = find_checkpoint(resume_from_checkpoint, self.args.output_dir), 0
+        if checkpoint is not None:
+            require_resumable(checkpoint, self.args)
+            begun = read_state(checkpoint)["global_step"]
+        output = super().train(checkpoint, *args, **kwargs)
+        self.steps_trained = output.global_step - begun
+        return output
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The micro-batches of one optimizer step; none where a resumed run turns out to be finished."""
+        if self.control.should_training_stop:
+            return [], None
+        return super().get_batch_samples(epoch_iterator, num_batches, device)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self._saves_whole_models():
+            load_weights(self.model, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if self._saves_whole_models():
+            load_weights(self.model, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def _saves_whole_models(self) -> bool:
+        return unwrap(self.model) is self.model and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)

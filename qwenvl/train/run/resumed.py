@@ -1,0 +1,177 @@
+"""What a resumed run must share with its checkpoint, and what it does differently from a run that begins."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from qwenvl.config.checks import saves_within_windows
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.train.run.checkpoints import read_state
+
+logger = logging.getLogger(__name__)
+
+_SEED = "the frames and completions of each step are drawn by it"
+_ORDER = "the order of the prompts hangs on it, and the prompts of the steps that are done would not be skipped"
+_OPTIMIZER = "the optimizer comes back with the value that it was made with"
+_WEIGHTS = "the weights of the checkpoint were trained with it"
+SHARED = {
+    "seed": _SEED,
+    "data_seed": _ORDER,
+    "train_sampling_strategy": _ORDER,
+    "num_iterations": _ORDER,
+    "optim": _OPTIMIZER,
+    "optim_args": _OPTIMIZER,
+    "weight_decay": _OPTIMIZER,
+    "adam_beta1": _OPTIMIZER,
+    "adam_beta2": _OPTIMIZER,
+    "adam_epsilon": _OPTIMIZER,
+    "tune_mm_llm": _WEIGHTS,
+    "tune_mm_mlp": _WEIGHTS,
+    "tune_mm_vision": _WEIGHTS,
+    "lora_r": _WEIGHTS,
+    "lora_alpha": _WEIGHTS,
+}
+"""Settings that a resumed run can't change, and why. Learning rates are compared with the optimizer's own."""
+_STEP = "prompts of a step"
+_RATE_FOLLOWS_METRIC = ("reduce_lr_on_plateau", "greedy")
+
+
+class SettingsError(ValueError):
+    """Settings that turn out not to fit the run when it begins."""
+
+
+def shared_settings(args: GRPOConfig) -> dict[str, Any]:
+    """The values that a run and its resumption have in common, as JSON can hold them."""
+    values = {name: getattr(args, name) for name in SHARED}
+    values["data_seed"] = args.seed if args.data_seed is None else args.data_seed
+    values[_STEP] = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    values["lr_scheduler_type"] = schedule
+    if schedule in _RATE_FOLLOWS_METRIC:
+        values["lr_scheduler_kwargs"] = dict(args.lr_scheduler_kwargs or {})
+    return {name: getattr(value, "value", value) for name, value in values.items()}
+
+
+def require_shared(saved: Mapping[str, Any], args: GRPOConfig) -> None:
+    """Refuse settings that differ from those of the checkpoint and that a resumed run can't take.
+
+    Args:
+        saved: ``shared_settings`` of the run that wrote the checkpoint.
+
+    Raises:
+        SettingsError: naming each of them, its value then and now, and the reason.
+    """
+    problems = []
+    for name, now in shared_settings(args).items():
+        before = saved.get(name, now)
+        if name == "lr_scheduler_type" and not {before, now} & set(_RATE_FOLLOWS_METRIC):
+            continue  # a schedule that is a function of the step is simply taken
+        if now == before:
+            continue
+        if name == _STEP:
+            problems.append(
+                f"an optimizer step had {before} prompts and would have {now}: processes x "
+                f"--per_device_train_batch_size x --gradient_accumulation_steps must stay {before}; {_ORDER}"
+            )
+        else:
+            reason = SHARED.get(name, "the schedule comes back as it was made")
+            problems.append(f"--{name} was {before} and is {now}: {reason}")
+    if problems:
+        raise SettingsError(
+            "a resumed run can't change these settings:\n  "
+            + "\n  ".join(problems)
+            + "\nset them as they were, or begin a new run with the checkpoint's weights: --start_from_weights"
+        )
+
+
+class Resumed(TrainerCallback, ExportableState):
+    """Sees to it that a resumed run goes on as its checkpoint's run would have: its settings, its steps, its end.
+
+    The settings that both must share are kept in the state of each checkpoint.
+
+    Raises:
+        SettingsError: when training begins.
+    """
+
+    def __init__(self) -> None:
+        self.shared: dict[str, Any] = {}
+        self._ended = False
+        self._evaluates_on_start = False
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"args": {}, "attributes": {"shared": self.shared}}
+
+    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+        """Compares step and learning rates with the flags; a run that is finished is told to stop at once."""
+        self.shared, self._evaluates_on_start = shared_settings(args), args.eval_on_start
+        self._ended = state.global_step >= state.max_steps
+        if args.num_iterations > 1 and not self._ended:
+            _require_whole_windows(args, state)
+        if state.global_step:
+            _require_same_rates(args, optimizer)
+            args.eval_on_start = False  # the run's start was evaluated when it began
+        # A checkpoint of an earlier version has no place for it.
+        state.stateful_callbacks[type(self).__name__] = self.state()
+        if self._ended:
+            control.should_training_stop = True
+            logger.warning(
+                f"the run is finished: the checkpoint is of step {state.global_step} of {state.max_steps}, nothing is "
+                "left to train; more --max_steps or --num_train_epochs go on from it"
+            )
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        """The settings are again as they were given."""
+        args.eval_on_start = self._evaluates_on_start
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """A finished run neither evaluates nor saves a second time."""
+        if self._ended:
+            control.should_evaluate = control.should_save = control.should_log = False
+
+
+def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
+    """Refuse settings that a run resumed from ``checkpoint`` can't take.
+
+    Raises:
+        SettingsError: naming each of them, its value then and now, and the reason.
+    """
+    kept = (read_state(checkpoint).get("stateful_callbacks") or {}).get(Resumed.__name__)
+    if kept is None:
+        logger.warning(f"{checkpoint}: of a version that did not keep its settings; see that they are the same now")
+    else:
+        require_shared(kept["attributes"]["shared"], args)
+
+
+def _require_whole_windows(args: GRPOConfig, state: Any) -> None:
+    """A run with several steps on the same completions starts, and leaves checkpoints, only where new ones are sampled.
+
+    The Trainer's state has shares of the run as numbers of steps, which the flags did not have yet.
+    """
+    problems = list(saves_within_windows(args, state.save_steps, state.eval_steps))
+    if state.global_step % args.num_iterations:
+        problems.append(
+            f"the checkpoint of step {state.global_step} can't be resumed with --num_iterations "
+            f"{args.num_iterations}: it lacks the completions that the next step goes on with; resume from one "
+            f"whose step is a multiple of {args.num_iterations}"
+        )
+    if problems:
+        raise SettingsError("\n".join(problems))
+
+
+def _require_same_rates(args: GRPOConfig, optimizer: Any) -> None:
+    """Learning rates come back with optimizer and schedule: one set in their place would have no effect."""
+    kept = {group["initial_lr"] for group in optimizer.param_groups if "initial_lr" in group}
+    if changed := kept - {args.learning_rate, args.mm_projector_lr, args.vision_tower_lr}:
+        rates = " and ".join(f"{rate:g}" for rate in sorted(changed))
+        raise SettingsError(
+            f"a resumed run keeps the learning rates of its checkpoint, {rates} among them, which none "
+            "of --learning_rate, --mm_projector_lr and --vision_tower_lr now is: set it again, or begin a new run with "
+            "the checkpoint's weights: --start_from_weights"
+        )

@@ -1,0 +1,136 @@
+"""The command and its folder: what it does not write into, what it goes on from, and when there is nothing to do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qwenvl.runlog import read_config, read_metrics, read_rollouts
+from qwenvl.train.run.lock import locked
+from qwenvl.train.train_grpo import main
+
+
+@pytest.fixture
+def command(tiny_checkpoint, tmp_path, capfd):
+    """``command(*flags)`` -> exit status and what was said last; two steps on an example record, into ``out``."""
+
+    def run(*flags: str) -> tuple[int, str]:
+        settings = f"--model_name_or_path={tiny_checkpoint()} --output_dir={tmp_path}/out --use_cpu=True --max_steps=2"
+        data = "--dataset_use=example --generation_max_length=2 --grpo_sample_size=2 --disable_tqdm=True"
+        status = 0
+        try:
+            main([*settings.split(), *data.split(), *flags])
+        except SystemExit as ended:
+            status = ended.code
+        said = capfd.readouterr().err
+        assert "Traceback" not in said
+        return status, said.strip().splitlines()[-1]
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_is_left_as_it_is(command, tmp_path):
+    command("--save_steps=1")
+    assert read_config(tmp_path / "out")["finished"] == 2
+    before = contents(tmp_path / "out")
+    status, line = command("--save_steps=1", "--resume_from_checkpoint=True")
+    assert status == 0
+    assert line.startswith(f"qwenvl train: finished already: {tmp_path}/out holds the model of step 2, and nothing")
+    assert contents(tmp_path / "out") == before
+    command("--save_steps=1", "--resume_from_checkpoint=True", "--max_steps=3")  # more is asked for
+    assert read_config(tmp_path / "out")["finished"] == 3
+    assert [row["step"] for row in read_metrics(tmp_path / "out") if "loss" in row] == [1, 2, 3]
+
+
+def test_a_run_that_died_after_its_last_checkpoint_saves_its_model(command, tmp_path):
+    evaluated = ["--save_steps=1", "--eval_dataset_use=example%20"]
+    command(*evaluated)
+    model = (tmp_path / "out" / "model.safetensors").read_bytes()
+    (tmp_path / "out" / "model.safetensors").unlink()
+    settings = json.loads((tmp_path / "out" / "run.json").read_text())
+    del settings["finished"]
+    (tmp_path / "out" / "run.json").write_text(json.dumps(settings))
+    rows = [row for row in read_metrics(tmp_path / "out") if "loss" in row or "eval_total_reward" in row]
+    rollouts = list(read_rollouts(tmp_path / "out"))
+    status, _ = command(*evaluated, "--resume_from_checkpoint=True")
+    assert status == 0
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == model
+    assert read_config(tmp_path / "out")["finished"] == 2
+    assert [row for row in read_metrics(tmp_path / "out") if "loss" in row or "eval_total_reward" in row] == rows
+    assert list(read_rollouts(tmp_path / "out")) == rollouts
+
+
+def test_the_model_of_a_finished_run_is_not_replaced_unasked(command, tmp_path):
+    command("--save_strategy=no")
+    before = contents(tmp_path / "out")
+    status, line = command("--save_strategy=no")
+    assert status == 2
+    assert line.startswith(f"qwenvl train: {tmp_path}/out: holds a model, which this run would replace; give another")
+    assert contents(tmp_path / "out") == before
+    status, _ = command("--save_strategy=no", "--overwrite_output_dir=True", "--max_steps=1")
+    assert status == 0
+    assert [row["step"] for row in read_metrics(tmp_path / "out") if "loss" in row] == [1]
+
+
+def test_the_base_model_is_not_replaced(command, tiny_checkpoint, tmp_path):
+    (tmp_path / "base").symlink_to(tiny_checkpoint())
+    before = contents(tiny_checkpoint())
+    for flags in ([], ["--overwrite_output_dir=True"], ["--resume_from_checkpoint=True"]):
+        status, line = command(f"--output_dir={tmp_path}/base", *flags)
+        assert status == 2
+        assert line.startswith(f"qwenvl train: --output_dir {tmp_path}/base is the folder of --model_name_or_path: ")
+    assert contents(tiny_checkpoint()) == before
+
+
+def test_a_foreign_file_is_not_written_into(command, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "metrics.jsonl").write_text('{"accuracy": 0.5}\n')
+    status, line = command()
+    assert status == 2
+    assert line.startswith(f'qwenvl train: {tmp_path}/out/metrics.jsonl:1: expected an object with an integer "step"')
+    assert line.endswith("not a file that this library wrote: give another --output_dir, or move the file away")
+
+
+@pytest.mark.parametrize("flag", ["--overwrite_output_dir=True", "--start_from_weights=none"])
+def test_flags_of_a_new_run_are_refused_beside_a_checkpoint(flag, command, tmp_path):
+    command("--save_steps=1")
+    status, line = command(flag, "--resume_from_checkpoint=True")
+    assert status == 2
+    assert line.startswith(f"qwenvl train: {flag.split('=')[0]} has no effect with --resume_from_checkpoint")
+
+
+def test_weights_alone_are_not_resumed_but_started_from(command, tmp_path):
+    command("--save_steps=1", "--save_only_model=True")
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    status, line = command("--resume_from_checkpoint=True")
+    assert status == 2
+    assert line.startswith(f"qwenvl train: {checkpoint}/optimizer.pt: no such file, and without it")
+    status, _ = command(f"--start_from_weights={checkpoint}", f"--output_dir={tmp_path}/second")
+    assert status == 0
+
+
+def test_changed_settings_are_refused_before_a_model_is_loaded(command, tmp_path):
+    command("--save_steps=1")
+    status, line = command("--resume_from_checkpoint=True", "--seed=7", "--model_name_or_path=./none")
+    assert status == 2
+    assert line.startswith("set them as they were, or begin a new run with the checkpoint's weights")
+
+
+def test_a_folder_in_use_is_left_alone(command, tmp_path):
+    holder = "import sys; from qwenvl.train.run.lock import hold; hold(sys.argv[1]); print(); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "out")], **pipes) as other:
+        other.stdout.readline()
+        status, line = command()
+        other.stdin.close()
+    assert status == 2
+    assert line.startswith(f"qwenvl train: {tmp_path}/out: in use by another run, process {other.pid} on ")
+    with locked(tmp_path / "out"):  # a run of this process
+        assert os.listdir(tmp_path / "out") == [".lock"]

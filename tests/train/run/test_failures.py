@@ -1,0 +1,131 @@
+"""What the command says when it is interrupted, or when disk, memory or numbers give out: one line, and what to do."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from qwenvl.train.progress import ProgressBar
+from qwenvl.train.run.failures import bar_closed, explanation, told_in_one_line
+from qwenvl.train.train_grpo import main
+
+COMMAND = Path(__file__).resolve().parents[3] / "qwenvl" / "train" / "train_grpo.py"
+SETTINGS = "--dataset_use=example --generation_max_length=2 --grpo_sample_size=2 --use_cpu=True --save_steps=1"
+
+
+@contextmanager
+def largest_file(size: int):
+    """Files can't grow beyond ``size`` bytes within: what writes more fails as on a full disk, in the middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("fails", ["model.safetensors", "optimizer.pt"])
+def test_a_full_disk(fails, tiny_checkpoint, tmp_path, capfd):
+    model = tiny_checkpoint(initializer_range=0.1)
+    weights = (model / "model.safetensors").stat().st_size
+    size = {"model.safetensors": weights // 2, "optimizer.pt": weights * 5 // 4}[fails]
+    out = tmp_path / "out"
+    flags = [f"--model_name_or_path={model}", f"--output_dir={out}", *SETTINGS.split()]
+    if fails == "optimizer.pt":
+        main([*flags, "--max_steps=1"])
+        flags += ["--resume_from_checkpoint=True"]
+    with largest_file(size), pytest.raises(SystemExit) as ended:
+        main([*flags, "--max_steps=2"])
+    said = capfd.readouterr().err
+    assert ended.value.code == 1 and "Traceback" not in said
+    line = said.strip().splitlines()[-1]
+    assert line.startswith(f"qwenvl train: no space left for {out}: ")
+    whole = f"go on from {out}/checkpoint-1 with --resume_from_checkpoint {out}/checkpoint-1"
+    none = "there is no checkpoint yet: the same command begins anew"
+    assert line.endswith(whole if fails == "optimizer.pt" else none)
+    main([*flags, "--max_steps=2"])  # with space again the same command does the rest
+    assert (out / "checkpoint-2" / "optimizer.pt").stat().st_size > size
+
+
+def test_the_systems_own_word_for_a_full_disk(tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(OSError, match="No space left") as error, open("/dev/full", "w") as file:
+        file.write("x")
+        file.flush()
+    assert explanation(error.value, tmp_path).startswith(f"no space left for {tmp_path}: ")
+
+
+def test_full_memory_names_the_flags_that_help(tmp_path):
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**60)
+    said = explanation(error.value, tmp_path)
+    assert said.startswith("memory is full: ") and "allocate" in said
+    for flag in ("--video_max_frames", "--gradient_checkpointing", "--rollout_token_budget"):
+        assert flag in said
+    said = explanation(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"), tmp_path)
+    assert said.startswith("GPU memory is full: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert explanation(MemoryError(), tmp_path).startswith("memory is full: MemoryError. ")
+
+
+def test_errors_of_the_program_keep_their_traceback(tmp_path, monkeypatch):
+    for error in (RuntimeError("mat1 and mat2 shapes"), OSError(2, "No such file"), KeyError("x")):
+        with pytest.raises(type(error)), told_in_one_line("qwenvl train", tmp_path):
+            raise error
+    monkeypatch.setenv("QWENVL_TRACEBACK", "1")
+    with pytest.raises(KeyboardInterrupt), told_in_one_line("qwenvl train", tmp_path):
+        raise KeyboardInterrupt
+
+
+def test_an_error_has_a_line_of_its_own_below_the_progress_bar(tmp_path, capfd):
+    bar = ProgressBar()
+    trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[bar]))
+    state = SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=0)
+    bar.on_train_begin(None, state, None)
+    state.global_step = 1
+    bar.on_step_end(None, state, None)
+    with pytest.raises(SystemExit), told_in_one_line("qwenvl train", tmp_path), bar_closed(trainer):
+        raise FloatingPointError("step 2: the loss is nan")
+    shown = capfd.readouterr().err
+    assert "| 1/4 [" in shown and shown.endswith("\nqwenvl train: step 2: the loss is nan\n")
+
+
+def test_ctrl_c_ends_a_run_with_one_line(tiny_checkpoint, tmp_path):
+    out = tmp_path / "out"
+    flags = [f"--model_name_or_path={tiny_checkpoint()}", f"--output_dir={out}", *SETTINGS.split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(
+        [
+            sys.executable,
+            str(COMMAND),
+            *flags,
+            "--max_steps=100000",
+            "--save_total_limit=2",
+            "--dataloader_num_workers=1",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("step 1 of"):
+                break
+        else:
+            pytest.fail("".join(said))
+        while not (out / "checkpoint-2").exists():
+            os.sched_yield()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the workers of the loader too
+        said += process.stderr.readlines()
+    assert process.returncode == 130, "".join(said)
+    assert "Traceback" not in "".join(said), "".join(said)
+    assert said[-1].startswith(f"qwenvl train: stopped by Ctrl-C; go on from {out}/checkpoint-")

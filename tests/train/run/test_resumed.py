@@ -1,0 +1,183 @@
+"""What a resumed run takes from its checkpoint, what it refuses, and that it does nothing twice."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.run.resumed import SettingsError, require_shared, shared_settings
+
+SAVING = {"save_strategy": "steps", "save_steps": 1}
+
+
+@pytest.fixture
+def checkpoint(make_trainer, tmp_path):
+    """``checkpoint(**settings)`` -> the checkpoint of a run that ended after its first step."""
+
+    def make(**settings) -> str:
+        make_trainer(**SAVING | settings, max_steps=1).train()
+        return str(tmp_path / "run" / "checkpoint-1")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now", "reason"),
+    [
+        ("seed", 3, 4, "--seed was 3 and is 4: the frames and completions"),
+        ("data_seed", None, 4, "--data_seed was 3 and is 4: the order of the prompts"),
+        ("train_sampling_strategy", "random", "sequential", "--train_sampling_strategy was random and is sequential"),
+        ("weight_decay", 0.0, 0.1, "--weight_decay was 0.0 and is 0.1: the optimizer comes back"),
+        ("adam_beta2", 0.999, 0.9, "--adam_beta2 was 0.999 and is 0.9"),
+        ("tune_mm_mlp", True, False, "--tune_mm_mlp was True and is False"),
+        ("gradient_accumulation_steps", 1, 2, "an optimizer step had 1 prompts and would have 2"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(name, before, now, reason, checkpoint, make_trainer):
+    saved = checkpoint(**{name: before})
+    rows = read_metrics(saved + "/..")
+    with pytest.raises(SettingsError, match=f"a resumed run can't change these settings:\n  {reason}") as error:
+        make_trainer(**SAVING | {name: now}).train(resume_from_checkpoint=saved)
+    assert str(error.value).endswith("--start_from_weights")
+    assert read_metrics(saved + "/..") == rows, "a refused run leaves the folder as it is"
+
+
+@pytest.mark.parametrize("name", ["lr_scheduler_type", "lr_scheduler_kwargs"])
+def test_a_schedule_that_follows_a_metric_comes_back_as_it_was(name, make_trainer, sop_data):
+    schedule = {"lr_scheduler_type": "greedy", "eval_strategy": "steps", "eval_dataset_use": str(sop_data)}
+    args = make_trainer(**schedule).args
+    saved = shared_settings(args)
+    require_shared(saved, args)
+    with pytest.raises(SettingsError, match=rf"--{name} was .* and is .*: the schedule comes back as it was made"):
+        require_shared(saved | {name: "linear" if name == "lr_scheduler_type" else {"patience": 3}}, args)
+
+
+def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer):
+    saved = checkpoint(per_device_train_batch_size=2)
+    taken = {"gradient_accumulation_steps": 2, "data_seed": 3, "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}
+    trainer = make_trainer(**SAVING | taken)
+    trainer.train(resume_from_checkpoint=saved)
+    assert trainer.state.global_step == 2
+
+
+def test_a_checkpoint_of_a_version_that_kept_no_settings(checkpoint, make_trainer, caplog):
+    saved = checkpoint()
+    path = saved + "/trainer_state.json"
+    with open(path) as file:
+        state = json.load(file)
+    assert state["stateful_callbacks"].pop("Resumed")["attributes"]["shared"]["seed"] == 3
+    with open(path, "w") as file:
+        json.dump(state, file)
+    trainer = make_trainer(**SAVING)
+    trainer.train(resume_from_checkpoint=saved)
+    assert "did not keep its settings" in caplog.text
+    with open(saved[:-1] + "2/trainer_state.json") as file:
+        assert json.load(file)["stateful_callbacks"]["Resumed"]["attributes"]["shared"]["seed"] == 3
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+def test_a_finished_run_trains_no_step_and_writes_nothing_again(epochs, make_trainer, sop_data, tmp_path, caplog):
+    # An epoch has eight steps: one run ends in its midst, the other after one and a half.
+    steps = 12 if epochs else 3
+    length = {"num_train_epochs": 1.5} if epochs else {}
+    settings = {"save_strategy": "steps", "save_steps": steps, "eval_strategy": "epoch", "max_steps": 3, **length}
+    settings |= {"eval_dataset_use": f"{sop_data}%25", "lr_scheduler_type": "constant"}
+    settings |= {"max_steps": -1} if epochs else {}
+    first = make_trainer(**settings)
+    first.train()
+    assert first.state.global_step == steps
+    evaluated = [row for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row]
+    rollouts = list(read_rollouts(tmp_path / "run"))
+    again = make_trainer(**settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{steps}"))
+    assert again.state.global_step == steps and "the run is finished" in caplog.text
+    assert not (tmp_path / "run" / f"checkpoint-{steps + 1}").exists()
+    for (name, ours), before in zip(again.model.named_parameters(), first.model.parameters(), strict=True):
+        assert torch.equal(ours, before), name
+    assert [row for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row] == evaluated
+    assert list(read_rollouts(tmp_path / "run")) == rollouts
+
+
+def test_the_start_is_evaluated_once(make_trainer, sop_data, tmp_path):
+    settings = SAVING | {"eval_dataset_use": str(sop_data), "eval_on_start": True, "eval_strategy": "steps"}
+    settings |= {"eval_steps": 1}
+    make_trainer(**settings, max_steps=1).train()
+    resumed = make_trainer(**settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert resumed.args.eval_on_start, "what the user set is as it was"
+    steps = [row["step"] for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row]
+    assert steps == [0, 1, 2]
+    assert Counter(row.step for row in read_rollouts(tmp_path / "run", split="eval")) == {0: 8, 1: 8, 2: 8}
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew(make_trainer, sop_data, tmp_path):
+    settings = {"eval_dataset_use": str(sop_data), "eval_on_start": True, "eval_strategy": "steps", "eval_steps": 9}
+    dying = make_trainer(**settings, functions=[broken])
+    with pytest.raises(ValueError, match="died"):
+        dying.train()
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0]
+    again = make_trainer(**settings)
+    again.train()
+    assert [row["step"] for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row] == [0, 2]
+    assert Counter(row.step for row in read_rollouts(tmp_path / "run", split="eval")) == {0: 8, 2: 8}
+
+
+def broken(completions, trainer_state, **columns):
+    """A reward of 0 in evaluation, which scores one completion of a prompt; it fails in training."""
+    if len(completions) > 1:
+        raise ValueError("died")
+    return [0.0]
+
+
+def test_an_evaluation_before_training_stays(make_trainer, sop_data, tmp_path):
+    for _ in range(2):  # the second process of a script that was killed finds what the first one left
+        trainer = make_trainer(eval_dataset_use=str(sop_data))
+        trainer.evaluate()
+        trainer.train()
+    assert [row["step"] for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row] == [0]
+    assert Counter(row.step for row in read_rollouts(tmp_path / "run", split="eval")) == {0: 8}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_new_run_begins_with_the_weights_of_another(lora, make_trainer, tmp_path):
+    adapters = {"lora_enable": True, "lora_r": 4, "lora_alpha": 8} if lora else {}
+    first = make_trainer(**SAVING | adapters)
+    first.train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-2")
+    second = make_trainer(output_dir=str(tmp_path / "second"), start_from_weights=checkpoint, seed=5, **adapters)
+    untrained = make_trainer(output_dir=str(tmp_path / "third"), **adapters)
+    learning = {name: p.clone() for name, p in first.model.named_parameters() if p.requires_grad}
+    for name, parameter in second.model.named_parameters():
+        assert parameter.requires_grad == (name in learning), name
+        if name in learning:
+            assert torch.equal(parameter, learning[name]), name
+    if not lora:  # the reference is the model that the first run began with
+        with second.reference.model() as reference:
+            for (name, ours), theirs in zip(reference.named_parameters(), untrained.model.parameters(), strict=True):
+                assert torch.equal(ours, theirs), name
+    second.train()
+    assert second.state.global_step == 2
+    assert any(not torch.equal(p, learning[name]) for name, p in second.model.named_parameters() if name in learning)
+
+
+def test_a_resumed_run_keeps_its_learning_rates(make_trainer, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3, "mm_projector_lr": 2e-3}
+    make_trainer(**settings, max_steps=1).train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    for name, kept in (("learning_rate", "0.001"), ("mm_projector_lr", "0.002")):
+        with pytest.raises(SettingsError, match=rf"keeps the learning rates of its checkpoint, {kept} among them"):
+            make_trainer(**settings | {name: 5e-3}).train(resume_from_checkpoint=checkpoint)
+    trainer = make_trainer(**settings)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    assert trainer.state.global_step == 2
+
+
+def test_a_rate_that_no_part_learns_by_does_not_keep_a_run_from_resuming(make_trainer, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "tune_mm_llm": False, "tune_mm_mlp": True}
+    settings |= {"mm_projector_lr": 2e-3}
+    make_trainer(**settings, max_steps=1).train()
+    trainer = make_trainer(**settings)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert trainer.state.global_step == 2
