@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from qwenvl.demo.clips import ClipSettings, make_clips, tokenizer_texts
+from qwenvl.demo.counting import Counting
 from qwenvl.demo.results import Score, example, read_score, table
 
 STEPS, CLIPS = 200, 600
@@ -121,6 +122,9 @@ def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
     """
     from transformers.utils import logging as transformers_logging
 
+    from qwenvl.train.console import settle_output
+
+    settle_output()
     started = time.time()
     transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
     demo.folder.mkdir(parents=True, exist_ok=True)
@@ -173,8 +177,8 @@ def _positive(text: str) -> int:
 
 
 def _make_clips(demo: Demo) -> None:
-    with _bar("[1/4] clips", "clip") as bar:
-        made = make_clips(demo.data, demo.clip_settings, progress=lambda done, total: _advance(bar, done, total))
+    with Counting("[1/4] clips", "clip") as clips:
+        made = make_clips(demo.data, demo.clip_settings, progress=clips.advance)
     if not made:
         print("[1/4] clips: already there")
 
@@ -195,10 +199,10 @@ def _make_model(demo: Demo) -> None:
     processor = make_processor("qwen2_5_vl", tokenizer_texts())
     model = make_model("qwen2_5_vl", processor, demo.seed, **MODEL)
     dataset = load_dataset("demo_warmup", catalog_path=demo.data / "datasets.yaml", seed=demo.seed)
-    with _bar("[2/4] warm-up", "step") as bar:
-        told = lambda done, most, loss: _advance(bar, done, most, f"loss {loss:.2f}")
+    with Counting("[2/4] warm-up", "step") as steps:
+        told = lambda done, most, loss: steps.advance(done, most, f"loss {loss:.2f}")
         warm_up(model, processor, dataset, settings, told)
-        _advance(bar, bar.n, bar.n)  # it may end before the last step
+        steps.end()  # it may end before the last step
     model.save_pretrained(demo.model)
     processor.save_pretrained(demo.model)
     (demo.model / "demo.json").write_text(json.dumps(wanted, indent=1) + "\n")
@@ -279,15 +283,3 @@ def _remove(folder: Path, mark: Path) -> None:
         if not mark.is_file():
             raise FileExistsError(f"{folder}: not made by the demo (no {mark.name}); choose another --output_dir")
         shutil.rmtree(folder)
-
-
-def _bar(title: str, unit: str):
-    from tqdm import tqdm
-
-    return tqdm(desc=title, unit=unit, delay=1e-3, leave=True)
-
-
-def _advance(bar, done: int, total: int, note: str = "") -> None:
-    bar.total = total
-    bar.set_postfix_str(note, refresh=False)
-    bar.update(done - bar.n)

@@ -92,8 +92,16 @@ def collected_warnings() -> Iterator[list[str]]:
     """A list to which each warning of this library is added within, beside where it goes anyway."""
     collected: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: collected.append(record.getMessage())
     library = logging.getLogger("qwenvl")
+    # A logger without any handler prints its warnings. With this one it would keep them.
+    printed = logging.lastResort if not library.hasHandlers() else None
+
+    def emit(record: logging.LogRecord) -> None:
+        collected.append(record.getMessage())
+        if printed is not None:
+            printed.handle(record)
+
+    handler.emit = emit
     library.addHandler(handler)
     try:
         yield collected

@@ -122,3 +122,12 @@ def test_warnings_are_collected_while_asked_for():
         library.info("no warning")
     library.warning("later")
     assert warnings == ["a word"]
+
+
+def test_collected_warnings_are_printed_as_without_collecting(monkeypatch, capsys):
+    library = logging.getLogger("qwenvl.somewhere")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process that configured nothing
+    library.warning("before")
+    with collected_warnings():
+        library.warning("within")
+    assert capsys.readouterr().err == "before\nwithin\n"
