@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
@@ -138,6 +139,50 @@ def test_a_room_imports_downwards_only(path):
             assert each.room in ASIDE[room], f"line {each.line}: {room} imports {each.room}"
         else:
             assert FLOORS.get(each.room, 99) < FLOORS[room], f"line {each.line}: {room} imports {each.room}"
+
+
+def test_no_import_runs_in_a_circle():
+    """Neither between rooms nor inside of one. Imports inside of functions and for type checkers count as well."""
+    try:
+        TopologicalSorter({module: imported_files(path) for module, path in modules().items()}).prepare()
+    except CycleError as error:
+        pytest.fail("imports run in a circle: " + " <- ".join(error.args[1]))
+
+
+def modules() -> dict[str, Path]:
+    """The files of the package by the names that they are imported by."""
+    named = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in SOURCES}
+    return {name.removesuffix(".__init__"): path for name, path in named.items()}
+
+
+def imported_files(path: Path) -> set[str]:
+    """The modules of the package that a file imports, ``from qwenvl.data import errors`` taken for ``errors``."""
+    known, found = modules(), set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in names}
+    return found & set(known)
+
+
+def test_the_reader_of_circles_finds_one(monkeypatch, tmp_path):
+    package = tmp_path / "qwenvl"
+    (package / "room").mkdir(parents=True)
+    sources = {
+        "a": "from qwenvl.room import b",
+        "b": "def late():\n    from qwenvl.room.c import f",
+        "c": "import json",
+    }
+    for name, source in sources.items():
+        (package / "room" / f"{name}.py").write_text(source)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    monkeypatch.setitem(globals(), "SOURCES", sorted(package.rglob("*.py")))
+    test_no_import_runs_in_a_circle()
+    (package / "room" / "c.py").write_text("import qwenvl.room.a")
+    with pytest.raises(pytest.fail.Exception, match=r"in a circle: qwenvl\.room\.\w <- qwenvl\.room\.\w <- "):
+        test_no_import_runs_in_a_circle()
 
 
 @every_source

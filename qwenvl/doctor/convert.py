@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from qwenvl.data.media.source import frame_list, media_cache
-from qwenvl.data.records.tables import require
+from qwenvl.data.records.tables import require_format
 from qwenvl.files import written_whole
 from qwenvl.types import ClipMeta, Record
 
@@ -174,7 +174,7 @@ def _write_csv(records: Iterable[Record], path: Path, media: MediaPaths) -> int:
 
 
 def _write_parquet(records: Iterable[Record], path: Path, media: MediaPaths) -> int:
-    pyarrow, parquet = (require(name, "parquet files") for name in ("pyarrow", "pyarrow.parquet"))
+    pyarrow, parquet = (require_format(name, "parquet files") for name in ("pyarrow", "pyarrow.parquet"))
     count, schema = 0, pyarrow.schema([])
     try:
         for rows in _batches(records, media):

@@ -1,7 +1,7 @@
-"""What can be known of a media file before a decoder touches it.
+"""Checks of a media file before a decoder opens it.
 
-Decoders trust too much: a text file named .mp4 may open other files as a playlist, a PNG becomes a one-frame video, a
-named pipe blocks for ever. So the kind of file is settled by its first bytes, and only regular files are opened.
+Decoders trust too much. A text file named .mp4 may be a playlist that opens other files, a PNG becomes a video of one
+frame, and a named pipe blocks for ever. So the first bytes decide what a file is, and only regular files are opened.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_regular_file(path: str) -> int:
     """The size in bytes of a readable regular file.
 
     Raises:
-        BadMediaError: missing, empty, unreadable, or a folder, pipe, socket or device.
+        BadMediaError: the file is missing, empty or unreadable, or is a folder, pipe, socket or device.
     """
     try:
         status = os.stat(path)
@@ -52,7 +52,7 @@ def video_format(path: str) -> str:
     """FFmpeg's name of the container of a video file, from the file's first bytes.
 
     Raises:
-        BadMediaError: not a regular file, or not a video container known here.
+        BadMediaError: the file is not a regular one, or is no video container that is known here.
     """
     check_regular_file(path)
     with open(path, "rb") as file:

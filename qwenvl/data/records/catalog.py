@@ -1,4 +1,4 @@
-"""Names of data sets to files: ``--dataset_use demo:0.3,my/steps.jsonl%20:0.7``."""
+"""From the names of data sets to their files: ``--dataset_use demo:0.3,my/steps.jsonl%20:0.7``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class DatasetSource:
     Attributes:
         name: as written in ``dataset_use``, without percentage and weight.
         annotation_path: the file of records, a folder written by ``save_to_disk``, or ``hf:name:split``.
-        media_root: folder that the records' media paths start from and may not leave.
+        media_root: the folder that the media paths of the records start from and may not leave.
         percent: share of the records to take, in (0, 100].
-        weight: how often it is drawn from, relative to the others; None where every record has its turn once an epoch.
+        weight: how often it is drawn from, relative to the others. None where each record has one turn an epoch.
     """
 
     name: str
@@ -38,17 +38,19 @@ class DatasetSource:
 
 
 def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -> list[DatasetSource]:
-    """The data sets of a comma-separated list of ``name[%percent][:weight]``, names being catalog names or paths.
+    """The data sets that a list of ``name[%percent][:weight]``, separated by commas, names.
 
-    What ends in one of ``ANNOTATION_SUFFIXES`` or contains a slash is a path, ``hf:name:split`` a data set of the hub.
-    A catalog is a YAML file of ``name: {annotation_path, media_root}``, relative paths starting at the catalog's
-    folder; by default the repository's ``data/datasets.yaml``, of which a wheel carries a copy. The media root of a
-    path given directly is its folder. A number after the last colon is a weight, so a name that itself ends in a
-    colon and a number needs one after it.
+    A name that ends in one of ``ANNOTATION_SUFFIXES`` or contains a slash is a path. Its media root is its folder.
+    ``hf:name:split`` is a data set of the hub. Any other name stands in the catalog. A number after the last colon is a
+    weight, so a name that itself ends in a colon and a number needs a weight after it.
+
+    Args:
+        catalog_path: a YAML file of ``name: {annotation_path, media_root}``, whose relative paths start at its folder.
+            None takes the repository's ``data/datasets.yaml``, of which a wheel carries a copy.
 
     Raises:
-        ValueError: an unknown name (the near ones are listed), a bad percentage or weight, weights for some data sets
-            and not for others or for a single one, or a malformed catalog.
+        ValueError: an unknown name (the message lists similar ones), a bad percentage or weight, a malformed catalog,
+            or weights that mean nothing: some data sets have one and others do not, or there is only one data set.
         FileNotFoundError: an annotation file or the catalog does not exist.
 
     Example:
@@ -68,7 +70,7 @@ def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -
 
 
 def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
-    """All data sets of a catalog file, checked for form; their annotation files need not exist."""
+    """All data sets of a catalog file. Their form is checked, and their annotation files need not exist."""
     path = catalog_path or DEFAULT_CATALOG
     if not path.is_file():
         hint = "" if catalog_path else " (it comes with the package: install that again)"
@@ -105,7 +107,7 @@ def _catalog_source(name: object, entry: object, path: Path) -> DatasetSource:
 
 
 def _check_weights(sources: list[DatasetSource]) -> None:
-    """Weights are relative: beside data sets without one, or alone, they would say nothing."""
+    """Refuse weights that mean nothing, since weights are relative to each other."""
     weighted = [source for source in sources if source.weight is not None]
     if weighted and len(weighted) < len(sources):
         without = next(source for source in sources if source.weight is None)
@@ -146,7 +148,7 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
 
 
 def _split_weight(entry: str) -> tuple[str, float | None]:
-    """What stands before the weight, and the weight; None where no number follows the last colon."""
+    """The text before the weight, and the weight. The weight is None where no number follows the last colon."""
     name, colon, text = entry.rpartition(":")
     weight = _number(text) if colon else None
     if weight is None:

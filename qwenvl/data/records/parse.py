@@ -1,6 +1,6 @@
-"""Rows to validated records.
+"""From rows to validated records.
 
-A row of the conversations form; ``schemas`` knows others:
+This is a row of the conversations form. ``schemas`` knows other forms:
 
     {"id": 17, "conversations": [{"from": "human", "value": "<video>\\nWhich steps?"},
                                  {"from": "gpt", "value": "<answer>(1) take the lid</answer>"}],
@@ -22,7 +22,7 @@ from qwenvl.data.records.schemas import MAIN_KEYS, Draft, draft_of, with_types
 from qwenvl.types import ClipMeta, Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
-"""Says in a sentence why the rewards can't score a record, or None."""
+"""Returns a sentence that says why the rewards can't score a record, or None if they can."""
 
 _FRAME_BOUNDS = ("min_frames", "max_frames")
 _PIXEL_BOUNDS = ("min_pixels", "max_pixels")
@@ -35,11 +35,11 @@ class ReadOptions:
     """How rows are read.
 
     Attributes:
-        allow_outside_media: let media paths leave the media root.
-        allow_remote_media: let media be http(s) URLs.
-        columns: names in the file to the names known here, ``{"question": "prompt"}``.
-        prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
-        system: a system turn for every prompt, in place of its own.
+        allow_outside_media: media paths may leave the media root.
+        allow_remote_media: media may be http(s) URLs.
+        columns: from names in the file to the names known here, ``{"question": "prompt"}``.
+        prompt_template: a text in which the last user turn replaces ``{prompt}``.
+        system: a system turn for every prompt. It replaces the prompt's own.
     """
 
     allow_outside_media: bool = False
@@ -70,10 +70,10 @@ class ReadOptions:
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """``question=prompt,answer=solution`` as ``ReadOptions.columns``; an empty text gives none.
+    """``question=prompt,answer=solution`` as ``ReadOptions.columns``. An empty text gives no columns.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: the text has another form.
     """
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
     if not all(name and known for name, _, known in pairs):
@@ -82,22 +82,23 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def text_or_file(text: str | None) -> str | None:
-    """The content of the file if there is one of that name, else the text itself."""
+    """The content of the file of that name if there is one, and otherwise the text itself."""
     if text is None or "\n" in text or not Path(text).is_file():
         return text
     return Path(text).read_text("utf-8").strip()
 
 
 def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:
-    """Validate one row; ``media_root`` has its links resolved.
+    """The record of a row.
+
+    Args:
+        media_root: a path whose links are resolved.
 
     Raises:
-        RecordError: beginning with the row's place.
+        RecordError: the row is bad. The message begins with its place.
     """
     options = options or ReadOptions()
-    where, value = row.where, row.value
-    if isinstance(value, RecordError):
-        raise value
+    where, value = row.where, row.read()
     if not isinstance(value, dict):
         raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
     value = _renamed(value, options.columns, where)
@@ -134,7 +135,11 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
 
 
 def parse_meta(meta: Any, where: str) -> ClipMeta:
-    """Validate what a row says of one clip; keys that are not known here are left to the reward functions."""
+    """What a row says of one clip. Keys that are not known here are left to the reward functions.
+
+    Raises:
+        RecordError: a value is not of its form, or two of them contradict each other.
+    """
     if not isinstance(meta, dict):
         known = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
         raise RecordError(f"{where}: expected an object with some of {', '.join(known)}, got {kind_of(meta)}")
@@ -165,7 +170,7 @@ def _renamed(row: dict[str, Any], columns: dict[str, str], where: str) -> dict[s
 
 
 def _dressed(draft: Draft, options: ReadOptions) -> Draft:
-    """The draft with the template and the system turn of the options."""
+    """The draft, with the template and the system turn of the options applied."""
     messages = draft.messages
     if options.prompt_template is not None:
         asked = messages[-1]

@@ -1,4 +1,4 @@
-"""Files of records: read and checked as a whole, or row by row where they are larger than memory."""
+"""Files of records. A small one is read and checked as a whole, and of a large one each record when it is asked for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.options import ReadingOptions
 from qwenvl.data.records.catalog import DatasetSource
+from qwenvl.data.records.formats import open_rows
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, parse_row
-from qwenvl.data.records.rows import Row, open_rows
+from qwenvl.data.records.rows import Row
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
 
@@ -23,20 +25,24 @@ STREAM_ABOVE = int(ReadingOptions.stream_above_mb * 2**20)  # bytes of a file, u
 
 
 class RecordFile(Sequence[Record]):
-    """The records of one data set by index, in any order and from any process; each is read when it is asked for.
+    """The records of one data set, by index and in order. It can be sent to other processes.
 
-    What only a reading of all rows can tell (the same id twice) shows when all are read in order, not by index.
+    Reading in order needs no memory and no copy of the file. Reading by index makes a copy of most kinds of file in the
+    cache folder, once. That two rows have the same id shows only when all are read in order.
 
     Args:
-        source: names the file; ``source.percent`` of its rows are chosen by ``seed``.
-        check_record: a last word on each record; rewards have one.
+        source: names the file. ``source.percent`` of its rows are chosen by ``seed``.
+        check_record: asked about each record at last, on behalf of the rewards.
+        stream_above: a file that is larger, in bytes unpacked, is prepared for reading by index at once. A smaller one
+            can then only be iterated: its rows are not counted, which would mean to read it twice.
 
     Attributes:
-        size: bytes of the whole file, unpacked.
+        streamed: the file is larger than ``stream_above``.
         damage: why the file can't be read to its end, where that is so.
 
     Raises:
-        RecordError: the file can't be read or has no rows; when indexed, the row is bad.
+        RecordError: the file can't be read or has no rows, or a file to be streamed can't be read to its end. When
+            indexed: the row is bad.
     """
 
     def __init__(
@@ -46,16 +52,22 @@ class RecordFile(Sequence[Record]):
         seed: int,
         options: ReadOptions | None = None,
         check_record: RecordCheck | None = None,
+        stream_above: int | None = None,
     ) -> None:
-        self._rows = open_rows(source.annotation_path)
+        self._file = open_rows(source.annotation_path)
         self._media_root = Path(os.path.realpath(source.media_root))
         self._options = options or ReadOptions()
         self._check_record = check_record
-        self.size, self.damage = self._rows.size, self._rows.damage
-        length = len(self._rows)
+        self.streamed = stream_above is not None and self._file.size > stream_above
+        self._by_number = self._file.at_random() if self.streamed else None
+        self.damage: RecordError | None = None
+        self._numbers: Any = None  # rising numbers of rows; None for all rows, which nobody has counted
+        if stream_above is not None and not self.streamed and source.percent == 100:
+            return
+        length, self.damage = (len(self._by_number), None) if self._by_number is not None else self._file.count()
         if not length:
             raise self.damage or RecordError(f"{source.annotation_path}: no records in the file")
-        self._numbers: Sequence[int] = range(length)
+        self._numbers = range(length)
         if source.percent < 100:
             count = max(1, round(length * source.percent / 100))
             chosen = stable_random(seed, "percent", source.name).sample(range(length), min(count, length))
@@ -65,7 +77,9 @@ class RecordFile(Sequence[Record]):
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Record:
-        return self._record(self._rows[int(self._numbers[index])])
+        if self._by_number is None:
+            self._by_number = self._file.at_random()
+        return self._record(self._by_number[int(self._numbers[index])])
 
     def __iter__(self) -> Iterator[Record]:
         for record in self.iterate():
@@ -74,15 +88,15 @@ class RecordFile(Sequence[Record]):
             yield record
 
     def subset(self, indices: Sequence[int]) -> RecordFile:
-        """The records with these rising indices, and no damage."""
+        """The records with these rising indices, without the damage of the file."""
         chosen = copy(self)
         chosen._numbers, chosen.damage = np.asarray(self._numbers)[np.asarray(indices, np.int64)], None
         return chosen
 
     def iterate(self) -> Iterator[Record | RecordError]:
-        """The records in the order of the file; a bad row gives its error, and the next one follows."""
+        """The records in the order of the file. A bad row gives its error, and the damage of the file comes last."""
         place_of: dict[str, str] = {}
-        for row in self._rows.select(map(int, self._numbers)):
+        for row in self._rows():
             try:
                 record = self._record(row)
                 if record.id in place_of:
@@ -99,6 +113,15 @@ class RecordFile(Sequence[Record]):
         if self.damage is not None:
             yield self.damage
 
+    def _rows(self) -> Iterator[Row]:
+        rows, passed = iter(self._file), 0
+        if self._numbers is None:
+            yield from rows
+            return
+        for number in map(int, self._numbers):
+            yield next(islice(rows, number - passed, None))
+            passed = number + 1
+
     def _record(self, row: Row) -> Record:
         record = parse_row(row, self._media_root, self._options)
         if self._check_record is not None and (problem := self._check_record(record)):
@@ -107,7 +130,7 @@ class RecordFile(Sequence[Record]):
 
 
 class JoinedRecords(Sequence[Record]):
-    """Several sequences of records, one after the other."""
+    """Several sequences of records as one."""
 
     def __init__(self, parts: Sequence[Sequence[Record]]) -> None:
         self._parts = parts
@@ -136,19 +159,20 @@ def open_records(
     check_record: RecordCheck | None = None,
     stream_above: int = STREAM_ABOVE,
 ) -> Sequence[Record]:
-    """The records of one data set in the order of the file: a list, or of a large file one that reads when it is asked.
+    """The records of one data set in the order of the file: a list, or for a large file a ``RecordFile``.
 
     Args:
         source, seed, options, check_record: as for ``RecordFile``.
-        stream_above: bytes, unpacked; of a larger file only the first record is checked at once.
+        stream_above: bytes, unpacked. Of a larger file only the first record is checked at once.
 
     Raises:
         RecordError: on the first bad row, beginning with its file and place.
     """
-    file = RecordFile(source, seed=seed, options=options, check_record=check_record)
-    if file.size <= stream_above:
-        return list(file)
-    if file.damage is not None:
-        raise file.damage
-    file[0]  # what is wrong with every row shows here
-    return file
+    file = RecordFile(source, seed=seed, options=options, check_record=check_record, stream_above=stream_above)
+    if file.streamed:
+        file[0]  # what is wrong with every row shows here
+        return file
+    records = [record for record in file]  # list(file) would ask for the length
+    if not records:
+        raise RecordError(f"{source.annotation_path}: no records in the file")
+    return records

@@ -1,6 +1,6 @@
-"""Raw rows of every known form to one: turns, solution, media as written, and what is said of each clip.
+"""From rows of any known form to one form, the draft.
 
-Three forms are known, told by their main key:
+There are three forms. Each has a main key:
 
     conversations   {"conversations": [{"from": "human", "value": "<video>..."}, {"from": "gpt", "value": ...}],
                      "video": path or list, "image": path or list, "meta": {...}}
@@ -49,9 +49,10 @@ class Draft:
     """A row in the one form that records are made of.
 
     Attributes:
-        messages: the prompt, ending in a user turn.
-        videos, images: (place, medium as written) in the order of the tags.
-        metas: for each video what is said of it, as written.
+        messages: the prompt, whose last turn is the user's.
+        solution: the text that the rewards compare with.
+        videos, images: (place in the row, medium as written) in the order of the tags.
+        metas: for each video what the row says of it, as written.
     """
 
     messages: list[Message]
@@ -62,10 +63,10 @@ class Draft:
 
 
 def draft_of(row: dict[str, Any], where: str) -> Draft:
-    """Read a row of any known form.
+    """The draft of a row of any known form.
 
     Raises:
-        RecordError: none of the main keys, or something in it is not of its form.
+        RecordError: the row has none of the main keys, or a value in it is not of its form.
     """
     if "conversations" in row:
         return _from_conversations(row, where)
@@ -77,7 +78,7 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
 
 
 def with_types(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of text with its numbers, lists and objects read as such, in the columns that take them.
+    """A row whose values are all text, with numbers, lists and objects decoded in the columns that may hold them.
 
     Example:
         >>> with_types({"video": '["a.mp4", "b.mp4"]', "video_start": "1.5", "solution": "2"})
@@ -151,7 +152,11 @@ def _from_messages(row: dict[str, Any], where: str, key: str) -> Draft:
 
 
 def check_prompt(messages: list[Message], place: str) -> None:
-    """A system turn comes first or not at all, and the prompt ends with the user."""
+    """Check the order of the turns of a prompt.
+
+    Raises:
+        RecordError: a system turn is not the first, or the last turn is not the user's.
+    """
     for i, message in enumerate(messages[1:], start=1):
         if message.role == "system":
             raise RecordError(f"{place}[{i}]: a system turn must be the first, this is turn {i + 1}")
@@ -170,7 +175,7 @@ def _turn(turn: Any, place: str) -> Message:
 
 @dataclass
 class _Parts:
-    """Media found within typed parts."""
+    """Media that were given within typed parts, and what the parts say of each clip."""
 
     videos: list[tuple[str, Any]] = field(default_factory=list)
     images: list[tuple[str, Any]] = field(default_factory=list)
@@ -189,7 +194,7 @@ def _message(turn: Any, place: str, found: _Parts) -> Message:
 
 
 def _part(part: Any, place: str, found: _Parts) -> str:
-    """The text of a typed part, a tag for media; media given within it are added to ``found``."""
+    """The text of a typed part, or the tag of a medium. A medium given within the part is added to ``found``."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         text = _checked_text(part.get("text"), f"{place}.text")
@@ -223,7 +228,7 @@ def _checked_text(text: Any, place: str) -> str:
 
 
 def _solution(row: dict[str, Any], where: str) -> str | None:
-    """What the row calls its solution, as text."""
+    """The solution that the row gives beside its messages, as text. None if it gives none."""
     value = row.get("solution")
     if value is None and isinstance(row.get("reward_model"), dict):
         value = row["reward_model"].get("ground_truth")
@@ -236,7 +241,7 @@ def _solution(row: dict[str, Any], where: str) -> str | None:
 
 
 def _media(row: dict[str, Any], key: str, where: str) -> list[tuple[str, Any]]:
-    """Each medium with its place. A list names several; a clip that is a list of frames is a list within it."""
+    """Each medium with its place. A list names several media. A clip that is a list of frames is a list within it."""
     value = row.get(key)
     if value is None:
         return []
@@ -246,9 +251,10 @@ def _media(row: dict[str, Any], key: str, where: str) -> list[tuple[str, Any]]:
 
 
 def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
-    """What is said of each video: ``meta`` of the only one, a list of each, or the row's own keys for all.
+    """What the row says of each video.
 
-    Without videos ``meta`` is a key like others, and may hold anything.
+    ``meta`` speaks of the only video, or is a list with an entry for each. Some keys of the row itself speak of all
+    videos. Without videos ``meta`` is a key like others and may hold anything.
     """
     if not n_videos:
         return []
@@ -268,7 +274,7 @@ def _metas(row: dict[str, Any], n_videos: int, where: str) -> list[Any]:
 
 
 def _check_tags(messages: list[Message], videos: list[Any], images: list[Any], where: str, row: dict[str, Any]) -> None:
-    """As many tags in the prompt as media."""
+    """Check that the prompt has as many tags as there are media."""
     tags = [tag for message in messages for tag in MEDIA_TAG.findall(message.text)]
     for name, media in (("video", videos), ("image", images)):
         if tags.count(name) != len(media):

@@ -12,7 +12,6 @@ import pytest
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records import text_rows
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile, open_records
@@ -58,10 +57,7 @@ def every_kind(tmp_path):
     return [DatasetSource(name, tmp_path / name, tmp_path) for name in names]
 
 
-@pytest.mark.parametrize("unzip_to_disk", [False, True])
-def test_every_kind_of_file_can_be_read_in_any_order(every_kind, monkeypatch, unzip_to_disk):
-    if unzip_to_disk:
-        monkeypatch.setattr(text_rows, "MEMORY_BYTES", 100)
+def test_every_kind_of_file_can_be_read_in_any_order(every_kind):
     for source in every_kind:
         whole, lazy = open_records(source, seed=0), RecordFile(source, seed=0)
         assert [record.solution for record in whole] == [str(i) for i in range(11)], source.name

@@ -2,13 +2,14 @@
 
 import io
 import json
+import sys
 
 import pytest
 from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.rows import open_rows
+from qwenvl.data.records.formats import open_rows
 from qwenvl.doctor.commands import main
 
 datasets = pytest.importorskip("datasets")
@@ -95,5 +96,12 @@ def test_categories_of_pandas(tmp_path):
         for table in tables:
             writer.write_table(table)
     rows = open_rows(tmp_path / "a.parquet")
-    assert [row.value["solution"] for row in rows] == [*kinds[0], *kinds[1]]
-    assert [rows[i].value["solution"] for i in (4, 0, 3)] == ["c", "a", "d"]
+    assert [row.read()["solution"] for row in rows] == [*kinds[0], *kinds[1]]
+    assert [rows.at_random()[i].read()["solution"] for i in (4, 0, 3)] == ["c", "a", "d"]
+
+
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(RecordError, match="parquet files: the package pyarrow is not installed: pip install"):
+        open_rows(tmp_path / "a.parquet")

@@ -6,13 +6,18 @@ import json
 import pytest
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.rows import open_rows
+from qwenvl.data.records.formats import open_rows
 
 ROWS = [{"id": "a", "prompt": "Naïve, “quoted”\nlines?", "solution": "1"}, {"id": "b", "prompt": "x", "solution": "2"}]
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+
+
 def values(path):
-    return [row.value for row in open_rows(path)]
+    return [row.read() for row in open_rows(path)]
 
 
 def lines(rows):
@@ -42,16 +47,16 @@ def test_csv_with_quoted_line_breaks_counts_lines_as_editors_do(tmp_path, name, 
         writer.writerow(["id", "prompt", "solution", "image"])
         writer.writerows([*row.values(), ""] for row in ROWS)
     rows = list(open_rows(tmp_path / name))
-    assert [row.value for row in rows] == ROWS, "an empty cell is a missing value"
+    assert [row.read() for row in rows] == ROWS, "an empty cell is a missing value"
     assert [row.where.rpartition(":")[2] for row in rows] == ["2", "4"]
 
 
 def test_a_csv_line_of_another_length_is_an_error_of_that_line(tmp_path):
     (tmp_path / "s.csv").write_text("prompt,solution\na,b,c\nd,e\n")
     first, second = open_rows(tmp_path / "s.csv")
-    assert isinstance(first.value, RecordError)
-    assert str(first.value).endswith("s.csv:2: expected 2 cells as in the first line, got 3")
-    assert second.value == {"prompt": "d", "solution": "e"}
+    with pytest.raises(RecordError, match=r"s.csv:2: expected 2 cells as in the first line, got 3$"):
+        first.read()
+    assert second.read() == {"prompt": "d", "solution": "e"}
 
 
 def test_parquet_and_saved_data_sets(tmp_path):
@@ -61,8 +66,8 @@ def test_parquet_and_saved_data_sets(tmp_path):
     table.save_to_disk(tmp_path / "saved")
     for source in ("s.parquet", "saved"):
         first, second = open_rows(tmp_path / source)
-        assert first.value == {**ROWS[0], "image": {"bytes": b"\x89PNG", "path": None}}
-        assert second.value == ROWS[1], "a column without a value is one that the row does not have"
+        assert first.read() == {**ROWS[0], "image": {"bytes": b"\x89PNG", "path": None}}
+        assert second.read() == ROWS[1], "a column without a value is one that the row does not have"
         assert (first.where, second.default_id) == (f"{tmp_path / source}[0]", f"{source.partition('.')[0]}-1")
 
 
@@ -106,10 +111,60 @@ def test_damaged_files(tmp_path, name, data, message):
 
 def test_a_damaged_array_gives_the_rows_before_the_damage(tmp_path):
     (tmp_path / "s.json").write_text('[{"a": 1},\n {"a": 2},\n {"a"; 3}]')
-    rows = open_rows(tmp_path / "s.json")
-    assert [row.value for row in rows] == [{"a": 1}, {"a": 2}]
-    place = "s.json[2]: not valid JSON: Expecting ':' delimiter at line 3 column 6;"
-    assert place in str(rows.damage)
+    rows, read = open_rows(tmp_path / "s.json"), []
+    with pytest.raises(RecordError, match=r"s.json\[2\]: not valid JSON: Expecting ':' delimiter at line 3 column 6;"):
+        read.extend(row.read() for row in rows)
+    count, damage = rows.count()
+    assert (read, count) == ([{"a": 1}, {"a": 2}], 2)
+    assert "at line 3 column 6; what follows in the file can't be read" in str(damage)
+
+
+def test_a_number_too_long_for_python_is_named(tmp_path):
+    (tmp_path / "s.jsonl").write_text("1" * 5000)
+    (tmp_path / "s.json").write_text(f"[{'1' * 5000}]")
+    with pytest.raises(RecordError, match=r"s.jsonl:1: not readable JSON: Exceeds the limit \(4300 digits\)"):
+        values(tmp_path / "s.jsonl")
+    with pytest.raises(RecordError, match=r"s.json\[0\]: not valid JSON: Exceeds the limit .* at line 1 column 2;"):
+        values(tmp_path / "s.json")
+
+
+def test_text_that_is_not_utf8_is_an_error_of_its_row(tmp_path):
+    (tmp_path / "s.json").write_bytes(b'["\xff", "b"]')
+    (tmp_path / "s.jsonl").write_bytes(b'"\xff"\n"b"\n')
+    (tmp_path / "s.csv").write_bytes(b"a\n\xff\nb\n")
+    for name, place, good in (("s.json", "[0]", "b"), ("s.jsonl", ":1", "b"), ("s.csv", ":2", {"a": "b"})):
+        for rows in (list(open_rows(tmp_path / name)), open_rows(tmp_path / name).at_random()):
+            with pytest.raises(RecordError) as error:
+                rows[0].read()
+            assert str(error.value) == f"{tmp_path / name}{place}: expected UTF-8 text, found b'\\xff'"
+            assert rows[1].read() == good
+
+
+def test_rows_read_at_random_are_those_read_in_order(tmp_path):
+    """Also where a row spans lines, a line is blank, and a row is bad."""
+    (tmp_path / "s.csv").write_bytes(b'\xef\xbb\xbfa,b\r\n"1\r\n2",x\r\n\r\nbad\r\n,"\xe2\x80\xa8"\r\n')
+    (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf[{"a":\r\n1}, NaN,\n\n"\\ud800", 123456789012345678901]')
+    (tmp_path / "s.jsonl").write_bytes(b'\xef\xbb\xbf\n{"a": 1}\r\n \n{"a"\n"\xc2\x85"')
+    for name in ("s.csv", "s.json", "s.jsonl"):
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+    for name in ("s.csv", "s.json", "s.jsonl", "s.csv.gz", "s.json.gz", "s.jsonl.gz"):
+        in_order, at_random = list(open_rows(tmp_path / name)), open_rows(tmp_path / name).at_random()
+        assert open_rows(tmp_path / name).count() == (len(in_order), None)
+        assert [shown(row) for row in in_order] == [shown(row) for row in at_random], name
+        assert [row.where.rpartition(name)[2] for row in in_order] == {
+            "csv": [":2", ":5", ":6"],
+            "json": ["[0]", "[1]", "[2]", "[3]"],
+            "jsonl": [":2", ":4", ":5"],
+        }[name.split(".")[1]]
+    assert list((tmp_path / "cache").rglob("*.jsonl")), "of all but plain JSON lines there is a copy"
+
+
+def shown(row):
+    try:
+        return (row.where, row.default_id, repr(row.read()))
+    except RecordError as error:
+        return (row.where, row.default_id, str(error))
 
 
 def test_a_very_long_line_is_a_line_like_others(tmp_path):
