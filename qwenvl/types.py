@@ -11,7 +11,8 @@ Shape letters, used in docstrings and as suffixes of local names everywhere in t
     F   frames of one clip
     V   vocabulary
 
-Nothing here computes anything. Tensors are only named as types, so that importing this module does not import torch.
+Nothing here computes anything, though batches choose their rows. Tensors are only named as types, so that importing
+this module does not import torch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation; ``text`` still holds its ``<video>`` and ``<image>`` tags."""
+    """One turn of a conversation, whose ``text`` still holds its ``<video>`` and ``<image>`` tags."""
 
     role: Role
     text: str
@@ -43,11 +44,11 @@ class ClipMeta:
     """What a record's ``meta`` says of one clip.
 
     Attributes:
-        frame_counts: source frames of each concatenated segment, in order; None where the clip is not segmented.
-        min_frames, max_frames: bounds on the frames taken; per segment with ``dynamic_sample``, else for the clip.
+        frame_counts: source frames of each concatenated segment, in order, or None where the clip is not segmented.
+        min_frames, max_frames: bounds on the frames taken, of each segment with ``dynamic_sample``, else of the clip.
         dynamic_sample: draw the number of frames and their places anew each epoch.
         video_fps: frames per second to take, in place of the flags'.
-        video_start, video_end: seconds; frames outside are not taken.
+        video_start, video_end: seconds between which frames are taken.
         min_pixels, max_pixels: bounds on the pixels of a frame, in place of the flags'.
         frames_fps: frames per second of a clip stored as images.
     """
@@ -70,12 +71,12 @@ class Record:
 
     Attributes:
         id: unique name of the row in its data set.
-        messages: the prompt; the turn that holds the solution is not among them.
+        messages: the prompt, without the turn that holds the solution.
         solution: the last assistant turn, raw.
         videos, images: absolute media paths, in the order of their tags.
         clip_meta: one entry per video, None where the record has no ``meta`` for it.
-        fields: the row as it was read, unknown keys included; these are the columns of the reward functions.
-        where: file and place, ``data/sop.json[17]`` or ``data/sop.jsonl:18``; every error about the row begins with it.
+        fields: the row as it was read, unknown keys included. Reward functions get them as columns.
+        where: file and place, ``data/sop.json[17]`` or ``data/sop.jsonl:18``. Every error about the row begins with it.
         dataset: name of its data set, where it was drawn from several.
     """
 
@@ -92,13 +93,13 @@ class Record:
 
 @dataclass(frozen=True)
 class FrameInfo:
-    """Which frames of a clip the model saw; kept with the rollouts.
+    """Which frames of a clip the model saw. The rollouts keep it.
 
     Attributes:
         path: the clip.
-        indices: F source frame numbers, rising; an odd total repeats the last.
+        indices: F source frame numbers, rising. Where their number would be odd, the last one is repeated.
         times: F presentation times in seconds, from the stream and not from index / rate.
-        segments: for each frame the number of its segment, from 0; None where the clip is not segmented.
+        segments: for each frame the number of its segment, from 0, or None where the clip is not segmented.
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
         rescaled: the segments of ``meta`` did not sum to the decoded length and were rescaled.
         cached: found in the frame cache, not decoded.
@@ -119,7 +120,7 @@ class VideoClip:
 
     Attributes:
         frames: F x 3 x H x W, uint8.
-        decoded_size: H and W in the file, where the frames are resized already (``--frame_cache``); None where not.
+        decoded_size: H and W in the file, where the frames are resized already (``--frame_cache``), else None.
     """
 
     frames: Tensor
@@ -149,9 +150,9 @@ class Sample:
         chat: messages as chat templates take them, ``{"role": ..., "content": [part, ...]}``, a part being
             ``{"type": "video"}``, ``{"type": "image"}`` or ``{"type": "text", "text": ...}``.
         images: each 3 x H x W, uint8.
-        epoch: times that its data set was gone through before, the epoch where all have equal turns; part of every
+        epoch: how often its data set was gone through before. Without weights this is the epoch. It is part of every
             random seed that concerns the sample.
-        fitted: what was lowered to make the prompt fit; None where nothing was.
+        fitted: what was lowered to make the prompt fit, or None.
     """
 
     record: Record
@@ -182,7 +183,7 @@ class PromptBatch:
             the device, so that prefetched micro-batches stay small. None without images or videos.
         image_grid_thw, video_grid_thw: images x 3 and videos x 3, in patches.
         seconds_per_grid: one float32 per video, seconds between its temporal patches.
-        images_per_prompt, videos_per_prompt: P counts; media are stored in prompt order.
+        images_per_prompt, videos_per_prompt: P counts. Media are stored in the order of the prompts.
         fitted: P, what was lowered to make each prompt fit.
         opened_think: P, whether the prompt ends inside a think block, which the completion then goes on with.
         bad: samples left out of this batch.
@@ -235,11 +236,11 @@ class PromptBatch:
         )
 
     def pin_memory(self) -> PromptBatch:
-        """The same batch in page-locked memory; data loaders call it where there is a CUDA device."""
+        """Return the same batch in page-locked memory. Data loaders ask for it where there is a CUDA device."""
         return self._with_tensors(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PromptBatch:
-        """The same batch with every tensor on ``device``; the Trainer calls this through accelerate."""
+        """Return the same batch with every tensor on ``device``. The Trainer asks for it through accelerate."""
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> PromptBatch:
@@ -259,7 +260,7 @@ def _patches(grids: Tensor | None, media: Sequence[int]) -> list[int]:
 
 
 def _media(tensor: Tensor | None, places: Sequence[int]) -> Tensor | None:
-    """The rows ``places`` of a tensor of media; None where no media are left, as in a batch without them."""
+    """The rows ``places`` of a tensor of media, or None where no media are left, as in a batch without them."""
     return tensor[places] if tensor is not None and places else None
 
 
@@ -269,7 +270,7 @@ class RolloutBatch:
 
     Attributes:
         completion_ids: N x T, padded on the right with the pad token.
-        completion_mask: N x T bool; the end token or the tokens of a stop string count, what follows them does not.
+        completion_mask: N x T bool. The end token and the tokens of a stop string count, and what follows does not.
         texts: N decoded completions without special tokens, with a stop string that ended them.
         finish_reasons: N, ``stop`` (an end token or stop string) or ``length`` (cut at ``generation_max_length``).
         logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-k,
@@ -290,7 +291,7 @@ class RewardBatch:
 
     Attributes:
         names, weights: K.
-        components: K lists of N values; None where a function does not apply to a row.
+        components: K lists of N values, None where a function does not apply to a row.
         total: N weighted sums over the functions that apply, float32. NaN where none does: the completion has no reward
             and its group is compared without it.
         metrics: what the functions logged besides, and counts of rows they failed on.

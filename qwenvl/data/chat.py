@@ -1,4 +1,4 @@
-"""Records to chat messages with typed parts, as chat templates take them."""
+"""Records to chat messages with typed parts, and these to the text of a prompt by the model's chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TURN_START = "<|im_start|>"  # begins each turn in the chat templates of the Qwe
 
 
 def chat_messages(record: Record) -> list[dict[str, Any]]:
-    """The record's prompt with each text split at its media tags, in order; white space is kept as written.
+    """Return the record's prompt with each text split at its media tags, in order. White space is kept as written.
 
     Example:
         A user turn "<video>\\nWhich steps?" becomes ``{"role": "user", "content": [{"type": "video"},

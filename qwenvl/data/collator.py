@@ -31,11 +31,11 @@ class _Prompt:
 
 
 class GRPOCollator:
-    """Turns a list of samples into ``{"prompts": PromptBatch}``; None in the list is an empty place.
+    """Turns a list of samples into ``{"prompts": PromptBatch}``. None in the list is an empty place.
 
-    Each sample goes through the model's own processor alone, so that nothing about it depends on its neighbours; then
+    Each sample goes through the model's own processor alone, so that nothing about it depends on its neighbours. Then
     the prompts are padded on the left. Frames and images are resized here, by the rule of the model's authors, and cut
-    into patches as uint8: they are normalised on the device. For the processors of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+    into patches as uint8, which are normalised on the device. For the processors of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
     Args:
         processor: of the model, with tokenizer, image and video processor and chat template.
@@ -142,7 +142,7 @@ class GRPOCollator:
         )
 
     def _pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Ids and attention mask, P x L, padded on the left; 0 x 0 without rows."""
+        """Ids and attention mask, P x L, padded on the left. Without rows they are 0 x 0."""
         if not rows:
             empty = torch.zeros(0, 0, dtype=torch.long)
             return empty, empty.clone()

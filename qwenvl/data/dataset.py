@@ -1,4 +1,4 @@
-"""Records to samples: decode the media when asked, choose the frames by (run seed, epoch, record)."""
+"""Records to samples, whose media are decoded when asked for and whose frames are chosen by (seed, epoch, record)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoCl
 
 
 class GRPODataset(Dataset):
-    """Samples of records; media are decoded when a sample is asked for, in the process that asks.
+    """Samples of records, whose media are decoded when a sample is asked for, in the process that asks.
 
-    An item is asked for by (pass, index), as ``EpochSampler`` yields them, or by index alone (pass 0); None gives None,
+    An item is asked for by (pass, index), as ``EpochSampler`` yields them, or by index alone (pass 0). None gives None,
     an empty place (see ``RepeatedSteps``).
 
     Args:
         records: as ``open_records`` gives them.
-        parts: the data sets that the records come from, in order; None for one without a name.
+        parts: the data sets that the records come from, in order, or None for one without a name.
         options: how frames are chosen and decoded, and what becomes of media that can't be used.
         seed: of the frames drawn in training.
         limit: of the collator: what becomes of prompts that are too long. None leaves them to the collator.
-        frame_cache: keeps frames that are not drawn anew each epoch; they come out of it resized. None decodes all.
-        training: draw the frames of ``dynamic_sample`` clips anew each epoch; else take them uniformly.
+        frame_cache: keeps frames that are not drawn anew each epoch. They come out of it resized. None decodes all.
+        training: draw the frames of ``dynamic_sample`` clips anew each epoch, else take them uniformly.
         changes: single options by name, such as ``base_interval``, in place of those of ``options``.
 
     Attributes:
@@ -162,10 +162,10 @@ class GRPODataset(Dataset):
         lowered: Lowered = Lowered(),  # noqa: B008 (immutable)
         opened: Clip | CachedClip | None = None,
     ) -> VideoClip:
-        """A clip with its frames; where it is cached, resized to what is left by ``lowered``.
+        """A clip with its frames. Where it is cached, they are resized to what is left by ``lowered``.
 
         Args:
-            opened: the clip, where it is open already; it stays open.
+            opened: the clip, where it is open already. It stays open.
         """
         path = record.videos[number]
         with nullcontext(opened) if opened is not None else self._open(record, number) as clip:
@@ -211,7 +211,7 @@ def _load_images(record: Record) -> tuple[Tensor, ...]:
 
 
 def _seconds_per_frame(times: tuple[float, ...], duration: float) -> float:
-    """Mean distance of the distinct frames; for a single one the length of its clip, or one second for a still."""
+    """Mean distance of the distinct frames. A single one has the length of its clip, and a still one second."""
     distinct = len(set(times))
     if distinct > 1:
         return (times[-1] - times[0]) / (distinct - 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class RecordError(ValueError):
-    """A row that can't become a record; the message says where, what was expected and what was found.
+    """A row that can't become a record. The message says where, what was expected and what was found.
 
     Attributes:
         kind: a few words under which a report counts it.
@@ -23,14 +23,14 @@ class RecordError(ValueError):
 
 
 class LongPromptError(RecordError):
-    """A prompt above ``max_prompt_length``; the message names the record and both lengths."""
+    """A prompt above ``max_prompt_length``. The message names the record and both lengths."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "too long")
 
 
 class BadMediaError(ValueError):
-    """A media file that can't be used; ``str`` is ``path: reason``.
+    """A media file that can't be used. ``str`` is ``path: reason``.
 
     Attributes:
         kind: a few words under which a report counts it.
@@ -67,7 +67,7 @@ def told_to_the_user(command: str, errors: tuple[type[Exception], ...] = (ValueE
 
     Args:
         command: what the message begins with.
-        errors: those that a user can do something about; others pass, and all do where ``QWENVL_TRACEBACK`` is set.
+        errors: those that a user can do something about. Others pass, and all do where ``QWENVL_TRACEBACK`` is set.
     """
     try:
         yield

@@ -22,7 +22,7 @@ class Lowered:
     """What is shown less of a prompt.
 
     Attributes:
-        frames: at most so many frames of each clip; None for as many as are planned.
+        frames: at most so many frames of each clip, or None for as many as are planned.
         share: of the pixels of each frame and image, how many are kept at most.
     """
 
@@ -55,7 +55,7 @@ class PromptLimit:
     def settle(
         self, record: Record, chat: list[dict[str, Any]], media: MediaSizes, times_with: Callable[[int | None], Times]
     ) -> Lowered | None:
-        """Return what has to be lowered; None where the prompt fits as it is.
+        """Return what has to be lowered, or None where the prompt fits as it is.
 
         Args:
             times_with: the times of the frames of each clip, with at most so many of them.

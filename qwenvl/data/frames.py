@@ -1,4 +1,4 @@
-"""Which frames of a clip the model sees. Pure functions of numbers: nothing here opens a file.
+"""Which frames of a clip the model sees. These are pure functions of numbers, and nothing here opens a file.
 
 Vision towers of the Qwen-VL family merge frames in pairs, so every plan has an even number of frames: where the clip or
 the bounds give an odd number, the last frame is repeated.
@@ -30,7 +30,7 @@ class FramePlan:
 
     Attributes:
         indices: an even number of source frame numbers, rising, the last one repeated where the count was odd.
-        segments: for each index the number of its segment, from 0; None where the clip is not segmented.
+        segments: for each index the number of its segment, from 0, or None where the clip is not segmented.
         rescaled: the segments did not sum to the clip's length and were stretched or shrunk to it.
     """
 
@@ -53,7 +53,7 @@ class FrameRule:
     Attributes:
         options: how densely clips are sampled where their record does not say.
         seed: of the run.
-        training: draw the frames of ``dynamic_sample`` clips by (seed, epoch, record, clip); else take them uniformly.
+        training: draw the frames of ``dynamic_sample`` clips by (seed, epoch, record, clip), else take them uniformly.
     """
 
     options: FrameOptions
@@ -78,7 +78,7 @@ class FrameRule:
 
 
 def frames_between(times: Sequence[float], start: float | None, end: float | None) -> tuple[int, int]:
-    """The first frame at or after ``start`` seconds and the one after the last at or before ``end``.
+    """Return the first frame at or after ``start`` seconds, and the one after the last at or before ``end``.
 
     Raises:
         FramePlanError: there is none between them.
@@ -111,7 +111,7 @@ def plan_frames(
     Args:
         frame_count: frames in the clip.
         duration: seconds.
-        draw: the random numbers of (run seed, epoch, record); None chooses without chance.
+        draw: the random numbers of (run seed, epoch, record), or None to choose without chance.
         most: at most so many frames (of each segment with ``dynamic_sample``), but never fewer than the lower bound.
 
     Raises:
@@ -145,7 +145,10 @@ def plan_frames(
 
 
 def uniform_indices(frame_count: int, n: int) -> list[int]:
-    """At most ``n`` rising frame numbers, evenly spaced from the first frame to the last; the middle one for n = 1."""
+    """Return at most ``n`` rising frame numbers, evenly spaced from the first frame to the last.
+
+    For n = 1 it is the middle one.
+    """
     n = min(n, frame_count)
     if n == 1:
         return [(frame_count - 1) // 2]
@@ -154,7 +157,7 @@ def uniform_indices(frame_count: int, n: int) -> list[int]:
 
 
 def stratified_indices(frame_count: int, n: int, draw: Random) -> list[int]:
-    """At most ``n`` rising frame numbers: one at random from each of ``n`` equal stretches of the frames."""
+    """Return at most ``n`` rising frame numbers, one at random from each of ``n`` equal stretches of the frames."""
     n = min(n, frame_count)
     stretches = pairwise(frame_count * i // n for i in range(n + 1))
     return [draw.randrange(start, end) for start, end in stretches]
@@ -196,7 +199,7 @@ def _dynamic_offsets(length: int, low: int, high: int, most: int, draw: Random |
 
 
 def _segment_edges(frame_count: int, counts: tuple[float, ...] | None) -> tuple[list[int], bool]:
-    """First frame of each segment and the end of the last; whether the counts had to be rescaled."""
+    """First frame of each segment and the end of the last, and whether the counts had to be rescaled."""
     if counts is None:
         return [0, frame_count], False
     total = sum(counts)

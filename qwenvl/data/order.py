@@ -25,7 +25,7 @@ class Part:
     Attributes:
         name: as written in ``dataset_use``.
         size: its records.
-        weight: how often it is drawn from, relative to the others; None where no part has a weight.
+        weight: how often it is drawn from, relative to the others, or None where no part has a weight.
     """
 
     name: str
@@ -78,7 +78,7 @@ def draws_per_epoch(parts: Sequence[Part]) -> list[int]:
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """Yields (pass, index) over the records of all parts; ``pass`` counts how often the record came before.
+    """Yields (pass, index) over the records of all parts. ``pass`` counts how often the record came before.
 
     Without weights every record comes once an epoch, and ``pass`` is the epoch. With weights an epoch is as long, but
     each part is gone through at its own pace: none of its records comes again before all have come, over the end of the
@@ -90,11 +90,11 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
     Args:
         parts: the data sets, in the order in which their records are numbered.
-        shuffle: draw the order by (seed, epoch); else records come in their own order.
+        shuffle: draw the order by (seed, epoch), else records come in their own order.
         grouping: bring prompts of like length together.
 
     Raises:
-        ValueError: as ``draws_per_epoch``; or weights without ``shuffle``.
+        ValueError: as ``draws_per_epoch`` raises it, or weights without ``shuffle``.
 
     Example:
         >>> sampler = EpochSampler([Part("a", 2)], shuffle=False)

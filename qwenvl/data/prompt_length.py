@@ -81,19 +81,19 @@ class Ruler:
         return render_prompt(self.processor, chat, self.template_arguments)
 
     def frame_size(self, size: Size, meta: ClipMeta | None, share: float = 1.0) -> Size:
-        """What frames of ``size`` are resized to; ``share`` as for ``image_size``."""
+        """Return what frames of ``size`` are resized to. ``share`` is that of ``image_size``."""
         return _resized(size, self.processor.video_processor, _own_bounds(self.frame_bounds, meta), share)
 
     def image_size(self, size: Size, share: float = 1.0) -> Size:
-        """What an image of ``size`` is resized to by the rule of the model's authors.
+        """Return what an image of ``size`` is resized to, by the rule of the model's authors.
 
         Args:
-            share: of the pixels that it would have, how many it may have at most; the lower bound holds.
+            share: of the pixels that it would have, how many it may have at most. The lower bound holds.
         """
         return _resized(size, self.processor.image_processor, self.image_bounds, share)
 
     def sizes(self, media: MediaSizes, share: float = 1.0) -> list[Size]:
-        """Return what the frames of each clip and then each image are resized to; ``share`` as for ``image_size``."""
+        """Return what the frames of each clip, then each image, are resized to. ``share`` is that of ``image_size``."""
         clips = zip(media.clips, media.metas, strict=True)
         return [self.frame_size(size, meta, share) for size, meta in clips] + [
             self.image_size(size, share) for size in media.images
@@ -131,12 +131,12 @@ class Ruler:
 
 
 def timed_metadata(times: Sequence[float]) -> VideoMetadata:
-    """Metadata whose frame numbers are seconds: at 1 frame per second, number / rate is then the true time."""
+    """Return metadata whose frame numbers are seconds. At 1 frame per second, number / rate is the true time."""
     return VideoMetadata(total_num_frames=len(times), fps=1.0, frames_indices=list(times))
 
 
 def _own_bounds(bounds: tuple[int, int], meta: ClipMeta | None) -> tuple[int, int]:
-    """The record's pixel bounds where it has them; where only one is its own, the other gives way."""
+    """The record's pixel bounds where it has them. Where only one is its own, the other gives way."""
     low, high = (meta.min_pixels, meta.max_pixels) if meta else (None, None)
     if low is None:
         return (bounds[0], bounds[1]) if high is None else (min(bounds[0], high), high)
@@ -168,7 +168,7 @@ class ClipHeader(NamedTuple):
 
 
 def read_header(path: str, frames_fps: float | None = None) -> ClipHeader:
-    """The header of a file or of a folder or list of images.
+    """Read the header of a file, or those of a folder or list of images.
 
     Raises:
         BadMediaError: there is none, or it does not say how long the clip is.
@@ -214,7 +214,7 @@ class LengthEstimate:
     Attributes:
         records: of the data set.
         rule: by which the frames of its clips are chosen.
-        most: in tokens, where longer prompts are made to fit; else None.
+        most: in tokens, where longer prompts are made to fit, else None.
     """
 
     records: Sequence[Record]

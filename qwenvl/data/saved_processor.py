@@ -41,7 +41,7 @@ class PromptSettings:
         frames: how densely clips are sampled.
         prompts: bounds on pixels and length, and the arguments of the chat template.
         base_model: what the run started from.
-        system: the text of the system turn of every prompt; None where records have their own or none.
+        system: the text of the system turn of every prompt, or None where records have their own or none.
         prompt_template: a text with ``{prompt}`` in it, which the last user turn takes the place of.
     """
 

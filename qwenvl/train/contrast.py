@@ -1,9 +1,9 @@
 """``temporal_contrast``: a bonus for answers that the order of the frames was needed for.
 
 The policy answers each video prompt a few more times with the frames in random order. Where the ordered group is right
-more often, its right completions get a bonus; where order makes no difference, they do not: an answer that can be read
-off a single frame is not understanding of video. After the temporal reward of T-GRPO (Video-R1, arXiv:2503.21776),
-which compares by a factor; here the difference has to exceed a margin.
+more often, its right completions get a bonus. Where order makes no difference, they get none, since an answer that can
+be read off a single frame is not understanding of video. The bonus follows the temporal reward of T-GRPO (Video-R1,
+arXiv:2503.21776), which compares by a factor. Here the difference has to exceed a margin.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class TemporalContrast:
     """The settings of the bonus.
 
     Attributes:
-        share: size of the second group, as a share of the first; at least one completion.
+        share: size of the second group, as a share of the first. It has at least one completion.
         margin: what the ordered group's mean correctness must exceed the shuffled group's by.
         bonus: added to the total of the correct completions of the ordered group.
-        correctness: one function; a completion is correct where it gives 1.
+        correctness: one function, which gives 1 for a correct completion.
         temporal_patch_size: frames of a temporal patch.
     """
 
@@ -51,7 +51,7 @@ class TemporalContrast:
         The frames take the times of the ordered ones: ids, grids and seconds stay as they are.
 
         Args:
-            seed: of the run; the order is drawn by (seed, epoch, record, clip).
+            seed: of the run. The order is drawn by (seed, epoch, record, clip).
         """
         part = batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])
         if not len(part):
@@ -67,11 +67,11 @@ class TemporalContrast:
     def add(
         self, rewards: RewardBatch, ordered: Sequence[float | None], shuffled: Sequence[float | None]
     ) -> RewardBatch:
-        """The rewards with the bonus as one more component; a completion without a reward gets no bonus.
+        """Return the rewards with the bonus as one more component. A completion without a reward gets no bonus.
 
         Args:
-            ordered: N values of the correctness function, 1 being correct; None where it does not apply.
-            shuffled: P means of the shuffled groups; None for prompts without video.
+            ordered: N values of the correctness function, 1 being correct, None where it does not apply.
+            shuffled: P means of the shuffled groups, None for prompts without video.
         """
         given = temporal_contrast(ordered, shuffled, self.margin, self.bonus)
         values = [None if total is None else value for value, total in zip(given, rewards.totals(), strict=True)]
