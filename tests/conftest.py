@@ -22,6 +22,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     torch.set_num_threads(int(THREADS))
+    if other := int(os.environ.get("QWENVL_TEST_SEED", "0")):  # other weights and samples in every test
+        plain = torch.manual_seed
+        torch.manual_seed = torch.random.manual_seed = lambda seed: plain((seed + 1_000_003 * other) % 2**63)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -31,6 +34,10 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if "slow" in item.keywords and not run_slow:
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+    if seed := os.environ.get("QWENVL_TEST_ORDER"):  # files in random order, and the tests in each
+        random.Random(seed).shuffle(items)
+        files = {}
+        items.sort(key=lambda item: files.setdefault(item.path, len(files)))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ OF_THE_USER = {
 for name in [name for name in os.environ if name in OF_THE_USER or name.startswith(("ACCELERATE_", "FSDP_"))]:
     del os.environ[name]
 
-# Tiny tensors gain nothing from threads. scripts/test_settings.sh tries other numbers.
+# Tiny tensors gain nothing from threads. scripts/test_settings.sh tries another number.
 THREADS = os.environ.get("QWENVL_TEST_THREADS", "1")
 
 os.environ |= {
