@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -177,7 +178,7 @@ def build_objective(args: GRPOConfig) -> Objective:
         ValueError: a bound that another one leaves without effect.
     """
     row = LOSSES[args.loss_type]
-    given = {
+    given: dict[str, Any] = {
         "epsilon": args.grpo_epsilon,
         "epsilon_high": args.grpo_epsilon_high,
         "delta": args.grpo_delta,

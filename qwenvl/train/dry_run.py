@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,10 +29,10 @@ def dry_run(args: GRPOConfig) -> str:
         RecordError, BadMediaError, FramePlanError: a record that the run would stop at, if it is among the first.
         ValueError, OSError: what the run itself would be refused for.
     """
-    policy = build_policy(load_without_weights(args.model_name_or_path), args)
+    policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
     rubric = build_rewards(args, None, None)
-    collator = GRPOCollator(load_processor(args.model_name_or_path), PromptOptions.of(args))
-    dataset = build_dataset(args.dataset_use, args, rubric, collator.limit, training=True)
+    collator = GRPOCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args))
+    dataset: Any = build_dataset(args.dataset_use, args, rubric, collator.limit, training=True)
     build_dataset(args.eval_dataset_use, args, rubric, collator.limit, training=False)
     sections = {
         "settings": _settings(args),
