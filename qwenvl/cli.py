@@ -18,7 +18,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int | None:
-    """Run the command that ``argv`` begins with; returns its exit status."""
+    """Run the command that ``argv`` begins with, and return its exit status."""
     command, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
     if command in ("-h", "--help"):
         print(usage())

@@ -66,7 +66,7 @@ PAIRS: tuple[Steps, ...] = tuple(
 
 @dataclass(frozen=True)
 class ClipSettings:
-    """What the data depends on; the same settings give the same records and pictures.
+    """What the data depends on. The same settings give the same records and pictures.
 
     Attributes:
         train, heldout: clips of each kind; every pair of steps is shown about equally often.
@@ -148,7 +148,7 @@ def tokenizer_texts() -> list[str]:
 
 
 def draw_clip(clip: Clip) -> Iterator[np.ndarray]:
-    """The frames of a clip in order, each SIZE x SIZE x 3, uint8; what a step has done stays done in the next."""
+    """The frames of a clip in order, each SIZE x SIZE x 3, uint8. What a step has done stays done in the next."""
     station = Station.draw_lot(np.random.default_rng(clip.seed))
     for number, frames in zip(clip.steps, clip.frame_counts, strict=True):
         step = number - 1

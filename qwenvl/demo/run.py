@@ -100,7 +100,7 @@ class Demo:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo, or show the one that is there; returns the exit status."""
+    """Run the demo, or show the one that is there, and return the exit status."""
     demo, fresh = _parse(argv)
     done = finished(demo)
     if done and not fresh:
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
-    """Make what is missing, train, evaluate, and write ``result.json``; returns what it holds.
+    """Make what is missing, train, evaluate, and write ``result.json``. Return what it holds.
 
     Args:
         fresh: make clips and model anew too.
@@ -209,7 +209,7 @@ def _make_model(demo: Demo) -> None:
 
 
 def _train(demo: Demo) -> None:
-    """The command of a real run, with its settings in a file; it evaluates before and after."""
+    """The command of a real run, with its settings in a file. It evaluates before and after."""
     from qwenvl.train import train_grpo
 
     config = demo.folder / "run.yaml"
@@ -278,7 +278,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _remove(folder: Path, mark: Path) -> None:
-    """Delete a folder of an earlier demo; ``mark`` is the file that says it is one."""
+    """Delete a folder of an earlier demo. The file ``mark`` says that it is one."""
     if folder.exists():
         if not mark.is_file():
             raise FileExistsError(f"{folder}: not made by the demo (no {mark.name}); choose another --output_dir")

@@ -116,7 +116,7 @@ def make_tokenizer(texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400) 
 def make_processor(
     family: Family = "qwen2_5_vl", texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400
 ) -> ProcessorMixin:
-    """The family's own processor class (patch 14, for Qwen3-VL 16; merge 2) around ``make_tokenizer(texts)``."""
+    """The family's own processor class (patch 14, for Qwen3-VL 16, and merge 2) around ``make_tokenizer(texts)``."""
     tokenizer = make_tokenizer(texts, vocab_size)
     if family == "qwen3_vl":
         # As its checkpoints have it: other patches, other normalisation, and pixels bounded over the whole clip.
@@ -143,7 +143,7 @@ def make_model(
     tie_word_embeddings: bool = True,
     initializer_range: float = 0.02,
 ) -> PreTrainedModel:
-    """A float32 model of ``family`` with random weights that fits ``processor``; the same seed gives the same weights.
+    """A float32 model of ``family`` with random weights that fits ``processor``. The same seed gives the same weights.
 
     Text heads are 16 wide up to ``hidden_size`` 64 and 32 wide above, two of them sharing one key-value head. With
     ``vision_depth`` 2 or more, Qwen2.5-VL's first blocks attend within windows and its last to everything.
@@ -200,7 +200,7 @@ def save_tiny(
     vocab_size: int = 400,
     **model_options: Any,
 ) -> Path:
-    """Write a checkpoint folder that ``AutoProcessor`` and the model class load; ``model_options`` go to `make_model`.
+    """Write a checkpoint folder that ``AutoProcessor`` and the model class load. ``model_options`` go to `make_model`.
 
     Example:
         >>> folder = save_tiny("out/tiny", family="qwen3_vl", tie_word_embeddings=False)
