@@ -51,3 +51,12 @@ def test_the_step_benchmark_runs():
     command = [sys.executable, str(BENCH / "step.py"), "--cases", "200,2,4", "--repeats", "1", "--threads", "1"]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "200,2,4: 222 prompt tokens" in out and out.count(" MiB, ") == 2 and "ideal step" in out
+
+
+def test_the_records_benchmark_runs(tmp_path):
+    options = ["--records", "30", "--kinds", "csv", "--folder", str(tmp_path)]
+    out = subprocess.run(
+        [sys.executable, str(BENCH / "records.py"), *options], check=True, capture_output=True, text=True
+    ).stdout
+    assert "30 records" in out and "| csv, 0 MB | " in out
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """How long a data set takes to open and how much memory it needs, for each kind of file.
 
-    python scripts/bench/records.py                              # 20,000 records of each kind, in a minute
-    python scripts/bench/records.py --records 1000000            # the table of docs/benchmarks.md: 4 GB of disk
+    python scripts/bench/records.py                              # 20,000 records of each kind
+    python scripts/bench/records.py --records 1000000            # 1 GB of disk, 10 minutes of CPU
     python scripts/bench/records.py --kinds json csv --folder /scratch
 
 Each measurement runs in a process of its own, which imports the library and then opens one file:
