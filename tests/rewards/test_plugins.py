@@ -112,7 +112,7 @@ def test_heavy_functions_run_in_worker_processes_one_completion_at_a_time(tmp_pa
         "import os, time\nfrom qwenvl.rewards import reward\n\n"
         '@reward("pid", cpu_heavy=True)\ndef pid(completions, **columns):\n'
         "    assert len(completions) == 1\n"
-        "    time.sleep(60 if completions[0] == 'slow' else 0)\n"
+        "    time.sleep(6000 if completions[0] == 'slow' else 0)\n"
         "    return [float(os.getpid())]\n"
     )
     here = build_rubric(["pid"], external_plugins=[str(path)])
@@ -121,7 +121,7 @@ def test_heavy_functions_run_in_worker_processes_one_completion_at_a_time(tmp_pa
         ["pid"],
         external_plugins=[str(path)],
         settings=RewardSettings(reward_workers=2),
-        timeout=3,
+        timeout=15,  # of which a fresh worker on a busy machine takes some seconds
         on_error="skip",
     )
     pids, skipped = there.score(["a", "slow", "b"], {}, group_size=3), there.score(["c"], {}, group_size=1)

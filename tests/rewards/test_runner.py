@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def test_async_functions_run_together():
             await asyncio.sleep(0.001)
         return [2.0]
 
-    made = rubric(first, second, timeout=5)
+    made = rubric(first, second, timeout=300)
     assert made.score(["a"], {}).components == [[1.0], [2.0]]
     made.close()
 
@@ -66,18 +65,19 @@ def test_async_rewards_work_inside_a_running_loop():
 
 
 def test_deadline_of_async_and_of_plain_functions():
+    released = threading.Event()
+
     async def forever(completions, **columns):
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     def sleeps(completions, **columns):
-        time.sleep(2)
+        released.wait()
         return [0.0]
 
     for slow in (forever, sleeps):
-        begin = time.monotonic()
         with pytest.raises(RewardError, match=rf'(?s)"{slow.__name__}" failed on record .r1.: .*no result after 0.1 s'):
             rubric(slow, timeout=0.1).score(["a"], {"id": ["r1"]})
-        assert time.monotonic() - begin < 1
+    released.set()
 
 
 def test_an_error_in_an_async_function_names_its_row():
@@ -122,6 +122,6 @@ def test_threads_compute_on_the_gpu_of_their_process(monkeypatch):
     async def later(completions):
         return [float(torch.cuda.current_device())]
 
-    made = rubric(plain, later, timeout=5)
+    made = rubric(plain, later, timeout=300)
     assert made.score(["a"], {}).components == [[3.0], [3.0]]
     made.close()
