@@ -108,7 +108,8 @@ def read_clip(path: str | Path, run: str | Path) -> TakenClip:
         >>> inputs = processor(text=[text], videos=[clip.frames], video_metadata=[clip.metadata], return_tensors="pt")
     """
     dataset = GRPODataset([], SampleOptions(**asdict(PromptSettings.load(run).frames)), training=False)
-    record = Record(str(path), (), "", (str(path),), (), (None,), {}, str(path))
+    absolute = str(Path(path).absolute())  # the decoder's process may have been started in another folder
+    record = Record(absolute, (), "", (absolute,), (), (None,), {}, absolute)
     (clip,) = dataset.load(record).videos
     metadata = timed_metadata(clip.info.times)
     # At 1 frame per second, this total tells Qwen2.5-VL's processor the seconds between the frames taken.

@@ -194,6 +194,12 @@ class TestReadClip:
         if "second_per_grid_ts" in inputs:
             assert list(inputs["second_per_grid_ts"]) == pytest.approx(batch.seconds_per_grid.tolist())
 
+    def test_a_relative_path_is_one_of_this_process(self, run, make_clip, monkeypatch):
+        """The decoder's process, which is kept, was started in another folder."""
+        first = read_clip(make_clip("elsewhere/a.mp4", 25), run)
+        monkeypatch.chdir(run / "elsewhere")
+        assert torch.equal(read_clip("a.mp4", run).frames, first.frames)
+
     def test_a_folder_without_settings(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"prompt_settings.json: not there; expected a folder"):
             read_clip("a.mp4", tmp_path)
