@@ -154,23 +154,23 @@ class GRPOTrainer(ResumableTrainer):
             FloatingPointError: if the loss is not a finite number: the weights would be lost for good.
             ParityError: if sampler and trainer disagree about the same tokens (``check_parity``).
         """
-        experience = self._experience(inputs["prompts"])
+        step = self._step_of(inputs["prompts"])
+        experience = step.experience_of(inputs["prompts"])
         with self.meter.time("time/logp_s"):
             logprobs = self._logprobs(model, experience)
             if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
                 experience.old_logprobs = logprobs.detach()
                 experience.ref_logprobs = self._reference_logprobs(experience)
                 self._check_parity(experience)
-        assert self.step is not None  # `_experience` made it
-        output = self.objective(experience.loss_inputs(logprobs), self.step.counts)
-        self.journal.trained(self.step, experience, output)
+        output = self.objective(experience.loss_inputs(logprobs), step.counts)
+        self.journal.trained(step, experience, output)
         if not torch.isfinite(output.loss):
             raise FloatingPointError(
                 f"step {self.state.global_step + 1}: the loss is {output.loss.item()}; {output.metrics}"
             )
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
-        return output.loss * self.step.counts.micro_batches
+        return output.loss * step.counts.micro_batches
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward."""
@@ -241,8 +241,8 @@ class GRPOTrainer(ResumableTrainer):
         prompts = inputs["prompts"]
         super()._track_num_input_tokens({"input_ids": prompts.input_ids, "attention_mask": prompts.attention_mask})
 
-    def _experience(self, batch: PromptBatch) -> Experience:
-        """The experience of a micro-batch. The first micro-batch of a step has all of them collected."""
+    def _step_of(self, batch: PromptBatch) -> Step:
+        """The step that a micro-batch belongs to. The first micro-batch of a step has all of them collected."""
         if self.step is None or not self.is_in_train:
             places = self._drawn if self.is_in_train else [batch]  # a script may call compute_loss on its own
             with whole_weights(self.model, self.model_wrapped):
@@ -250,7 +250,7 @@ class GRPOTrainer(ResumableTrainer):
             self.step = Step.of(places, experiences)
             for experience in experiences:
                 self.journal.collected(self.state.global_step + 1, experience)
-        return self.step.experience_of(batch)
+        return self.step
 
     def _logprobs(self, model: nn.Module, experience: Experience) -> Tensor:
         prompts, rollout = experience.prompts, experience.rollout
