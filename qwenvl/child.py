@@ -35,7 +35,7 @@ class ChildError(Exception):
 
 
 class ChildFailed(ChildError):
-    """The child's work on a message raised an exception; the child lives on.
+    """The child's work on a message raised an exception. The child lives on.
 
     Attributes:
         details: the traceback in the child, as text.
@@ -50,7 +50,7 @@ class ChildDied(ChildError):
     """The child process ended before it answered.
 
     Attributes:
-        exit_code: of the process; a negative number is the signal that ended it.
+        exit_code: of the process. A negative number is the signal that ended it.
     """
 
     def __init__(self, exit_code: int) -> None:
@@ -59,7 +59,7 @@ class ChildDied(ChildError):
 
 
 class ChildTimeout(ChildError):
-    """The child took longer for a message than it was given; it was killed."""
+    """The child took longer for a message than it was given. It was killed."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class WithFile:
 
     Attributes:
         value: the rest of the answer.
-        descriptor: the child's descriptor of the file; in the parent its own one, which the parent closes.
+        descriptor: the child's descriptor of the file. In the parent its own one, which the parent closes.
         keep: whether the child keeps its descriptor open.
     """
 
@@ -84,7 +84,7 @@ class Child:
         load: ``module:function``. The child calls it once with ``arguments``, and it returns the function from a
             message to its answer. Its imports count neither as memory nor as time of a message.
         arguments: texts.
-        memory_bytes: how much more memory the child may take than it holds once it is loaded; None for no bound.
+        memory_bytes: how much more memory the child may take than it holds once it is loaded. None for no bound.
             Beyond it the child raises MemoryError. Only Linux has this bound.
         environment: variables of the child besides those of this process, and in their place.
 
@@ -140,15 +140,15 @@ class Child:
 
         Args:
             message: anything that can be pickled.
-            seconds: how long the answer may take by the clock; None for no bound.
-            cpu_seconds: how long the child may compute for it, on all its threads together; None for no bound. Other
+            seconds: how long the answer may take by the clock. None for no bound.
+            cpu_seconds: how long the child may compute for it, on all its threads together. None for no bound. Other
                 processes of the machine have no part in this bound.
 
         Returns:
-            The answer; for a ``WithFile`` a ``WithFile`` with a descriptor of this process.
+            The answer. For a ``WithFile`` a ``WithFile`` with a descriptor of this process.
 
         Raises:
-            ChildTimeout: the answer took longer; the child was killed.
+            ChildTimeout: the answer took longer. The child was killed.
             ChildDied: the child ended before it answered.
             ChildFailed: the work on this message raised an exception.
         """
@@ -160,11 +160,11 @@ class Child:
         return self._receive(seconds, f"no result after {seconds} s", cpu_seconds)
 
     def abort(self) -> None:
-        """Kill the process from another thread than the one that asks; its ``ask`` raises ChildDied."""
+        """Kill the process from another thread than the one that asks. Its ``ask`` raises ChildDied."""
         self._process.kill()
 
     def kill(self) -> int:
-        """End the process whatever it does, and return its exit code; a negative one is the signal that ended it."""
+        """End the process whatever it does, and return its exit code. A negative one is the signal that ended it."""
         self._process.kill()
         self._connection.close()
         atexit.unregister(self.kill)

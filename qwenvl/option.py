@@ -17,7 +17,7 @@ Some = TypeVar("Some", bound="Options")
 
 @dataclass(frozen=True)
 class Bounds:
-    """The numbers that an option may be; None, the value of an option that is not set, is always fine.
+    """The numbers that an option may be. None, the value of an option that is not set, is always fine.
 
     Attributes:
         why: said after the bound where a value is refused.
@@ -58,11 +58,11 @@ def option(
     below: float | None = None,
     why: str | None = None,
 ) -> Any:
-    """A field of a dataclass of options; the choices of one are those of its type, a ``Literal``.
+    """A field of a dataclass of options. The choices of one are those of its type, a ``Literal``.
 
     Args:
         help: unit, range and effect, for ``--help`` and the docs.
-        unset: what a default of None comes to mean; the help then ends with it.
+        unset: what a default of None comes to mean. The help then ends with it.
         least, above, most, below: bounds of a number.
         why: the reason for the bounds, said where a value is refused.
 
@@ -106,7 +106,7 @@ class Options:
 
 
 def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda config: ()) -> list[str]:
-    """Everything wrong with ``config``, class by class from the first base on; empty where all is well.
+    """Everything wrong with ``config``, class by class from the first base on. Empty where all is well.
 
     Where a value is of a wrong type nothing else is looked at, as bounds and combinations could not be.
 
@@ -140,7 +140,7 @@ def all_options(group: type[Options]) -> list[Field]:
 
 
 def misfit(config: Any, name: str, hint: Any) -> str | None:
-    """What is wrong with the type of option ``name``, or that its value is no choice of it; None where it fits."""
+    """What is wrong with the type of option ``name``, or that its value is no choice of it. None where it fits."""
     value, choices, kinds = getattr(config, name), choices_of(hint), kinds_of(hint)
     if value is None and NoneType in kinds:
         return None
@@ -153,7 +153,7 @@ def misfit(config: Any, name: str, hint: Any) -> str | None:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """The values that a type hint ``Literal``, or ``Literal | None``, allows; empty for other types."""
+    """The values that a type hint ``Literal``, or ``Literal | None``, allows. Empty for other types."""
     return next((get_args(part) for part in _parts(hint) if get_origin(part) is Literal), ())
 
 
@@ -168,7 +168,7 @@ def is_number(hint: Any) -> bool:
 
 
 def was_set(config: Any, name: str) -> bool:
-    """Whether an option differs from its default; spelling out the default counts as leaving it out."""
+    """Whether an option differs from its default. Spelling out the default counts as leaving it out."""
     own = next(each for each in fields(config) if each.name == name)
     default = own.default if own.default_factory is MISSING else own.default_factory()
     return getattr(config, name) != default

@@ -25,7 +25,7 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class RunLogError(ValueError):
-    """A file of a run folder is not what it should be; the message begins with file and line."""
+    """A file of a run folder is not what it should be. The message begins with file and line."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SeenClip:
         path: the clip.
         indices: F source frame numbers.
         times: F presentation times, in seconds.
-        segments: for each frame the number of its segment; None where the clip is not segmented.
+        segments: for each frame the number of its segment. None where the clip is not segmented.
     """
 
     path: str
@@ -50,19 +50,19 @@ class Rollout:
     """One completion with what became of it.
 
     Attributes:
-        step: optimizer step, from 1; in evaluation the steps done before it.
+        step: optimizer step, from 1. In evaluation the steps done before it.
         record_id, where: the record's ``id``, and its file and place.
         sample: place in its group, from 0.
         prompt: messages, each with ``role`` and ``text``.
-        solution, completion: texts; the completion without special tokens.
+        solution, completion: texts. The completion without special tokens.
         tokens: of the completion, its end token included.
         finish_reason: ``stop`` or ``length``.
-        rewards: by function; None where it does not apply.
-        total: what the advantage was made of; None for a completion that no function gave a reward.
+        rewards: by function. None where it does not apply.
+        total: what the advantage was made of. None for a completion that no function gave a reward.
         advantage: None in evaluation.
         clips: of the prompt, in order.
         images: paths, in order.
-        epoch: in which the prompt was drawn; with weighted data sets, times that its own was gone through before.
+        epoch: in which the prompt was drawn. With weighted data sets, times that its own was gone through before.
         split: ``train``, or the name of the evaluation.
         fitted: what was lowered to make the prompt fit, each before and after: the ``frames`` of each clip, and the
             ``sizes`` (height, width) of the frames of each clip and then of each image. None where nothing was.
@@ -88,11 +88,11 @@ class Rollout:
 
 
 class RunLog:
-    """Writes a run folder; each process has its own.
+    """Writes a run folder. Each process has its own.
 
     Args:
         folder: made when something is written.
-        rank, world_size: of this process; only rank 0 writes metrics and configuration.
+        rank, world_size: of this process. Only rank 0 writes metrics and configuration.
     """
 
     def __init__(self, folder: str | os.PathLike[str], rank: int = 0, world_size: int = 1) -> None:
@@ -101,7 +101,7 @@ class RunLog:
         self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
     def write_config(self, config: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> None:
-        """Write the settings of the run; earlier ones in this folder that differ are kept as ``previous``."""
+        """Write the settings of the run. Earlier ones in this folder that differ are kept as ``previous``."""
         if self.rank != 0:
             return
         path = self.folder / "run.json"
@@ -153,7 +153,7 @@ class RunLog:
                 self._earlier[path] = 0
 
     def finish(self, step: int) -> None:
-        """Note that the run has ended at ``step`` and left its model; one that goes on from there takes it back."""
+        """Note that the run has ended at ``step`` and left its model. One that goes on from there takes it back."""
         if self.rank == 0:
             content = json.dumps({**read_config(self.folder), "finished": step}, indent=2)
             _replace(self.folder / "run.json", content + "\n")
@@ -187,10 +187,10 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> list[dict[str, float]]:
-    """The lines of ``metrics.jsonl`` in order; empty where the run has not logged yet.
+    """The lines of ``metrics.jsonl`` in order. Empty where the run has not logged yet.
 
     Args:
-        split: ``train`` for the lines of optimizer steps, the name of an evaluation (``eval``) for its lines; None for
+        split: ``train`` for the lines of optimizer steps, the name of an evaluation (``eval``) for its lines. None for
             all, with the Trainer's own line at the end of training.
 
     Raises:
@@ -207,8 +207,8 @@ def read_rollouts(
     """The completions of all processes, process by process in the order they were written.
 
     Args:
-        step: only those of this step; None for all.
-        split: only those of training, or of the evaluation of this name; None for all.
+        step: only those of this step. None for all.
+        split: only those of training, or of the evaluation of this name. None for all.
 
     Raises:
         RunLogError: a line, other than a cut last one, is not a rollout.
@@ -220,7 +220,7 @@ def read_rollouts(
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide what a run computes; those not installed are left out."""
+    """Versions of Python and of the packages that decide what a run computes. Those not installed are left out."""
     names = ("qwenvl", "torch", "torchvision", "transformers", "accelerate", "peft", "av", "decord", "torchcodec")
     versions = {"python": platform.python_version()}
     for name in (*names, "deepspeed", "flash-attn", "vllm"):

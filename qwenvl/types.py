@@ -4,7 +4,7 @@ Shape letters, used in docstrings and as suffixes of local names everywhere in t
 
     P   prompts in a micro-batch
     G   completions sampled per prompt (the group; ``grpo_sample_size``)
-    N   completions in a micro-batch, N = P * G; row n belongs to prompt n // G
+    N   completions in a micro-batch, N = P * G. Row n belongs to prompt n // G
     L   prompt tokens, left-padded
     T   completion tokens, right-padded
     K   reward functions
@@ -274,7 +274,7 @@ class RolloutBatch:
         texts: N decoded completions without special tokens, with a stop string that ended them.
         finish_reasons: N, ``stop`` (an end token or stop string) or ``length`` (cut at ``generation_max_length``).
         logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-k,
-            top-p, min-p, the repetition penalty and the suppression of vision tokens; None where the engine does not
+            top-p, min-p, the repetition penalty and the suppression of vision tokens. None where the engine does not
             have them.
     """
 

@@ -114,7 +114,7 @@ def saves_within_windows(config: Any, save_steps: float, eval_steps: float) -> I
     """Problems with checkpoints between the steps on the same completions: they lack those, and none could be resumed.
 
     Args:
-        save_steps, eval_steps: in steps; what is below 1 is a share of a run that is not known yet, and passes.
+        save_steps, eval_steps: in steps. What is below 1 is a share of a run that is not known yet, and passes.
     """
     if getattr(config, "enable_jit_checkpoint", False):
         yield (

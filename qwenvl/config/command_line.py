@@ -4,8 +4,8 @@
     train_grpo.py run.yaml
     train_grpo.py --config run.yaml --max_steps 100
 
-A file sets the same names as the flags; flags override it. Its values are read as the command line reads them: ``1e-6``
-is a number and ``no`` a word, which YAML 1.1 sees otherwise.
+A file sets the same names as the flags, and flags override it. Its values are read as the command line reads them:
+``1e-6`` is a number and ``no`` a word, which YAML 1.1 sees otherwise.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def split_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def file_tokens(file: Path | None, known: dict[str, Any]) -> list[str]:
-    """The settings of a YAML or JSON file as a command line; empty without a file.
+    """The settings of a YAML or JSON file as a command line. Empty without a file.
 
     Args:
         known: names of all settings, with their defaults.

@@ -11,7 +11,7 @@ import yaml
 
 
 def read_settings(file: Path) -> Any:
-    """What a JSON or YAML file holds; scalars of YAML stay strings, but for null.
+    """What a JSON or YAML file holds. Scalars of YAML stay strings, but for null.
 
     Raises:
         OSError: the file cannot be read.
@@ -27,7 +27,7 @@ def read_settings(file: Path) -> Any:
 
 
 def without_repeats(pairs: list[tuple[Hashable, Any]]) -> dict:
-    """A dict of ``pairs``; raises ValueError where a name comes twice, of which only the last would count."""
+    """A dict of ``pairs``. Raises ValueError where a name comes twice, of which only the last would count."""
     names = [name for name, _ in pairs]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:

@@ -13,7 +13,7 @@ LORA_LEARNING_RATE = 1e-5
 
 @dataclass
 class TrainerOptions(Options):
-    """Settings of the Trainer that have another default here; all its others keep theirs."""
+    """Settings of the Trainer that have another default here. All its others keep theirs."""
 
     learning_rate: float | None = option(
         None, "Peak learning rate, above 0.", unset=f"{FULL_LEARNING_RATE:g}, with LoRA {LORA_LEARNING_RATE:g}", above=0

@@ -243,7 +243,7 @@ def load_dataset(
         options, more: of ``GRPODataset``.
 
     Raises:
-        RecordError, ValueError, FileNotFoundError: as its parts do; with ``on_bad_sample`` "error" also for media
+        RecordError, ValueError, FileNotFoundError: as its parts do. With ``on_bad_sample`` "error" also for media
             files that do not exist, before anything is decoded.
     """
     read_options = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system)

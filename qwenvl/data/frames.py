@@ -105,7 +105,7 @@ def plan_frames(
     Without ``meta``: clamp(round(duration / base_interval), min_frames, max_frames) frames, made even, uniformly spaced
     from the first to the last. With ``meta.dynamic_sample`` each segment gives its own frames: in training (``draw``
     given) a number drawn uniformly from [min_frames, max_frames] and one random frame from each of as many equal
-    stretches of the segment; in evaluation (``draw`` None) max_frames of them, uniformly spaced. Without
+    stretches of the segment. In evaluation (``draw`` None) max_frames of them, uniformly spaced. Without
     ``dynamic_sample`` the bounds of ``meta`` take the place of the options' for the whole clip.
 
     Args:

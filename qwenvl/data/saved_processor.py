@@ -56,7 +56,7 @@ class PromptSettings:
         """Take the settings of a run from its flags, and the frames' from its data set, which need not have the flags'.
 
         Args:
-            dataset: to train on; None, or one of another library, leaves the frames to the flags.
+            dataset: to train on. None, or one of another library, leaves the frames to the flags.
         """
         read = ReadOptions.of(flags)
         frames = FrameOptions.of(getattr(dataset, "options", flags))

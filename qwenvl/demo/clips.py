@@ -69,7 +69,7 @@ class ClipSettings:
     """What the data depends on. The same settings give the same records and pictures.
 
     Attributes:
-        train, heldout: clips of each kind; every pair of steps is shown about equally often.
+        train, heldout: clips of each kind. Every pair of steps is shown about equally often.
         warmup: targets of the warm-up, over the training clips of ``warmup_pairs`` of the 15 pairs of steps.
         dropped: share of the warm-up's targets that name one of the two steps only.
         unthinking: share of the warm-up's targets without a thinking block.
@@ -104,7 +104,7 @@ def make_clips(
     """Make the demo's data in ``folder``, unless it is there already and was made with these settings.
 
     Args:
-        processes: that draw and encode; by default one per core up to four, 1 stays in this one.
+        processes: that draw and encode. By default one per core up to four, 1 stays in this one.
         progress: called with (clips made, clips in all).
 
     Returns:

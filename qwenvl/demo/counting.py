@@ -14,7 +14,7 @@ class Counting:
     Args:
         title: what is counted.
         unit: one of these things.
-        seconds: the least time between two plain lines; the last one always comes.
+        seconds: the least time between two plain lines. The last one always comes.
         clock: gives the time, in seconds.
     """
 

@@ -1,6 +1,6 @@
 """``qwenvl demo``: a tiny Qwen2.5-VL learns by GRPO to name the steps of assembly videos.
 
-Clips and a warmed-up model are made on the spot; then ``qwenvl train --config run.yaml`` runs as it would on a real
+Clips and a warmed-up model are made on the spot. Then ``qwenvl train --config run.yaml`` runs as it would on a real
 checkpoint with a user's records. Nothing about that run is special but its size.
 """
 
@@ -43,7 +43,7 @@ class Demo:
     Attributes:
         folder: clips go to ``data``, the warmed-up model to ``model``, the run to ``run``.
         steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
-        clips: to train on; a quarter as many are held out.
+        clips: to train on. A quarter as many are held out.
     """
 
     folder: Path

@@ -88,8 +88,8 @@ DEFAULT_TEXTS = (
 def make_tokenizer(texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400) -> Qwen2Tokenizer:
     """Train a byte-level BPE tokenizer on ``texts`` and give it the special tokens and end token of Qwen-VL.
 
-    Any text can be encoded; text that resembles ``texts`` takes few tokens. ``vocab_size`` bounds the ordinary tokens
-    (256 bytes included); the special tokens come after them.
+    Any text can be encoded. Text that resembles ``texts`` takes few tokens. ``vocab_size`` bounds the ordinary tokens
+    (256 bytes included). The special tokens come after them.
     """
     qwen = Qwen2Tokenizer().backend_tokenizer
     bpe = Tokenizer(models.BPE())

@@ -1,6 +1,6 @@
 """The demo's warm-up: a short supervised pass, after which the model keeps the form and half guesses the content.
 
-A real checkpoint can talk and see before GRPO begins; random weights cannot, and a policy that never scores has nothing
+A real checkpoint can talk and see before GRPO begins. Random weights cannot, and a policy that never scores has nothing
 to learn from. Most targets name one of the two steps only, and some pairs of steps never occur (see
 `qwenvl.demo.clips`): to name both, whatever they are, is left to GRPO to find out.
 """
@@ -32,9 +32,9 @@ class WarmupSettings:
 
     Attributes:
         batch_size: prompts per step.
-        learning_rate: of AdamW; it rises over the first ten steps.
+        learning_rate: of AdamW. It rises over the first ten steps.
         stop_below: the warm-up ends when the mean loss of ten steps is below this, in nats per token. Random weights
-            begin to look at the pictures sooner or later, by chance; this lets GRPO begin from about the same place.
+            begin to look at the pictures sooner or later, by chance. This lets GRPO begin from about the same place.
         frame_pixels: that each frame is resized to.
         workers: processes that decode.
     """
@@ -55,7 +55,7 @@ def warm_up(
 ) -> None:
     """Train every weight of ``model`` on at most one pass over ``dataset``, whose solutions are the targets.
 
-    Records are taken in their order; a last batch that is not full is left out.
+    Records are taken in their order. A last batch that is not full is left out.
 
     Args:
         progress: called after each step with (steps done, steps at most, loss in nats per token).

@@ -43,11 +43,11 @@ class Finding:
 
     Attributes:
         where: its place and id.
-        problem: why it can't be trained on, beginning with its place; None for a good one.
+        problem: why it can't be trained on, beginning with its place. None for a good one.
         kind: the problem in a few words.
         images: how many it has.
         frames, seconds: of each of its clips: frames shown, and the time from the first to the last of them.
-        tokens: length of the prompt, vision tokens included; None without a processor.
+        tokens: length of the prompt, vision tokens included. None without a processor.
         fitted: what was lowered to make it fit.
         rescaled: clips that differ a little from what ``meta`` says.
     """
@@ -68,7 +68,7 @@ class Report:
     """What ``examine`` found.
 
     Attributes:
-        good: records that can be trained on, in the order read; each is read again when it is asked for.
+        good: records that can be trained on, in the order read. Each is read again when it is asked for.
         problems: {"kind", "message"} of each row that can't.
         warnings: as ``problems``, of rows that can.
         findings: of the good ones.
@@ -118,7 +118,7 @@ def examine(
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
     Args:
-        sample_options: how frames are chosen and decoded; what fails must be an error (``on_bad_sample``).
+        sample_options: how frames are chosen and decoded. What fails must be an error (``on_bad_sample``).
         jobs: clips decoded at the same time, each in a process of its own.
         progress: wraps what comes one by one for each row, given the number of rows.
     """
@@ -166,7 +166,7 @@ def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Least, median, 95th percentile and most; empty without values."""
+    """Least, median, 95th percentile and most. Empty without values."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -216,7 +216,7 @@ def _finding(
 
 
 def _repeated(record: Record, asked: dict[int, tuple[str, str]]) -> list[dict[str, str]]:
-    """A warning if the record asks the same of the same media as one in ``asked``; adds it there if not.
+    """A warning if the record asks the same of the same media as one in ``asked``. Adds it there if not.
 
     Questions are known by their hash: of a billion, one would be taken for another by a chance of 3 %.
     """

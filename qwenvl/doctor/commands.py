@@ -83,7 +83,7 @@ def stats(args: argparse.Namespace) -> int:
 
 
 def _count(records: Iterable[Record]) -> tuple[dict[str, int], dict[str, dict[str, float]], Counter[str]]:
-    """Numbers of what there is, spreads of lengths, and how often each solution occurs; one record at a time."""
+    """Numbers of what there is, spreads of lengths, and how often each solution occurs, read one record at a time."""
     numbers = dict.fromkeys(("records", "clips", "images", "with meta"), 0)
     media: set[int] = set()
     prompts: set[int] = set()

@@ -50,7 +50,7 @@ def write_records(records: Iterable[Record], path: Path) -> Written:
         records: gone through twice for ``.parquet``, ``.csv`` and ``.tsv``, whose columns must be known ahead.
 
     Raises:
-        ValueError: another ending; or a record that the kind of file can't hold.
+        ValueError: another ending, or a record that the kind of file can't hold.
     """
     name = path.name.lower().removesuffix(".gz")
     writers: dict[str, Callable[[Iterable[Record], Path, MediaPaths], int]] = {
@@ -125,7 +125,7 @@ def messages_row(record: Record, media: MediaPaths) -> dict[str, Any]:
 
 
 def plain_row(record: Record, media: MediaPaths) -> dict[str, str]:
-    """The record as cells of text; what is not text is written as JSON.
+    """The record as cells of text. What is not text is written as JSON.
 
     Raises:
         ValueError: more than one turn.
@@ -202,13 +202,13 @@ def _open(path: Path, newline: str | None = None) -> TextIO:
 
 
 def _json(value: Any) -> str:
-    """JSON; bytes as base64, and dates and the like as text."""
+    """JSON, with bytes as base64 and dates and the like as text."""
     as_text = lambda other: base64.b64encode(other).decode() if isinstance(other, bytes) else str(other)
     return json.dumps(value, ensure_ascii=False, default=as_text)
 
 
 def _media_columns(record: Record, media: MediaPaths) -> dict[str, Any]:
-    """One medium as it is, several as a list; a single clip that is a list of frames is a list in a list."""
+    """One medium as it is, several as a list. A single clip that is a list of frames is a list in a list."""
     columns = {}
     for key, paths in (("video", record.videos), ("image", record.images)):
         if paths:

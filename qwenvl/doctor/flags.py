@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser, group: type[Options], without: 
 
 
 def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
-    """A collator that gives prompts that are too long as bad samples; None without ``--model``."""
+    """A collator that gives prompts that are too long as bad samples. None without ``--model``."""
     if args.model is None:
         if args.max_prompt_length is not None:
             raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")

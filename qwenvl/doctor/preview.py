@@ -38,7 +38,7 @@ class Picture:
 
     Attributes:
         source: the picture as a data URL.
-        segment: the segment of the clip that the frame is from, which the page shows as a colour; None: no segment.
+        segment: the segment of the clip that the frame is from, which the page shows as a colour. None: no segment.
     """
 
     source: str
@@ -62,10 +62,10 @@ class Shown:
 
     Attributes:
         record: None where the row could not be read.
-        problem: why the row can't be trained on; empty for a good one.
+        problem: why the row can't be trained on. Empty for a good one.
         clips, images: what was decoded.
-        prompt: the text the model reads, vision tokens folded; the plain turns without a processor.
-        budget: the tokens of the prompt, in a sentence; empty without a processor.
+        prompt: the text the model reads, vision tokens folded. The plain turns without a processor.
+        budget: the tokens of the prompt, in a sentence. Empty without a processor.
         scores: what the rewards give the solution itself.
     """
 
@@ -79,7 +79,7 @@ class Shown:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page and say where it is; ends with status 1 when the data are bad, 2 when the command is."""
+    """Write the page and say where it is. Ends with status 1 when the data are bad, 2 when the command is."""
     parser = argparse.ArgumentParser(prog="qwenvl preview", description=__doc__)
     add_dataset_flags(parser)
     add_frame_flags(parser)
@@ -147,7 +147,7 @@ def _show_prompt(shown: Shown, sample: Sample, collator: GRPOCollator) -> list[t
     """Add what the processor makes of a sample.
 
     Returns:
-        Height and width in pixels at which the model sees each clip and each image; none of a prompt that is too long.
+        Height and width in pixels at which the model sees each clip and each image. None of a prompt that is too long.
     """
     batch = collator([sample])["prompts"]
     if batch.bad:

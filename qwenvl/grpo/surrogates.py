@@ -23,8 +23,8 @@ class RatioBounds:
 
     Attributes:
         epsilon, epsilon_high: how far r may fall below 1 and rise above it. None means: as far as it may fall.
-        delta: largest r of a completion with a negative advantage; None is without.
-        dual_clip: with a negative advantage a token costs at most this times -A; None is without.
+        delta: largest r of a completion with a negative advantage. None is without.
+        dual_clip: with a negative advantage a token costs at most this times -A. None is without.
         cispo: largest weight of a token, the bound itself and not what it exceeds 1 by.
         sapo: temperatures where A > 0 and elsewhere.
         vespo: (k, lambda) where A >= 0 and elsewhere.

@@ -16,10 +16,10 @@ TEMPLATES = Path(__file__).parent  # base.html, which pages extend, and macros.h
 
 
 def render(template: Path, **values: Any) -> str:
-    """Fill a Jinja template; it may extend ``base.html`` and import from ``macros.html``.
+    """Fill a Jinja template. It may extend ``base.html`` and import from ``macros.html``.
 
     Args:
-        template: the file; templates beside it can be included by name.
+        template: the file. Templates beside it can be included by name.
         values: what it is filled with. Text is escaped.
 
     Raises:

@@ -39,7 +39,7 @@ def staying(function: Callable[..., Any], *positional: Any, **keywords: Any) -> 
 
 
 async def staying_async(result: Awaitable[Any]) -> Any:
-    """Wait for what an async function gives, under an event loop of ``run_on``; raises as ``staying`` does."""
+    """Wait for what an async function gives, under an event loop of ``run_on``. It raises as ``staying`` does."""
     try:
         return await result
     except SystemExit as error:
@@ -61,7 +61,7 @@ def run_on(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def own(value: Any) -> Any:
-    """A copy of lists, dicts and all that they hold; numbers, texts and None stay as they are."""
+    """A copy of lists, dicts and all that they hold. Numbers, texts and None stay as they are."""
     if type(value) in _PLAIN or isinstance(value, str):
         return value
     if type(value) is list:

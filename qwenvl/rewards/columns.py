@@ -26,7 +26,7 @@ def reward_columns(
     Args:
         records: P.
         group_size: completions per record.
-        opened_think: P, whether the prompt ends inside a think block, as those of thinking checkpoints do; None where
+        opened_think: P, whether the prompt ends inside a think block, as those of thinking checkpoints do. None where
             no prompt does. A completion then goes on inside that block, without a ``<think>`` of its own.
         more: lists of N values besides, such as ``completion_ids`` (lists without padding) and ``finish_reasons``.
     """

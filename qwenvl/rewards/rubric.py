@@ -94,7 +94,7 @@ class Rubric:
             trainer_state: handed to functions that ask for it.
 
         Raises:
-            RewardError: naming the function, the record and the completion; see the class.
+            RewardError: naming the function, the record and the completion. See the class.
         """
         import torch
 

@@ -21,7 +21,7 @@ class Workers:
 
     Args:
         size: processes.
-        memory_bytes: how much memory each may take for tasks; None for no bound.
+        memory_bytes: how much memory each may take for tasks. None for no bound.
         preload: ``module:function``, called in each process before its first task without arguments, so that what it
             loads counts against no bound.
 
@@ -53,8 +53,8 @@ class Workers:
 
         Args:
             what: ``module:name``, a path of ``--reward_funcs``, or a function that can be pickled.
-            seconds: how long it may take by the clock, from when a process takes the task; None for no bound.
-            cpu_seconds: how long it may compute; None for no bound.
+            seconds: how long it may take by the clock, from when a process takes the task. None for no bound.
+            cpu_seconds: how long it may compute. None for no bound.
 
         Returns:
             A future. Its exceptions are those of ``Child`` and of pickling.

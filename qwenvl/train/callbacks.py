@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunFolder(TrainerCallback):
-    """Holds the run folder and writes log entries to it; at the end it lists the samples that were left out.
+    """Holds the run folder and writes log entries to it. At the end it lists the samples that were left out.
 
     Raises:
         RunLockedError: when training begins, if another run holds the folder.
@@ -34,7 +34,7 @@ class RunFolder(TrainerCallback):
         self._journal = journal
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Settings and versions; a resumed run writes the rows after its checkpoint anew."""
+        """Settings and versions. A resumed run writes the rows after its checkpoint anew."""
         hold(args.output_dir, args.process_index)
         self._journal.begin(state.global_step)
 

@@ -31,12 +31,12 @@ class Collector:
     Attributes:
         engine: samples completions.
         build_inputs: makes a batch the model's inputs.
-        encode: runs the vision tower once per prompt; None where it has to run in every forward.
+        encode: runs the vision tower once per prompt. None where it has to run in every forward.
         rubric: the rewards and their weights.
         params: how completions of training are drawn.
         group_size: completions per prompt in training.
         scale_rewards: what advantages are divided by, see ``group_advantages``.
-        contrast: the bonus for answers that need the order of the frames; None without.
+        contrast: the bonus for answers that need the order of the frames. None without.
         device: where models run.
         seed: of the run. Draws are a function of it, the process, and the epochs and ids of the records.
         process: the number of this process.
@@ -120,7 +120,7 @@ class Collector:
         return contrast.add(rewards, ordered, [next(means) if video else None for video in videos])
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
-        """Model inputs on the device; where the tower is frozen, its features in the place of pixels."""
+        """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""
         inputs = self.build_inputs(batch.to(self.device))
         if self.encode is None:
             return inputs
@@ -156,7 +156,7 @@ class Collector:
         return self.rubric.score(texts, columns, group_size=group_size, trainer_state=state)
 
     def _advantages(self, totals: Tensor) -> Tensor:
-        """N advantages; with ``scale_rewards batch`` the spread is that of the whole step, on all processes."""
+        """N advantages. With ``scale_rewards batch`` the spread is that of the whole step, on all processes."""
         shared = self.scale_rewards == "batch"
         by_process = gather_object([totals.tolist()]) if shared else [totals.tolist()]
         joined = torch.tensor([total for process in by_process for total in process], dtype=totals.dtype)

@@ -8,7 +8,7 @@ import sys
 
 
 def say(line: str) -> None:
-    """Print one line on standard error, at once; only in the first process of a run."""
+    """Print one line on standard error at once, in the first process of a run alone."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)
 

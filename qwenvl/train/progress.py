@@ -23,7 +23,7 @@ class ProgressBar(ProgressCallback):
         self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Updates the line; evaluations get a line of their own."""
+        """Updates the line. Evaluations get a line of their own."""
         if not state.is_world_process_zero:
             return
         if self.training_bar is not None:

@@ -23,7 +23,7 @@ COMMAND = "qwenvl train"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Trains, evaluates if there is data for it, saves model and processor; see ``--help`` for the flags."""
+    """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags."""
     try:
         start(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # before there was a run

@@ -16,8 +16,8 @@ class Beginning:
     """Where a run begins.
 
     Attributes:
-        checkpoint: the folder to resume from; None for a new run.
-        finished: why nothing is left to do; None where there is.
+        checkpoint: the folder to resume from. None for a new run.
+        finished: why nothing is left to do. None where there is.
     """
 
     checkpoint: str | None = None

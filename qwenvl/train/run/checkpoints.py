@@ -24,7 +24,7 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
 
     Args:
         resume: a folder; ``True`` (or "true", as it comes from a command line) for the newest checkpoint in
-            ``output_dir``; None or False to start anew. A checkpoint without its state, which is written last, is
+            ``output_dir``. None or False to start anew. A checkpoint without its state, which is written last, is
             passed over.
 
     Raises:
@@ -53,7 +53,7 @@ def require_whole(checkpoint: str | Path) -> None:
 
     Raises:
         FileNotFoundError: it has no optimizer or no schedule: both would silently begin anew.
-        ValueError: another file is missing, or a file is cut short; the message names it and an older checkpoint.
+        ValueError: another file is missing, or a file is cut short. The message names it and an older checkpoint.
     """
     checkpoint = Path(checkpoint)
     if torn := _torn(checkpoint):
@@ -73,7 +73,7 @@ def require_whole(checkpoint: str | Path) -> None:
 
 
 def newest_whole(output_dir: str | Path, before: int | None = None) -> Path | None:
-    """The checkpoint with the most steps, fewer than ``before``, that a run can be resumed from; None without one."""
+    """The checkpoint with the most steps, fewer than ``before``, that a run can be resumed from. None without one."""
     steps = [each for each in _checkpoints(output_dir)[0] if before is None or _step(each) < before]
     return next((each for each in reversed(steps) if not _torn(each) and not _lacks_optimizer(each)), None)
 
@@ -100,7 +100,7 @@ def _torn(checkpoint: Path) -> str | None:
 
 
 def _lacks_optimizer(checkpoint: Path) -> str | None:
-    """The name of the file without which optimizer or schedule would begin anew; None where all are there."""
+    """The name of the file without which optimizer or schedule would begin anew. None where all are there."""
     if (checkpoint / "latest").is_file():  # DeepSpeed keeps both in the folder that this file names
         return None
     if not (checkpoint / "optimizer.pt").is_file() and not _engine_states(checkpoint):
@@ -173,7 +173,7 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
     """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
 
     Checkpoints of Qwen-VL name their weights otherwise than live models do. transformers renames them in
-    ``from_pretrained`` alone; its Trainer loads the file as it is, drops what does not match with a warning, and goes
+    ``from_pretrained`` alone. Its Trainer loads the file as it is, drops what does not match with a warning, and goes
     on from the weights the model had.
 
     Raises:

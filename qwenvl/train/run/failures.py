@@ -33,7 +33,7 @@ def told_in_one_line(command: str, output_dir: str | Path) -> Iterator[None]:
 
     Args:
         command: what the line begins with.
-        output_dir: of the run; the line says from which of its checkpoints to go on.
+        output_dir: of the run. The line says from which of its checkpoints to go on.
     """
     try:
         yield
@@ -59,7 +59,7 @@ def bar_closed(trainer: Trainer) -> Iterator[None]:
 
 
 def explanation(error: BaseException, output_dir: str | Path) -> str | None:
-    """What happened and what to do, for an error that is not the program's; None for all others."""
+    """What happened and what to do, for an error that is not the program's. None for all others."""
     if isinstance(error, KeyboardInterrupt):
         return f"stopped by Ctrl-C; {_go_on(output_dir)}"
     if isinstance(error, FloatingPointError):

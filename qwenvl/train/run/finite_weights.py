@@ -17,7 +17,7 @@ REPORT = "nonfinite.json"
 
 
 class NonFiniteError(FloatingPointError):
-    """Weights are NaN or infinite; the message names the first of them, and the step."""
+    """Weights are NaN or infinite. The message names the first of them, and the step."""
 
 
 class FiniteWeights(TrainerCallback):

@@ -19,12 +19,12 @@ _made: set[Path] = set()  # folders that were made for the lock
 
 
 class RunLockedError(FileExistsError):
-    """The run folder belongs to another process that is running; the message names host and process."""
+    """The run folder belongs to another process that is running. The message names host and process."""
 
 
 @contextmanager
 def locked(folder: str | Path, rank: int = 0) -> Iterator[None]:
-    """Hold the lock of a run folder within; see `hold` and `release`."""
+    """Hold the lock of a run folder within. See `hold` and `release`."""
     hold(folder, rank)
     try:
         yield
@@ -33,12 +33,12 @@ def locked(folder: str | Path, rank: int = 0) -> Iterator[None]:
 
 
 def hold(folder: str | Path, rank: int = 0) -> None:
-    """Take the lock of a run folder for this process; the operating system frees it when the process dies.
+    """Take the lock of a run folder for this process. The operating system frees it when the process dies.
 
     It is a POSIX record lock, so child processes don't inherit it, and network file systems know it.
 
     Args:
-        rank: of this process in its run; only rank 0 takes the lock, for all of them.
+        rank: of this process in its run. Only rank 0 takes the lock, for all of them.
 
     Raises:
         RunLockedError: another process holds it.

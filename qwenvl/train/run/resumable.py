@@ -41,7 +41,7 @@ class ResumableTrainer(Trainer):
         return output
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """The micro-batches of one optimizer step; none where a resumed run turns out to be finished."""
+        """The micro-batches of one optimizer step. None where a resumed run turns out to be finished."""
         if self.control.should_training_stop:
             return [], None
         return super().get_batch_samples(epoch_iterator, num_batches, device)

@@ -109,7 +109,7 @@ class Resumed(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"shared": self.shared}}
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
-        """Compares step and learning rates with the flags; a run that is finished is told to stop at once."""
+        """Compares step and learning rates with the flags. A run that is finished is told to stop at once."""
         self.shared, self._evaluates_on_start = shared_settings(args), args.eval_on_start
         self._ended = state.global_step >= state.max_steps
         if args.num_iterations > 1 and not self._ended:
