@@ -67,6 +67,9 @@ class GRPOConfig(
             self.activation_checkpointing = self.gradient_checkpointing
         if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
             self.fsdp = str(self.fsdp).lower() == "true"
+        self.evaluates_by_tokens = self.per_device_eval_batch_size is None
+        if self.per_device_eval_batch_size is None:  # of the loader
+            self.per_device_eval_batch_size = 1
         TrainingArguments.__post_init__(self)
         if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
             better = "max" if self.greater_is_better else "min"

@@ -23,7 +23,12 @@ class TrainerOptions(Options):
     per_device_train_batch_size: int = option(
         1, "Prompts per process and micro-batch, at least 1; each has --grpo_sample_size completions.", least=1
     )
-    per_device_eval_batch_size: int = option(1, "Prompts per process in evaluation, at least 1.", least=1)
+    per_device_eval_batch_size: int | None = option(
+        None,
+        "Prompts per process that evaluation samples together, at least 1. More: less time, more memory.",
+        unset="as many as --rollout_token_budget holds",
+        least=1,
+    )
     logging_steps: float = option(
         1, "Optimizer steps between log entries, above 0. A step takes seconds, so each is logged.", above=0
     )

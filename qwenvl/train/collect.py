@@ -80,12 +80,17 @@ class Collector:
         return [self._experience(*part) for part in parts]
 
     def answer(
-        self, model: nn.Module, batch: PromptBatch, size: int, state: TrainerState | None = None
-    ) -> tuple[RolloutBatch, RewardBatch]:
-        """``size`` completions per prompt for an evaluation, greedy if that is 1, and their rewards."""
+        self, model: nn.Module, batches: Sequence[PromptBatch], size: int, state: TrainerState | None = None
+    ) -> list[tuple[RolloutBatch, RewardBatch]]:
+        """``size`` completions per prompt for an evaluation, greedy if that is 1, and their rewards.
+
+        The batches are sampled together. Draws of more than one completion depend on what is.
+        """
         params = replace(self.params, temperature=0.0) if size == 1 else self.params
-        (rollout,) = self._sample(model, [batch], [self._encode(model, batch)], size, params)
-        return rollout, self._score([batch], [rollout], state)
+        rollouts = self._sample(model, batches, [self._encode(model, batch) for batch in batches], size, params)
+        # Scored batch by batch: a reward that fails takes no other batch with it.
+        pairs = zip(batches, rollouts, strict=True)
+        return [(rollout, self._score([batch], [rollout], state)) for batch, rollout in pairs]
 
     def _experience(
         self, batch: PromptBatch, prompts: PromptInputs, rollout: RolloutBatch, rewards: RewardBatch, advantages: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from qwenvl.grpo.diagnostics import mean_interval
@@ -14,6 +15,28 @@ class ScoredPrompt:
 
     where: str
     rewards: dict[str, float]
+
+
+def in_budget(
+    batches: Iterable[PromptBatch], *, new_tokens: int, budget: int | None
+) -> Iterator[list[PromptBatch]]:
+    """Consecutive batches that are sampled together. One that exceeds the budget alone is a group.
+
+    Args:
+        new_tokens: most that the completions of a prompt may have together.
+        budget: of prompts and completions, each prompt padded to the longest. None: each batch by itself.
+    """
+    group: list[PromptBatch] = []
+    longest = prompts = 0
+    for batch in batches:
+        wider = max(longest, batch.input_ids.shape[1])
+        if group and (budget is None or (wider + new_tokens) * (prompts + len(batch)) > budget):
+            yield group
+            group, prompts, wider = [], 0, batch.input_ids.shape[1]
+        group.append(batch)
+        longest, prompts = wider, prompts + len(batch)
+    if group:
+        yield group
 
 
 def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPrompt]:

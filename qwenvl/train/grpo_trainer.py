@@ -35,7 +35,7 @@ from qwenvl.train.assemble import (
     build_sampler,
 )
 from qwenvl.train.callbacks import install_callbacks
-from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, scored_prompts
+from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.fast_paths import choose_paths
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
@@ -184,13 +184,19 @@ class GRPOTrainer(ResumableTrainer):
         """Samples ``eval_sample_size`` completions per prompt (greedy if 1), scores them, averages over prompts."""
         self.callback_handler.eval_dataloader = dataloader
         rows: list[ScoredPrompt] = []
-        for inputs in dataloader:
-            batch = inputs["prompts"]
-            with whole_weights(self.model, self.model_wrapped):
-                rollout, rewards = self.collector.answer(self.model, batch, self.args.eval_sample_size, self.state)
-            rows += scored_prompts(batch, rewards)
-            self.journal.evaluated(self.state.global_step, metric_key_prefix, batch, rollout, rewards)
-            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        size, budget = self.args.eval_sample_size, self.args.rollout_token_budget
+        groups = in_budget(
+            (inputs["prompts"] for inputs in dataloader),
+            new_tokens=size * self.args.generation_max_length,
+            budget=budget if self.args.evaluates_by_tokens else None,
+        )
+        with whole_weights(self.model, self.model_wrapped):  # once: processes may have different numbers of groups
+            for batches in groups:
+                answers = self.collector.answer(self.model, batches, size, self.state)
+                for batch, (rollout, rewards) in zip(batches, answers, strict=True):
+                    rows += scored_prompts(batch, rewards)
+                    self.journal.evaluated(self.state.global_step, metric_key_prefix, batch, rollout, rewards)
+                    self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         rows = gather_object(rows)
         metrics = evaluation_metrics(rows, metric_key_prefix)
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(rows))

@@ -1,8 +1,11 @@
 """Evaluation: which prompts count, and what it leaves alone."""
 
 import pytest
+import torch
 
 from qwenvl.runlog import read_rollouts
+from qwenvl.train.evaluation import in_budget
+from qwenvl.types import PromptBatch
 
 
 def test_a_prompt_whose_rewards_were_skipped_does_not_count(make_trainer, sop_data):
@@ -29,3 +32,37 @@ def test_its_time_is_not_that_of_a_training_step(make_trainer, sop_data):
     assert not [name for name in trainer.meter.flush() if name.startswith("time/")]
     trainer.train()
     assert all("time/vision_s" in row for row in trainer.state.log_history if "loss" in row)
+
+
+class Sized(PromptBatch):
+    """A batch without records that counts its rows of ids."""
+
+    def __len__(self):
+        return len(self.input_ids)
+
+
+def test_batches_are_sampled_together_within_the_budget():
+    """Each prompt is padded to the longest of its group, and has room for ten new tokens."""
+    lengths = [10, 10, 30, 5, 90, 5]
+    batches = [Sized([], [], [], ids, ids) for ids in (torch.zeros(1, n, dtype=torch.long) for n in lengths)]
+    groups = list(in_budget(iter(batches), new_tokens=10, budget=80))
+    # 2 x 20 fit; with the third 3 x 40 would not; 2 x 40 do; 100 exceeds the budget by itself.
+    assert [[batch.input_ids.shape[1] for batch in group] for group in groups] == [[10, 10], [30, 5], [90], [5]]
+    assert [len(group) for group in in_budget(iter(batches), new_tokens=10, budget=None)] == [1] * 6
+    assert list(in_budget(iter([]), new_tokens=10, budget=80)) == []
+
+
+def test_prompts_are_sampled_together_by_the_token_budget(make_trainer, sop_data, tmp_path):
+    """Unless a batch size is given. The greedy completions and the metrics are those of one prompt at a time."""
+    found = {}
+    for name, settings in {"together": {}, "alone": {"per_device_eval_batch_size": 1}}.items():
+        trainer = make_trainer(eval_dataset_use=str(sop_data), output_dir=str(tmp_path / name), **settings)
+        calls, draw = [], trainer.paths.engine.draw
+        trainer.paths.engine.draw = lambda model, prompts, *rest, calls=calls, draw=draw: (
+            calls.append(len(prompts)) or draw(model, prompts, *rest)
+        )
+        metrics = {key: value for key, value in trainer.evaluate().items() if "reward" in key}
+        texts = [(row.record_id, row.completion) for row in read_rollouts(tmp_path / name, split="eval")]
+        found[name] = calls, metrics, texts
+    assert found["together"][0] == [8] and found["alone"][0] == [1] * 8
+    assert found["together"][1] == pytest.approx(found["alone"][1]) and found["together"][2] == found["alone"][2]
