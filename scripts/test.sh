@@ -11,4 +11,5 @@ set_up dev
 cd "$ROOT"
 "$BIN/ruff" check .
 "$BIN/python" -m mypy
-exec "$BIN/python" -m pytest "$@"
+# Several at a time, as many as there are cores: most of the time is that of single threads and of waiting for processes.
+exec "$BIN/python" -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal "$@"

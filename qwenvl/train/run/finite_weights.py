@@ -58,13 +58,11 @@ def nonfinite(parameters: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, 
 
     Of parameters that are split among processes it sees the part of this process.
     """
-    bad = []
-    for name, parameter in parameters:
-        held = getattr(parameter, "ds_tensor", parameter.detach())  # ZeRO-3 keeps a flat part of it there
-        held = held.to_local() if hasattr(held, "to_local") else held
-        if held.numel() and not torch.isfinite(held).all():
-            bad.append((name, int((~torch.isfinite(held)).sum()), held.numel()))
-    return bad
+    held = {name: _held(parameter) for name, parameter in parameters}
+    if not held or torch.stack([torch.isfinite(values).all() for values in held.values()]).all():
+        return []  # a GPU is waited for once
+    counts = [(name, int((~torch.isfinite(values)).sum()), values.numel()) for name, values in held.items()]
+    return [each for each in counts if each[1]]
 
 
 def write_report(args: Any, step: int, bad: list[tuple[str, int, int]]) -> Path:
@@ -91,6 +89,12 @@ def write_report(args: Any, step: int, bad: list[tuple[str, int, int]]) -> Path:
     path = folder / name
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _held(parameter: Tensor) -> Tensor:
+    """What this process has of a parameter."""
+    values = getattr(parameter, "ds_tensor", parameter.detach())  # ZeRO-3 keeps a flat part of it there
+    return values.to_local() if hasattr(values, "to_local") else values
 
 
 def _counted(name: str, count: int, size: int) -> str:

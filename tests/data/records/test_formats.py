@@ -97,7 +97,7 @@ def test_splits_are_named(tmp_path):
     ("name", "data", "message"),
     [
         ("s.parquet", b"PAR1 and then nonsense", "s.parquet: not a readable parquet file"),
-        ("s.json.gz", gzip.compress(b"[1, 2, 3]" * 1000)[:40], "s.json.gz: damaged gzip file"),
+        ("s.json.gz", gzip.compress(b"[1, 2, 3]" * 1000, mtime=0)[:40], "s.json.gz: damaged gzip file"),
         ("s.csv", "é,b\nc,d\n".encode("latin-1"), "s.csv: expected UTF-8 text, found b'\\\\xe9'"),
         ("s.csv", b"video,prompt,video\na,b,c\n", "s.csv:1: video: a name of several columns; rename them"),
         ("s", None, "s: expected a data set written by `save_to_disk`"),
