@@ -25,7 +25,7 @@ def test_flops_of_the_ideal_step(family, monkeypatch):
     import bench_model
     from bench_model import Case, Step, forward_flops, tower_flops
 
-    from qwenvl.model.shared_prefix import completion_logprobs
+    from qwenvl.model.sharing.shared_prefix import completion_logprobs
 
     monkeypatch.setattr(bench_model, "FRAME", (4, 4))  # whole windows
     step = Step.of(Case(60, 3, 8), family)

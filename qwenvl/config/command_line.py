@@ -176,4 +176,3 @@ def help_text() -> str:
             shown = text if default is None else f"{text} [{default}]"
             section.add_argument(f"--{name}", metavar=kind, help=shown.replace("%", "%%"))
     return parser.format_help()
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from qwenvl.train.console import say, shows_bars
+from qwenvl.train.display.console import say, shows_bars
 
 
 class Counting:

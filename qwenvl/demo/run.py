@@ -122,7 +122,7 @@ def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
     """
     from transformers.utils import logging as transformers_logging
 
-    from qwenvl.train.console import settle_output
+    from qwenvl.train.display.console import settle_output
 
     settle_output()
     started = time.time()

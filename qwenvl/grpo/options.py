@@ -8,9 +8,7 @@ from typing import Literal
 
 from qwenvl.option import Options, option, was_set
 
-LossType = Literal[
-    "grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo", "cispo", "sapo", "vespo", "reward_weighted"
-]
+LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo", "cispo", "sapo", "vespo", "reward_weighted"]
 """The rows of ``LOSSES`` in ``qwenvl.grpo.loss``, which needs torch. A test holds the two to each other."""
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo")

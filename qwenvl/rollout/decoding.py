@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from qwenvl.model.prefix_cache import LayerCache, PrefixCache
+from qwenvl.model.sharing.prefix_cache import LayerCache, PrefixCache
 
 
 class Decoder:

@@ -22,9 +22,9 @@ from transformers import (
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.positions import completion_positions
-from qwenvl.model.prefix_attention import install_prefix_attention
-from qwenvl.model.prefix_cache import PrefixCache
-from qwenvl.model.shared_prefix import pack
+from qwenvl.model.sharing.prefix_attention import install_prefix_attention
+from qwenvl.model.sharing.prefix_cache import PrefixCache
+from qwenvl.model.sharing.shared_prefix import pack
 from qwenvl.rollout.decoding import Decoder
 from qwenvl.rollout.engine import within_budget
 

@@ -36,8 +36,8 @@ from qwenvl.rewards.plugins import plugin_functions
 from qwenvl.rewards.table import readers_of
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.train.collect import Collector
-from qwenvl.train.console import say, settle_output
 from qwenvl.train.contrast import TemporalContrast
+from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.fast_paths import Paths
 from qwenvl.train.meter import Meter
 
@@ -309,4 +309,3 @@ def build_sampler(
     if args.num_iterations == 1 and not shared:
         return sampler
     return RepeatedSteps(sampler, step, args.num_iterations)
-

@@ -12,12 +12,12 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
+from qwenvl.train.display.progress import install_progress
+from qwenvl.train.display.summary import EqualRewardsWarning, RunSummary
 from qwenvl.train.journal import Journal
-from qwenvl.train.progress import install_progress
 from qwenvl.train.run.finite_weights import FiniteWeights
 from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resumed import Resumed
-from qwenvl.train.summary import EqualRewardsWarning, RunSummary
 
 logger = logging.getLogger(__name__)
 

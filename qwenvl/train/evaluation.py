@@ -17,9 +17,7 @@ class ScoredPrompt:
     rewards: dict[str, float]
 
 
-def in_budget(
-    batches: Iterable[PromptBatch], *, new_tokens: int, budget: int | None
-) -> Iterator[list[PromptBatch]]:
+def in_budget(batches: Iterable[PromptBatch], *, new_tokens: int, budget: int | None) -> Iterator[list[PromptBatch]]:
     """Consecutive batches that are sampled together. One that exceeds the budget alone is a group.
 
     Args:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qwenvl.model import logprobs, shared_prefix
+from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
+from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision import encode_vision, supports_encode_once
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.rollout.engine import RolloutEngine

@@ -12,7 +12,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.train.console import say
+from qwenvl.train.display.console import say
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -60,12 +60,12 @@ def run(args: GRPOConfig, argv: list[str], dry: bool) -> None:
     from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
     from qwenvl.runlog import RunLogError
     from qwenvl.train.callbacks import require_trackers
-    from qwenvl.train.dry_run import dry_run
+    from qwenvl.train.display.dry_run import dry_run
+    from qwenvl.train.display.summary import RunSummary, collected_warnings, next_step, run_summary
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.run.beginning import begin
     from qwenvl.train.run.failures import bar_closed
     from qwenvl.train.run.resumed import SettingsError
-    from qwenvl.train.summary import RunSummary, collected_warnings, next_step, run_summary
 
     with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
         beginning = begin(args)

@@ -8,12 +8,13 @@ import torch
 from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import make_model, make_processor
-from qwenvl.model import logprobs, shared_prefix
+from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, unwrap
 from qwenvl.model.options import TuneOptions
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.reference import Reference
+from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision import accept_features, encode_vision
 from qwenvl.rollout.prefill import logits_processors, sample_shared
 

@@ -23,10 +23,11 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_model import Case, Step, forward_flops, tower_flops, video_prompt
 
-from qwenvl.model import logprobs, shared_prefix
+from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, lora_config, unwrap
 from qwenvl.model.options import LoraOptions, TuneOptions
+from qwenvl.model.sharing import shared_prefix
 
 TEXT = {
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2},

@@ -51,9 +51,7 @@ def test_a_function_cannot_end_the_run(function, timeout):
 
 def test_a_function_in_a_worker_process_cannot_either(tmp_path):
     (tmp_path / "ends.py").write_text(
-        "import os, sys\n"
-        "def leaves(completions):\n    sys.exit(0)\n"
-        "def leaves_at_once(completions):\n    os._exit(0)\n"
+        "import os, sys\ndef leaves(completions):\n    sys.exit(0)\ndef leaves_at_once(completions):\n    os._exit(0)\n"
     )
     for name, message in (("leaves", "SystemExit: 0"), ("leaves_at_once", r"exit code 0\)")):
         function = RewardFunction(name, print, spec=f"{tmp_path / 'ends.py'}:{name}", cpu_heavy=True)

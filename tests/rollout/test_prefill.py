@@ -92,7 +92,7 @@ def test_the_same_seed_draws_the_tokens_of_generate(settings, random_prompts):
 
 
 def test_logprobs_are_those_of_the_trainer_whatever_was_suppressed(random_prompts):
-    from qwenvl.model.shared_prefix import completion_logprobs
+    from qwenvl.model.sharing.shared_prefix import completion_logprobs
 
     model = tiny()
     prompts = random_prompts(model, WORDS)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from qwenvl.train.progress import ProgressBar
+from qwenvl.train.display.progress import ProgressBar
 from qwenvl.train.run.failures import bar_closed, explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
 

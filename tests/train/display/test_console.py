@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 
-from qwenvl.train.console import say, settle_output, shows_bars
+from qwenvl.train.display.console import say, settle_output, shows_bars
 
 
 def test_only_the_first_process_speaks(monkeypatch, capsys):

@@ -26,7 +26,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from qwenvl.model.varlen import Spans, kernel_for, merge
+from qwenvl.model.sharing.varlen import Spans, kernel_for, merge
 
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
 """The attention implementations of transformers that understand ``shared_prefix`` once it is installed."""

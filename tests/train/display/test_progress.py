@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.train.progress import ProgressBar, ProgressLines
+from qwenvl.train.display.progress import ProgressBar, ProgressLines
 
 
 def test_the_bar_shows_reward_kl_and_time_left(capsys):

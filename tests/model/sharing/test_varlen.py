@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qwenvl.model.varlen import Blockwise, CpuFlash, CudaFlash, Spans, kernel_for
+from qwenvl.model.sharing.varlen import Blockwise, CpuFlash, CudaFlash, Spans, kernel_for
 
 KERNELS = [CpuFlash(), Blockwise(), CudaFlash()]
 

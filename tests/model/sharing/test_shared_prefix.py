@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
-from qwenvl.model import logprobs, shared_prefix
+from qwenvl.model import logprobs
 from qwenvl.model.loading import apply_tuning, lora_config
 from qwenvl.model.options import LoraOptions, TuneOptions
-from qwenvl.model.prefix_attention import install_prefix_attention
+from qwenvl.model.sharing import shared_prefix
+from qwenvl.model.sharing.prefix_attention import install_prefix_attention
 
 MIXES = {"video": (["tv"], 4), "ragged": (["tv", "t", "tit"], 2), "many": (["titv", "vtv"], 8)}
 

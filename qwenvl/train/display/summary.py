@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics
-from qwenvl.train.console import say
+from qwenvl.train.display.console import say
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import selected_logprobs
 from qwenvl.model.positions import completion_positions
-from qwenvl.model.prefix_attention import IMPLEMENTATIONS, PrefixLayout, install_prefix_attention
+from qwenvl.model.sharing.prefix_attention import IMPLEMENTATIONS, PrefixLayout, install_prefix_attention
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.runlog import RunLog
-from qwenvl.train.summary import EqualRewardsWarning, collected_warnings, next_step, run_summary
+from qwenvl.train.display.summary import EqualRewardsWarning, collected_warnings, next_step, run_summary
 
 
 def watched(shares, prompts=1, iterations=1, ends=True):

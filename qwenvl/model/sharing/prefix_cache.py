@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwenvl.model.varlen import Spans, kernel_for
+from qwenvl.model.sharing.varlen import Spans, kernel_for
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from qwenvl.train.console import say, shows_bars
+from qwenvl.train.display.console import say, shows_bars
 
 SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"))
 """The metrics that are shown while a run goes on, and their names there. All others are in the run folder."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qwenvl.model.prefix_cache import PrefixCache
+from qwenvl.model.sharing.prefix_cache import PrefixCache
 
 GROUP, HEADS, KEY_HEADS, WIDTH, SCALE = 3, 4, 2, 8, 0.3
 
