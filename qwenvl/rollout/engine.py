@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.rollout.options import SamplingOptions
 from qwenvl.types import PromptBatch, RolloutBatch
 
 
@@ -34,6 +35,19 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     stop_strings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: SamplingOptions) -> SamplingParams:
+        """How the options have completions of training drawn."""
+        return cls(
+            max_new_tokens=options.generation_max_length,
+            temperature=options.generation_temperature,
+            top_k=options.generation_top_k,
+            top_p=options.generation_top_p,
+            min_p=options.generation_min_p,
+            repetition_penalty=options.generation_repetition_penalty,
+            stop_strings=tuple(options.stop_strings or ()),
+        )
 
 
 @dataclass(frozen=True)

@@ -26,41 +26,34 @@ from qwenvl.model.sharing.prefix_attention import install_prefix_attention
 from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.shared_prefix import pack
 from qwenvl.rollout.decoding import Decoder
-from qwenvl.rollout.engine import within_budget
+from qwenvl.rollout.engine import SamplingParams, within_budget
 
 
 def logits_processors(
-    *,
-    suppress: list[int],
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    device: torch.device | str = "cpu",
+    params: SamplingParams, suppress: list[int], device: torch.device | str = "cpu"
 ) -> LogitsProcessorList:
     """The processors of transformers for these settings, in the order of ``generate``. A setting that is off has none.
 
     Args:
+        params: a temperature of 0 leaves out all but the repetition penalty and ``suppress``.
         suppress: tokens that are never sampled.
-        temperature: 0 for greedy, which leaves out all but the repetition penalty and ``suppress``.
         device: that of the logits. On another one ``suppress`` would be copied for each token.
     """
     chosen = LogitsProcessorList()
-    if repetition_penalty != 1.0:
-        chosen.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
+    if params.repetition_penalty != 1.0:
+        chosen.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
     if suppress:
         chosen.append(SuppressTokensLogitsProcessor(suppress, device=device))
-    if temperature == 0:
+    if params.temperature == 0:
         return chosen
-    if temperature != 1.0:
-        chosen.append(TemperatureLogitsWarper(float(temperature)))
-    if top_k:
-        chosen.append(TopKLogitsWarper(top_k))
-    if top_p < 1.0:
-        chosen.append(TopPLogitsWarper(top_p))
-    if min_p:
-        chosen.append(MinPLogitsWarper(min_p))
+    if params.temperature != 1.0:
+        chosen.append(TemperatureLogitsWarper(float(params.temperature)))
+    if params.top_k:
+        chosen.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        chosen.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        chosen.append(MinPLogitsWarper(params.min_p))
     return chosen
 
 
@@ -68,10 +61,9 @@ def sample_shared(
     model: nn.Module,
     prompts: PromptInputs,
     group_size: int,
+    params: SamplingParams,
     *,
-    max_new_tokens: int,
-    temperature: float,
-    processors: LogitsProcessorList,
+    suppress: list[int],
     end_ids: list[int],
     pad_id: int,
     stopping: Callable[[Tensor], Tensor] | None = None,
@@ -83,9 +75,8 @@ def sample_shared(
     Args:
         model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
         prompts: P prompts, with pixels or encoded.
-        temperature: 0 takes the most probable token. Above 0 the processors must hold the division by it.
-        processors: applied to prompt + completion ids (repeated prompts, left-padded, as ``generate`` shows them) and
-            float32 logits of the completions that go on.
+        params: a temperature of 0 takes the most probable token. Their stop strings are left to ``stopping``.
+        suppress: tokens that are never sampled.
         end_ids: tokens that end a completion. The token counts as part of it.
         pad_id: what fills ended completions.
         stopping: asked after each token with the ids of the completions that go on (rows x tokens, without their
@@ -95,18 +86,19 @@ def sample_shared(
         compiled: compile the layers' step that follows the first token (see ``decoding``).
 
     Returns:
-        Completion ids N x T, and log softmax(logits / temperature) of each token, before the processors, 0.0 at
-        padding. At temperature 0 these are at temperature 1.
+        Completion ids N x T, and log softmax(logits / temperature) of each token, before what narrows the choice, 0.0
+        at padding. At temperature 0 these are at temperature 1.
     """
     install_prefix_attention()
+    processors = logits_processors(params, suppress, prompts.input_ids.device)
     lengths = prompts.attention_mask.sum(1).tolist()
-    batches = within_budget([length + group_size * max_new_tokens for length in lengths], token_budget)
+    batches = within_budget([length + group_size * params.max_new_tokens for length in lengths], token_budget)
     # Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token.
     rounds = torch.is_autocast_enabled(prompts.input_ids.device.type)
     with torch.no_grad() if rounds else torch.inference_mode():
         drawn = [
-            _Draw(model, prompts.select(rows), group_size, max_new_tokens, pad_id, compiled).run(
-                temperature, processors, end_ids, stopping
+            _Draw(model, prompts.select(rows), group_size, params.max_new_tokens, pad_id, compiled).run(
+                params.temperature, processors, end_ids, stopping
             )
             for rows in batches
         ]
@@ -152,7 +144,7 @@ class _Draw:
         end_ids: list[int],
         stopping: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
-        """See ``sample_shared``."""
+        """See ``sample_shared``. The processors get prompt + completion ids, as ``generate`` shows them."""
         ends = torch.tensor(end_ids, device=self._ids.device)
         length = self._logprobs.shape[1]
         logits = self._prefill()

@@ -9,7 +9,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.decoding import require_compiler
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.prefill import logits_processors, sample_shared
+from qwenvl.rollout.prefill import sample_shared
 
 
 class SharedPrefixEngine(LocalEngine):
@@ -43,17 +43,8 @@ class SharedPrefixEngine(LocalEngine):
             model,
             prompts,
             group_size,
-            max_new_tokens=params.max_new_tokens,
-            temperature=params.temperature,
-            processors=logits_processors(
-                suppress=self.vision_ids,
-                temperature=params.temperature,
-                top_k=params.top_k,
-                top_p=params.top_p,
-                min_p=params.min_p,
-                repetition_penalty=params.repetition_penalty,
-                device=prompts.input_ids.device,
-            ),
+            params,
+            suppress=self.vision_ids,
             end_ids=self.end_ids,
             pad_id=self.tokenizer.pad_token_id,
             stopping=self.stops(params),

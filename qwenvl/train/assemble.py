@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,7 +22,6 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.grpo.loss import LOSSES, Objective
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import apply_tuning, load_model, lora_config, unwrap
@@ -151,15 +149,7 @@ def build_collector(
         build_inputs=InputBuilder.of(position_rule(bare.config), processor),
         encode=paths.encode,
         rubric=rubric,
-        params=SamplingParams(
-            max_new_tokens=args.generation_max_length,
-            temperature=args.generation_temperature,
-            top_k=args.generation_top_k,
-            top_p=args.generation_top_p,
-            min_p=args.generation_min_p,
-            repetition_penalty=args.generation_repetition_penalty,
-            stop_strings=tuple(args.stop_strings or ()),
-        ),
+        params=SamplingParams.of(args),
         group_size=args.grpo_sample_size,
         scale_rewards=args.scale_rewards,
         contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
@@ -168,38 +158,6 @@ def build_collector(
         process=args.process_index,
         autocast=accelerator.autocast,
         clock=meter.time,
-    )
-
-
-def build_objective(args: GRPOConfig) -> Objective:
-    """The row of ``LOSSES`` that the flags name, with their weights, and their bounds in the place of the paper's.
-
-    Raises:
-        ValueError: a bound that another one leaves without effect.
-    """
-    row = LOSSES[args.loss_type]
-    given: dict[str, Any] = {
-        "epsilon": args.grpo_epsilon,
-        "epsilon_high": args.grpo_epsilon_high,
-        "delta": args.grpo_delta,
-        "dual_clip": args.dual_clip,
-        "cispo": args.cispo_bound,
-    }
-    bounds = replace(row.bounds, **{name: value for name, value in given.items() if value is not None})
-    if bounds.delta is not None and bounds.delta <= bounds.highest:
-        raise ValueError(
-            f"--grpo_delta must be above 1 + --grpo_epsilon_high, {bounds.highest:g}, got {bounds.delta:g}: the ratio "
-            "is limited there already"
-        )
-    return replace(
-        row,
-        ratio=args.importance_sampling_level or row.ratio,
-        bounds=bounds,
-        alpha=args.grpo_alpha,
-        beta=args.grpo_beta,
-        kl_estimator=args.kl_estimator,
-        kl_unbiased=args.kl_unbiased,
-        max_completion_length=args.generation_max_length,
     )
 
 

@@ -19,6 +19,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import PromptSettings, processor_as_trained
+from qwenvl.grpo.chosen import objective_of
 from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.reference import Reference
@@ -29,7 +30,6 @@ from qwenvl.train.assemble import (
     build_collector,
     build_dataset,
     build_frame_cache,
-    build_objective,
     build_policy,
     build_rewards,
     build_sampler,
@@ -136,7 +136,7 @@ class GRPOTrainer(ResumableTrainer):
             start_from_weights(policy, args.start_from_weights)
         self.meter = Meter(args.device)
         self.collector = build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter)
-        self.objective = build_objective(args)
+        self.objective = objective_of(args, args.generation_max_length)
         self.journal = Journal(args, self.meter, self.train_dataset, cache)
         install_callbacks(self, self.journal)
         self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)

@@ -16,7 +16,8 @@ from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision import accept_features, encode_vision
-from qwenvl.rollout.prefill import logits_processors, sample_shared
+from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.prefill import sample_shared
 
 LOGPROB_SETTINGS = {"temperature": 1.0, "logit_chunk_tokens": 512}
 FRAME = (10, 20)  # merged patches: 200 tokens per pair of frames
@@ -114,9 +115,8 @@ class Step:
             unwrap(self.model),
             self.encoded,
             self.case.group,
-            max_new_tokens=length,
-            temperature=1.0,
-            processors=logits_processors(suppress=[]),
+            SamplingParams(length),
+            suppress=[],
             end_ids=[],
             pad_id=0,
             compiled=compiled,

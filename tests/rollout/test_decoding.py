@@ -12,8 +12,8 @@ from torch._inductor.utils import fresh_cache
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.rollout import decoding
 from qwenvl.rollout.decoding import require_compiler
-from qwenvl.rollout.engine import completion_mask
-from qwenvl.rollout.prefill import logits_processors, sample_shared
+from qwenvl.rollout.engine import SamplingParams, completion_mask
+from qwenvl.rollout.prefill import sample_shared
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
@@ -23,9 +23,8 @@ def draw(model, prompts, group_size, end_ids, compiled):
         model,
         prompts,
         group_size,
-        max_new_tokens=8,
-        temperature=0.0,
-        processors=logits_processors(suppress=[], temperature=0.0),
+        SamplingParams(8, temperature=0.0),
+        suppress=[],
         end_ids=end_ids,
         pad_id=0,
         compiled=compiled,

@@ -9,7 +9,8 @@ from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model.vision import encode_vision
-from qwenvl.rollout.prefill import logits_processors, sample_shared, within_budget
+from qwenvl.rollout.engine import SamplingParams, within_budget
+from qwenvl.rollout.prefill import logits_processors, sample_shared
 
 WORDS = ["tvi", "t", "vit", "v"]
 GROUP, NEW = 3, 8
@@ -29,14 +30,23 @@ def plain(model, prompts, **settings):
     return model.generate(**arguments, **rows.vision())[:, rows.input_ids.shape[1] :]
 
 
-def shared(model, prompts, temperature=0.0, end_ids=(), token_budget=None, stopping=None, compiled=False, **settings):
+def shared(
+    model,
+    prompts,
+    temperature=0.0,
+    suppress=(),
+    end_ids=(),
+    token_budget=None,
+    stopping=None,
+    compiled=False,
+    **settings,
+):
     return sample_shared(
         model,
         prompts,
         GROUP,
-        max_new_tokens=NEW,
-        temperature=temperature,
-        processors=logits_processors(temperature=temperature, **{"suppress": []} | settings),
+        SamplingParams(NEW, temperature, **settings),
+        suppress=list(suppress),
         end_ids=list(end_ids),
         pad_id=0,
         token_budget=token_budget,
@@ -136,11 +146,11 @@ class Waits(TorchDispatchMode):
 def test_a_token_that_ends_nothing_waits_once(random_prompts):
     model = tiny()
     prompts = random_prompts(model, ["t", "t"])
-    settings = {"temperature": 1.0, "processors": logits_processors(suppress=[3]), "end_ids": [], "pad_id": 0}
+    settings = {"suppress": [3], "end_ids": [], "pad_id": 0}
     counts = []
     for tokens in (3, 8):
         with Waits() as waits:
-            sample_shared(model, prompts, GROUP, max_new_tokens=tokens, **settings)
+            sample_shared(model, prompts, GROUP, SamplingParams(tokens), **settings)
         counts.append(waits.count)
     assert counts[1] - counts[0] == 8 - 3
 
@@ -167,16 +177,15 @@ def test_autocast_rounds_weights_that_learn_once_for_all_tokens(random_prompts):
 
 
 def test_suppressed_tokens_lie_where_the_logits_do():
-    (processor,) = logits_processors(suppress=[3], temperature=0, device="meta")
+    (processor,) = logits_processors(SamplingParams(1, temperature=0), suppress=[3], device="meta")
     assert processor.suppress_tokens.is_meta
 
 
 def test_a_single_new_token(random_prompts):
     model = tiny()
     prompts = random_prompts(model, WORDS)
-    processors = logits_processors(suppress=[], temperature=0)
-    settings = {"temperature": 0, "processors": processors, "end_ids": [], "pad_id": 0}
-    ids, _ = sample_shared(model, prompts, GROUP, max_new_tokens=1, **settings)
+    params = SamplingParams(1, temperature=0)
+    ids, _ = sample_shared(model, prompts, GROUP, params, suppress=[], end_ids=[], pad_id=0)
     assert torch.equal(ids, plain(model, prompts, do_sample=False, max_new_tokens=1))
 
 
