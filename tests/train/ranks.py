@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from every_loss import run_every_loss
 from torch.distributed.fsdp import FSDPModule
 
 from qwenvl import GRPOTrainer
@@ -58,6 +59,11 @@ def vowels(completions, **columns):
     return [sum(letter in "aeiou" for letter in text) / 6 for text in completions]
 
 
+def digits(completions, **columns):
+    """A reward that differs within a group of numbers."""
+    return [sum(letter in "13579" for letter in text) / len(text) for text in completions]
+
+
 def start_deepspeed_on_a_cpu() -> None:
     """What DeepSpeed does by itself on GPUs; without it, on a CPU, it compiles an extension first."""
     import deepspeed
@@ -89,6 +95,8 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
     args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])
     if args.fsdp and "refused" not in output:
         start_fsdp_on_a_cpu(args)
+    if "every_loss" in output:
+        return run_every_loss(args, digits)
     trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
     if "by_prompt" in output:
         engine = EngineByPrompt(trainer.processing_class.tokenizer, trainer.model)
