@@ -59,9 +59,7 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     if model is None:
         raise ValueError("no model: give --model_name_or_path, a folder or a name on the hub")
     if isinstance(model, (str, Path)):
-        say(f"loading the model {model}")
-        attention = "sdpa" if args.use_cpu and args.attn_implementation == "auto" else args.attn_implementation
-        model = load_model(model, attn_implementation=attention, dtype=weight_dtype(args, adapted))
+        model = loaded_model(model, args, frozen=adapted)
     bare = unwrap(model)
     family_of(bare.config)
     if bare is not model:
@@ -78,13 +76,24 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     return get_peft_model(model, peft_config)
 
 
-def weight_dtype(args: GRPOConfig, adapted: bool) -> torch.dtype:
+def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Module:
+    """The model of a checkpoint, in the type and with the attention that the flags ask for.
+
+    Args:
+        frozen: these weights do not learn.
+    """
+    say(f"loading the model {path}")
+    attention = "sdpa" if args.use_cpu and args.attn_implementation == "auto" else args.attn_implementation
+    return load_model(path, attn_implementation=attention, dtype=weight_dtype(args, frozen))
+
+
+def weight_dtype(args: GRPOConfig, frozen: bool) -> torch.dtype:
     """The type in which weights are kept: bfloat16 where they are frozen or an engine keeps float32 copies of them.
 
     A step of 1e-6 is less than half the spacing of most bfloat16 weights: kept in it and trained by a plain optimizer
     they would not move. Matrix products run in bfloat16 either way with ``bf16``.
     """
-    return torch.bfloat16 if args.bf16 and (adapted or args.deepspeed) else torch.float32
+    return torch.bfloat16 if args.bf16 and (frozen or args.deepspeed) else torch.float32
 
 
 def build_rewards(

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision import encode_vision, supports_encode_once
+from qwenvl.model.vision import accept_features, encode_vision, supports_encode_once
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.rollout.engine import RolloutEngine
 from qwenvl.rollout.local import LocalEngine
@@ -32,11 +33,34 @@ class Paths:
         completion_logprobs: see ``qwenvl.model.logprobs``.
         engine: samples completions.
         encode: runs the vision tower once per prompt. None where it runs in every forward.
+        cache: keeps the features of the vision tower on disk. None where they are not kept.
     """
 
     completion_logprobs: Callable[..., Tensor]
     engine: RolloutEngine
     encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
+    cache: VisionCache | None = None
+
+
+def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
+    """The paths that the flags ask for, as far as the model can take them. The model then takes features as input.
+
+    Raises:
+        ValueError, RuntimeError: see ``choose_paths``.
+    """
+    cache = None
+    if args.vision_cache is not None:
+        cache = VisionCache(args.vision_cache, int(args.vision_cache_gb * 1e9))
+    paths = choose_paths(
+        policy,
+        tokenizer,
+        share=args.shared_prefix == "auto",
+        cache=cache,
+        token_budget=args.rollout_token_budget,
+        compile_for=args.device if args.compile_decoding else None,
+    )
+    accept_features(policy)
+    return replace(paths, cache=cache)
 
 
 def choose_paths(

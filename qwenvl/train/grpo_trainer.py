@@ -24,8 +24,7 @@ from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharding import settle_fsdp, whole_weights
-from qwenvl.model.vision import accept_features, blank_vision
-from qwenvl.model.vision_cache import VisionCache
+from qwenvl.model.vision import blank_vision
 from qwenvl.train.assemble import (
     build_collector,
     build_dataset,
@@ -36,7 +35,7 @@ from qwenvl.train.assemble import (
 )
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
-from qwenvl.train.fast_paths import choose_paths
+from qwenvl.train.fast_paths import build_paths
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.model_card import describe_inputs
@@ -96,18 +95,7 @@ class GRPOTrainer(ResumableTrainer):
         bare = unwrap(policy)
         processor = processing_class or load_processor(bare.name_or_path)
         rubric = build_rewards(args, reward_funcs, reward_weights)
-        cache = None
-        if args.vision_cache is not None:
-            cache = VisionCache(args.vision_cache, int(args.vision_cache_gb * 1e9))
-        self.paths = choose_paths(
-            policy,
-            processor.tokenizer,
-            share=args.shared_prefix == "auto",
-            cache=cache,
-            token_budget=args.rollout_token_budget,
-            compile_for=args.device if args.compile_decoding else None,
-        )
-        accept_features(policy)
+        self.paths = build_paths(args, policy, processor.tokenizer)
         collator = GRPOCollator(processor, PromptOptions.of(args))
         frame_cache = build_frame_cache(args, collator)
         build = partial(build_dataset, args=args, rubric=rubric, limit=collator.limit, frame_cache=frame_cache)
@@ -137,7 +125,7 @@ class GRPOTrainer(ResumableTrainer):
         self.meter = Meter(args.device)
         self.collector = build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter)
         self.objective = objective_of(args, args.generation_max_length)
-        self.journal = Journal(args, self.meter, self.train_dataset, cache)
+        self.journal = Journal(args, self.meter, self.train_dataset, self.paths.cache)
         install_callbacks(self, self.journal)
         self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
         self.step: Step | None = None  # None until completions are sampled for what was drawn

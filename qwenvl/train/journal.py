@@ -53,7 +53,7 @@ class Journal:
         self._prompts(batch)
         self._cached()
         advantages = experience.advantages.tolist()
-        self.runlog.log_rollouts(_rollouts(step, "train", batch, rollout, rewards, advantages))
+        self.runlog.log_rollouts(rollout_rows(step, "train", batch, rollout, rewards, advantages))
 
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
         """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
@@ -67,7 +67,7 @@ class Journal:
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Rollouts of an evaluation after optimizer step ``step``."""
         self.left_out(batch)
-        self.runlog.log_rollouts(_rollouts(step, split, batch, rollout, rewards))
+        self.runlog.log_rollouts(rollout_rows(step, split, batch, rollout, rewards))
 
     def begin(self, finished_steps: int) -> None:
         """Writes the settings and versions, and forgets rows of steps that a resumed run does anew."""
@@ -131,7 +131,7 @@ class Journal:
                     self._meter.mean("frame_cache/hit_frac", float(clip.cached))
 
 
-def _rollouts(
+def rollout_rows(
     step: int,
     split: str,
     batch: PromptBatch,
