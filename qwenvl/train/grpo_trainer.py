@@ -38,7 +38,7 @@ from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget,
 from qwenvl.train.fast_paths import build_paths
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
-from qwenvl.train.model_card import describe_inputs
+from qwenvl.train.model_card import DescribedTrainer
 from qwenvl.train.parity import check_parity, wants_parity
 from qwenvl.train.run.checkpoints import start_from_weights
 from qwenvl.train.run.resumable import ResumableTrainer
@@ -48,7 +48,7 @@ from qwenvl.types import PromptBatch
 RewardFunction = Callable[..., list[float | None]]
 
 
-class GRPOTrainer(ResumableTrainer):
+class GRPOTrainer(ResumableTrainer, DescribedTrainer):
     """Teaches a Qwen-VL model by Group Relative Policy Optimization (arXiv:2402.03300).
 
     For each prompt the policy samples ``grpo_sample_size`` completions, the rewards score them, each completion's
@@ -100,14 +100,14 @@ class GRPOTrainer(ResumableTrainer):
         frame_cache = build_frame_cache(args, collator)
         build = partial(build_dataset, args=args, rubric=rubric, limit=collator.limit, frame_cache=frame_cache)
         train_dataset = build(train_dataset or args.dataset_use, training=True)
-        self._prompt_settings = PromptSettings.of(args, train_dataset, bare.name_or_path)
+        self.prompt_settings = PromptSettings.of(args, train_dataset, bare.name_or_path)
         super().__init__(
             model=policy,
             args=args,
             data_collator=collator,
             train_dataset=train_dataset,
             eval_dataset=build(eval_dataset or args.eval_dataset_use, training=False),
-            processing_class=processor_as_trained(processor, self._prompt_settings),
+            processing_class=processor_as_trained(processor, self.prompt_settings),
             callbacks=callbacks,
         )
         self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
@@ -287,8 +287,3 @@ class GRPOTrainer(ResumableTrainer):
                 f"step {self.state.global_step + 1}: the gradient's norm is {norm}; nothing updated"
             )
         return norm
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            describe_inputs(output_dir or self.args.output_dir, self._prompt_settings, self.processing_class)

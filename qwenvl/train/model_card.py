@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from transformers import ProcessorMixin
+from transformers import ProcessorMixin, Trainer
 
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings, bounds_whole_clips
 
 CARD = "README.md"
 _BEGIN, _END = "<!-- inputs: written by qwenvl -->", "<!-- end of inputs -->"
+
+
+class DescribedTrainer(Trainer):
+    """A Trainer whose saved models say how they see clips, wherever a model card is written.
+
+    Attributes:
+        prompt_settings: of the run. They must be there before the first model is saved.
+    """
+
+    prompt_settings: PromptSettings
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the Trainer's own card, as a push to the hub does, and our section into it."""
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            self._describe(self.args.output_dir)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            self._describe(output_dir or self.args.output_dir)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self.is_world_process_zero():  # the Trainer copies weights and processor from the checkpoint, but no card
+            self._describe(self.args.output_dir)
+        super()._push_from_checkpoint(checkpoint_folder)
+
+    def _describe(self, folder: str | Path) -> None:
+        describe_inputs(folder, self.prompt_settings, self.processing_class)
 
 
 def describe_inputs(folder: str | Path, settings: PromptSettings, processor: ProcessorMixin) -> None:

@@ -1,7 +1,12 @@
 """What a run leaves for whoever loads its model: the processor, its settings, and a card that says so."""
 
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
+from huggingface_hub import HfApi
 from transformers import AutoProcessor
 
 from qwenvl.data.options import FrameOptions, PromptOptions
@@ -61,3 +66,28 @@ def test_an_earlier_section_gives_way_and_the_rest_of_the_card_stays(tmp_path):
 def test_the_difference_of_whole_clips_is_said_where_there_is_one():
     assert "One difference is left" not in inputs_section(SETTINGS, whole_clips=False)
     assert "Frames below 3,136 pixels" in inputs_section(SETTINGS, whole_clips=True)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_push_to_the_hub_keeps_our_section_in_the_trainers_card(make_trainer, tmp_path, monkeypatch, lora):
+    pushed: list[str] = []
+
+    def upload(*hub, folder_path, **kwargs):
+        pushed.append((Path(folder_path) / "README.md").read_text())
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def create(*hub, **kwargs):
+        return SimpleNamespace(repo_id="org/sop")
+
+    monkeypatch.setattr(HfApi, "create_repo", create)
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    for name, fake in (("create_repo", create), ("upload_folder", upload)):  # where older versions look for them
+        monkeypatch.setattr(f"transformers.trainer.{name}", fake, raising=False)
+    trainer = make_trainer(max_steps=1, lora_enable=lora, push_to_hub=True, save_strategy="steps", save_steps=1)
+    trainer.train()  # pushes its checkpoint
+    trainer.push_to_hub()
+    early, late = pushed[0], pushed[-1]
+    assert early.count("## Inputs") == late.count("## Inputs") == 1
+    assert "Training hyperparameters" in late, "what the Trainer writes of a run stays"
