@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.grpo.kl import KL_ESTIMATORS  # noqa: E402 (works without an installed package)
+from qwenvl.grpo.advantages import ESTIMATORS  # noqa: E402 (works without an installed package)
+from qwenvl.grpo.kl import KL_ESTIMATORS  # noqa: E402
 from qwenvl.grpo.loss import LOSSES, Objective  # noqa: E402
 from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS  # noqa: E402
 
@@ -23,11 +24,13 @@ def tables() -> str:
         cells = [f"`{name}`", row.ratio, row.limit, row.average.replace("_", " "), settings(row), row.about]
         parts.append(f"| {' | '.join(cells)} |")
     limits = "Limits, what is maximised for a token"
-    for title, table in {"Ratios": RATIOS, limits: LIMITS, "Averages": AVERAGES, "KL": KL_ESTIMATORS}.items():
+    tables = {"Ratios": RATIOS, limits: LIMITS, "Averages": AVERAGES, "KL": KL_ESTIMATORS, "Advantages": ESTIMATORS}
+    for title, table in tables.items():
         parts += ["", f"### {title}", "", "| name | formula |", "|---|---|"]
         for name, function in table.items():
             text = function.__doc__.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            parts.append(f"| {name.replace('_', ' ')} | {' '.join(text.split())} |")
+            shown = f"`{name}`" if table is ESTIMATORS else name.replace("_", " ")
+            parts.append(f"| {shown} | {' '.join(text.split())} |")
     return "\n".join([*parts, ""])
 
 

@@ -66,6 +66,11 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
         yield from saves_within_windows(config, config.save_steps, config.eval_steps or config.logging_steps)
         if config.dataloader_drop_last:
             yield "--dataloader_drop_last has no effect with --num_iterations above 1: short steps are filled up"
+    if config.advantage_estimator == "gdpo" and config.reward_aggregation != "sum":
+        yield (
+            f"--reward_aggregation {config.reward_aggregation} has no effect with --advantage_estimator gdpo, which "
+            "normalises each reward function and sums them itself: leave it out"
+        )
     if config.shared_prefix == "off" and config.compile_decoding:
         yield "--compile_decoding has no effect with --shared_prefix off: it compiles the shared sampling"
     for name, reason in WITHOUT_EFFECT.items():

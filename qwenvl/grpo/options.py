@@ -11,6 +11,9 @@ from qwenvl.option import Options, option, was_set
 LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo", "cispo", "sapo", "vespo", "reward_weighted"]
 """The rows of ``LOSSES`` in ``qwenvl.grpo.loss``, which needs torch. A test holds the two to each other."""
 
+AdvantageEstimator = Literal["grpo", "rloo", "reinforce_plus_plus", "gdpo"]
+"""The rows of ``ESTIMATORS`` in ``qwenvl.grpo.advantages``, held to it likewise."""
+
 CLIPPED_LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo")
 CLIP_OPTIONS = ("grpo_epsilon", "grpo_epsilon_high", "grpo_delta", "dual_clip")
 """What the limit ``clip`` reads, and the losses that have it."""
@@ -74,10 +77,17 @@ class ObjectiveOptions(Options):
         "sequence_token: that value, with the gradient of each token. Needs --num_iterations above 1.",
         unset="that of the loss: sequence for gspo and luspo, else token",
     )
+    advantage_estimator: AdvantageEstimator = option(
+        "grpo",
+        "How a completion's reward becomes its advantage. grpo: minus its group's mean, divided as --scale_rewards "
+        "says. rloo: minus the mean of the others of its group. reinforce_plus_plus: minus its group's mean, divided "
+        "by the spread of these over the step. gdpo: each reward function is brought to mean 0 and spread 1 in each "
+        "group, then weighed and summed, then divided by the spread over the step.",
+    )
     scale_rewards: Literal["group", "batch", "none"] = option(
         "group",
         "What a reward minus its group's mean is divided by. group: the group's standard deviation. batch: that of "
-        "all rewards of the batch. none: nothing.",
+        "all rewards of the step. none: nothing.",
     )
     loss_type: LossType = option(
         "grpo",
@@ -101,6 +111,9 @@ class ObjectiveOptions(Options):
         for name in (*CLIP_OPTIONS, "cispo_bound", "importance_sampling_level", "kl_unbiased"):
             if was_set(self, name) and (reason := self._without_effect(name)):
                 yield f"--{name} has no effect with {reason}; leave one of the two out"
+        if self.advantage_estimator != "grpo" and was_set(self, "scale_rewards"):
+            brings = "has no scale" if self.advantage_estimator == "rloo" else "brings its own scale"
+            yield f"--scale_rewards has no effect with --advantage_estimator {self.advantage_estimator}, which {brings}"
         if self.grpo_beta == 0:
             for name in ("kl_estimator", "kl_unbiased"):
                 if was_set(self, name):

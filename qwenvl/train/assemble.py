@@ -160,6 +160,7 @@ def build_collector(
         rubric=rubric,
         params=SamplingParams.of(args),
         group_size=args.grpo_sample_size,
+        advantage_estimator=args.advantage_estimator,
         scale_rewards=args.scale_rewards,
         contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
         device=args.device,

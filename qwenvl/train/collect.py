@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from transformers import TrainerState
 
 from qwenvl.data.seeds import stable_random
-from qwenvl.grpo.advantages import RewardScale, group_advantages
+from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import EnginePrompts, RolloutEngine, SamplingParams
@@ -35,7 +36,7 @@ class Collector:
         rubric: the rewards and their weights.
         params: how completions of training are drawn.
         group_size: completions per prompt in training.
-        scale_rewards: what advantages are divided by, see ``group_advantages``.
+        advantage_estimator, scale_rewards: how rewards become advantages, see ``group_advantages``.
         contrast: the bonus for answers that need the order of the frames. None without.
         device: where models run.
         seed: of the run. Draws are a function of it, the process, and the epochs and ids of the records.
@@ -50,6 +51,7 @@ class Collector:
     rubric: Rubric
     params: SamplingParams
     group_size: int
+    advantage_estimator: str = "grpo"
     scale_rewards: RewardScale = "group"
     contrast: TemporalContrast | None = None
     device: torch.device | str = "cpu"
@@ -75,7 +77,7 @@ class Collector:
             rewards = self._score(batches, rollouts, state, group_size=self.group_size)
         if self.contrast is not None:
             rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state)
-        advantages = self._advantages(rewards.total).split(sizes)
+        advantages = self._advantages(rewards).split(sizes)
         parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), advantages, strict=True)
         return [self._experience(*part) for part in parts]
 
@@ -160,12 +162,21 @@ class Collector:
         texts, columns = _texts_and_columns(batches, rollouts)
         return self.rubric.score(texts, columns, group_size=group_size, trainer_state=state)
 
-    def _advantages(self, totals: Tensor) -> Tensor:
-        """N advantages. With ``scale_rewards batch`` the spread is that of the whole step, on all processes."""
-        shared = self.scale_rewards == "batch"
-        by_process = gather_object([totals.tolist()]) if shared else [totals.tolist()]
-        joined = torch.tensor([total for process in by_process for total in process], dtype=totals.dtype)
-        advantages = group_advantages(joined, self.group_size, self.scale_rewards)
+    def _advantages(self, rewards: RewardBatch) -> Tensor:
+        """N advantages. An estimator that needs the rewards of the whole step has those of all processes."""
+        rows = [*zip(rewards.total.tolist(), *rewards.components, strict=True)]
+        shared = needs_whole_step(self.advantage_estimator, self.scale_rewards)
+        by_process = gather_object([rows]) if shared else [rows]
+        numbers = [[math.nan if value is None else value for value in row] for process in by_process for row in process]
+        joined = torch.tensor(numbers, dtype=rewards.total.dtype).view(-1, 1 + len(rewards.weights))
+        advantages = group_advantages(
+            joined[:, 0],
+            self.group_size,
+            self.scale_rewards,
+            self.advantage_estimator,
+            components=joined[:, 1:],
+            weights=rewards.weights,
+        )
         own = self.process if shared else 0
         return advantages.split([len(process) for process in by_process])[own].to(self.device)
 

@@ -1,9 +1,14 @@
 import math
+from statistics import mean, stdev
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
-from qwenvl.grpo.advantages import group_advantages
+from qwenvl.grpo.advantages import ESTIMATORS, group_advantages, needs_whole_step
+from qwenvl.grpo.options import AdvantageEstimator, ObjectiveOptions
+
+NAN = math.nan
 
 
 def test_group_scale_by_hand():
@@ -78,3 +83,98 @@ def test_refusals_name_the_cause():
         group_advantages(torch.ones(4), 3)
     with pytest.raises(ValueError, match="scale"):
         group_advantages(torch.ones(4), 2, "global")
+    with pytest.raises(ValueError, match="expected one of grpo, rloo"):
+        group_advantages(torch.ones(4), 2, estimator="ppo")
+    with pytest.raises(ValueError, match="K weights"):
+        group_advantages(torch.ones(4), 2, estimator="gdpo")
+    with pytest.raises(ValueError, match="K weights"):
+        group_advantages(torch.ones(4), 2, components=torch.ones(4, 3), weights=[1.0, 1.0])
+
+
+def test_the_options_name_the_estimators():
+    assert get_args(AdvantageEstimator) == tuple(ESTIMATORS)
+    assert get_type_hints(ObjectiveOptions)["advantage_estimator"] == AdvantageEstimator
+
+
+# Three groups of three, two functions with weights 2 and 0.5. A row without any value has no reward.
+FIRST = [1.0, 0.0, 0.5, NAN, 2.0, 1.0, NAN, NAN, 0.25]
+SECOND = [10.0, 30.0, 20.0, 0.0, 40.0, NAN, 10.0, NAN, 70.0]
+WEIGHTS = [2.0, 0.5]
+
+
+def weighted(*values):
+    """The weighted sum of those that are there, or NaN."""
+    own = [weight * value for weight, value in zip(WEIGHTS, values, strict=True) if not math.isnan(value)]
+    return sum(own) if own else NAN
+
+
+TOTALS = [*map(weighted, FIRST, SECOND)]
+
+
+def groups(values):
+    return [values[n : n + 3] for n in (0, 3, 6)]
+
+
+def known(values):
+    return [value for value in values if not math.isnan(value)]
+
+
+def centred(values):
+    return [value - mean(known(group)) for group in groups(values) for value in group]
+
+
+def estimate(estimator, rows=slice(None)):
+    components = torch.tensor([FIRST, SECOND], dtype=torch.float64).T[rows]
+    totals = torch.tensor(TOTALS, dtype=torch.float64)[rows]
+    return group_advantages(totals, 3, estimator=estimator, components=components, weights=WEIGHTS).tolist()
+
+
+def without_nan(values):
+    return pytest.approx([0.0 if math.isnan(value) else value for value in values], rel=1e-12, abs=1e-15)
+
+
+def test_rloo_by_hand():
+    """Each reward minus the mean of the others that have one. The groups have 3, 3 and 2 of them."""
+    expected = []
+    for group in groups(TOTALS):
+        for k, value in enumerate(group):
+            expected.append(value - mean(known(group[:k] + group[k + 1 :])))
+    assert estimate("rloo") == without_nan(expected)
+    alone = group_advantages(torch.tensor([NAN, 5.0, NAN]), 3, estimator="rloo")
+    assert alone.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_reinforce_plus_plus_by_hand():
+    """The deviations from the groups' means, divided by their own standard deviation and not that of rewards."""
+    deviations = centred(TOTALS)
+    assert mean(known(deviations)) == pytest.approx(0, abs=1e-12)
+    spread = stdev(known(deviations)) + 1e-4
+    assert estimate("reinforce_plus_plus") == without_nan([value / spread for value in deviations])
+    assert abs(spread - stdev(known(TOTALS))) > 1
+
+
+def test_gdpo_by_hand():
+    """Each function normalised where it has values, weighed, summed, and normalised over the step."""
+    parts = []
+    for values in (FIRST, SECOND):
+        spreads = [stdev(group) if len(group := known(each)) > 1 else 0.0 for each in groups(values)]
+        parts.append([value / (spreads[n // 3] + 1e-4) for n, value in enumerate(centred(values))])
+    sums = [*map(weighted, *parts)]
+    assert mean(known(sums)) == pytest.approx(0, abs=1e-12)
+    spread = stdev(known(sums)) + 1e-4
+    assert estimate("gdpo") == without_nan([value / spread for value in sums])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_who_needs_the_whole_step(estimator):
+    """An estimator that says it needs the whole step gives other numbers to a part of it. Others give the same."""
+    whole, part = estimate(estimator)[:6], estimate(estimator, slice(0, 6))
+    assert (whole != part) == needs_whole_step(estimator, "group")
+    assert needs_whole_step("grpo", "batch") and not needs_whole_step("rloo", "batch")
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "reinforce_plus_plus", "gdpo"])
+def test_a_group_of_equal_rewards_has_exact_zeros_in_every_step(estimator):
+    totals = torch.tensor([0.7, 0.7, 0.7, 0.1, 0.9, 0.4])
+    got = group_advantages(totals, 3, estimator=estimator, components=totals[:, None], weights=[1.0])
+    assert got[:3].tolist() == [0.0] * 3 and got[3:].abs().min() > 0

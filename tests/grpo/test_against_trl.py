@@ -1,5 +1,8 @@
-"""The losses that a published library has too: the same loss, gradient and shares. Needs the extra ``bench``."""
+"""What a published library has too: the same losses, gradients, shares and advantages. Needs the extra ``bench``."""
 
+import ast
+import inspect
+import textwrap
 from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from qwenvl.grpo.advantages import group_advantages
 from qwenvl.grpo.loss import LOSSES, LossInputs
 from qwenvl.grpo.surrogates import RatioBounds, StepCounts
 
@@ -92,3 +96,53 @@ def test_the_same_loss_and_gradient(loss_type, level, settings, beta):
             assert out.metrics[f"ratio/{name}_frac"] == pytest.approx(logged[their_name][0], rel=1e-6)
     if beta and not objective.kl_unbiased:
         assert out.metrics["kl"] == pytest.approx(logged["kl"][0], rel=1e-6)
+
+
+def computed_by(method, first, last, **names):
+    """``advantages`` as the statements of a method compute them, from the first that names one thing to that another.
+
+    They stand in the midst of a method that samples and scores too.
+    """
+    body = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0].body
+    begin, end = (next(n for n, each in enumerate(body) if word in ast.unparse(each)) for word in (first, last))
+    statements = ast.Module(body[begin : end + 1], type_ignores=[])
+    names |= inspect.getmodule(method).__dict__
+    exec(compile(statements, method.__qualname__, "exec"), names)  # of the library that is compared with
+    return names["advantages"]
+
+
+# Four groups of three, three functions. One completion has no value of a function, another none at all.
+SCORES = torch.rand(12, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * torch.tensor([1, 5, 0.1])
+SCORES[1, 2], SCORES[4] = torch.nan, torch.nan
+WEIGHTS = torch.tensor([0.7, 0.3, 2.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("estimator", ["grpo group", "grpo batch", "grpo none", "gdpo", "rloo"])
+def test_the_same_advantages(estimator):
+    name, _, scale = estimator.partition(" ")
+    settings = SimpleNamespace(
+        multi_objective_aggregation="normalize_then_sum" if name == "gdpo" else "sum_then_normalize",
+        reward_weights=WEIGHTS,
+        reward_funcs=[None] * 3,
+        scale_rewards=scale,
+        reward_clip_range=None,
+        beta=0.0,
+        normalize_advantages=False,
+    )
+    trainer, first = trl.GRPOTrainer, "multi_objective_aggregation"
+    if name == "rloo":
+        trainer, first = pytest.importorskip("trl.trainer.rloo_trainer").RLOOTrainer, "self.reward_weights"
+    theirs = computed_by(
+        trainer._generate_and_score_completions,
+        first,
+        "advantages = torch.nan_to_num",
+        self=settings,
+        rewards_per_func=SCORES.clone(),
+        unscorable_mask=SCORES.isnan().all(dim=1),
+        num_generations=3,
+        device="cpu",
+    )
+    totals = (SCORES * WEIGHTS).nansum(dim=1).masked_fill(SCORES.isnan().all(dim=1), torch.nan)
+    ours = group_advantages(totals, 3, scale or "group", name, components=SCORES, weights=WEIGHTS.tolist())
+    assert theirs[4] == 0 and theirs.abs().sum() > 1
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-14)  # TRL rounds n / (n - 1) to float32

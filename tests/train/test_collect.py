@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+from qwenvl.grpo.advantages import group_advantages
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.runlog import read_metrics, read_rollouts
 
@@ -49,3 +53,32 @@ def test_a_run_with_stop_strings(make_trainer):
     assert all(row["parity/max"] < 1e-3 for row in log)
     truncated = [row["completion/truncated_frac"] for row in log]
     assert sum(truncated) / 2 * len(rows) == sum(row.finish_reason == "length" for row in rows)
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "reinforce_plus_plus", "gdpo"])
+def test_advantages_are_those_of_the_whole_step(make_trainer, estimator):
+    """Four micro-batches of two prompts: each completion's advantage is the one among all of the step."""
+
+    def length(completions, **columns):  # one of the eight prompts has none
+        return [None if n < 3 else float(len(text) % 7) for n, text in enumerate(completions)]
+
+    def letters(completions, **columns):
+        return [sum(each.isalpha() for each in text) / max(1, len(text)) for text in completions]
+
+    trainer = make_trainer(
+        functions=(letters, length),
+        reward_weights=[0.7, 0.3],
+        advantage_estimator=estimator,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        max_steps=1,
+    )
+    trainer.train()
+    rows = list(read_rollouts(trainer.args.output_dir))
+    values = [[row.rewards[name] for row in rows] for name in ("letters", "length")]
+    components = torch.tensor([[float("nan") if value is None else value for value in each] for each in values]).T
+    totals = torch.tensor([row.total for row in rows])
+    expected = group_advantages(totals, 3, "group", estimator, components, [0.7, 0.3])
+    assert len(rows) == 24 and sum(row.rewards["length"] is None for row in rows) == 3
+    assert [row.advantage for row in rows] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-6)
+    assert expected.abs().max() > 0.1

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
+from qwenvl.grpo.advantages import group_advantages
 from qwenvl.runlog import read_metrics, read_rollouts
 
 COMMON = {
@@ -219,6 +220,22 @@ def test_two_processes_train_on_the_same_completions_as_one_does(
     assert max(share for _, share in logged(alone, "ratio/mean", "ratio/clipped_low_frac")) > 0
     drawn = [(row.step, row.epoch, row.record_id) for row in read_rollouts(output) if row.sample == 0]
     assert len(drawn) == len(set(drawn)) == 6 and {each[:2] for each in drawn} == {(1, 0), (3, 1)}
+
+
+def test_advantages_over_the_step_are_over_its_processes(tiny_checkpoint, three_records, tmp_path):
+    """Three prompts in steps of four: one process has one of them, and an empty micro-batch."""
+    output = tmp_path / "by_prompt"
+    flags = {"gradient_accumulation_steps": 2, "max_steps": 1, "advantage_estimator": "gdpo"}
+    launch(2, tiny_checkpoint(initializer_range=0.1), three_records, output, **flags)
+    rows = list(read_rollouts(output))
+    rewards = torch.tensor([row.total for row in rows])
+    together, first, second = (
+        group_advantages(part, 3, estimator="gdpo", components=part[:, None], weights=[1.0])
+        for part in (rewards, rewards[:6], rewards[6:])
+    )
+    assert len(rows) == 9
+    assert [row.advantage for row in rows] == pytest.approx(together.tolist(), rel=1e-5, abs=1e-6)
+    assert not torch.allclose(torch.cat([first, second]), together, atol=1e-2)
 
 
 def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mixed_data, three_records, tmp_path):

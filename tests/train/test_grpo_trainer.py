@@ -92,7 +92,16 @@ def test_a_step_raises_the_probability_of_better_completions(make_trainer):
     assert advantages.abs().max() > 0.1 and gain > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"loss_type": "dr_grpo"}, {"loss_type": "dapo"}, {"scale_rewards": "batch"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"loss_type": "dr_grpo"},
+        {"loss_type": "dapo"},
+        {"scale_rewards": "batch"},
+        {"advantage_estimator": "reinforce_plus_plus"},
+    ],
+)
 def test_gradient_accumulation_is_exact(make_trainer, tmp_path, settings):
     """The same four prompts as 1 x 4, 2 x 2 and 4 x 1 micro-batches give the same gradient."""
     results = []
