@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from accelerate import Accelerator
@@ -38,6 +39,14 @@ from qwenvl.train.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.fast_paths import Paths
 from qwenvl.train.meter import Meter
+from qwenvl.types import Record
+
+
+class ChecksRecords(Protocol):
+    """What a run learns by: rewards, or targets."""
+
+    def check_record(self, record: Record) -> str | None:
+        """Why a record is of no use to the run, or None if it is."""
 
 
 def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_config=None) -> nn.Module:
@@ -174,13 +183,13 @@ def build_collector(
 def build_dataset(
     dataset: Dataset | str | Path | dict[str, Dataset | str | Path] | None,
     args: GRPOConfig,
-    rubric: Rubric,
+    checker: ChecksRecords,
     limit: PromptLimit | None = None,
     frame_cache: FrameCache | None = None,
     *,
     training: bool,
 ) -> Dataset | dict[str, Dataset] | None:
-    """The data set that ``dataset`` names, every solution checked by the rewards that will score it.
+    """The data set that ``dataset`` names, every record checked by the rewards or targets of the run.
 
     Args:
         dataset: what ``dataset_use`` takes. A data set is checked and returned as it is, None gives None. For
@@ -189,14 +198,14 @@ def build_dataset(
         frame_cache: as ``build_frame_cache`` makes it.
 
     Raises:
-        RecordError: naming the first record that no reward can score.
+        RecordError: naming the first record that the run can't learn from.
         TypeError: rows, or a data set of another library.
         ValueError: a flag that has no effect on this data set.
     """
     if dataset is None:
         return None
     if isinstance(dataset, dict) and not training:
-        build = partial(build_dataset, args=args, rubric=rubric, limit=limit, frame_cache=frame_cache, training=False)
+        build = partial(build_dataset, args=args, checker=checker, limit=limit, frame_cache=frame_cache, training=False)
         return {name: build(each) for name, each in dataset.items()}
     if isinstance(dataset, (str, Path)):
         say(f"reading the records {'to train on' if training else 'to evaluate on'}: {dataset}")
@@ -205,7 +214,7 @@ def build_dataset(
             SampleOptions.of(args),
             catalog_path=args.dataset_catalog,
             **vars(ReadOptions.of(args)),
-            check_record=rubric.check_record,
+            check_record=checker.check_record,
             stream_above=int(args.stream_above_mb * 2**20),
             seed=args.seed,
             training=training,
@@ -223,7 +232,7 @@ def build_dataset(
         if frame_cache is not None and getattr(dataset, "frame_cache", None) is None:
             raise ValueError("--frame_cache has no effect on a data set made without: load_dataset takes a FrameCache")
         for record in getattr(dataset, "records", ()):
-            if problem := rubric.check_record(record):
+            if problem := checker.check_record(record):
                 raise RecordError(f"{record.where}: {problem}")
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")

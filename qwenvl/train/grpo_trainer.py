@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.utils.data import Dataset, SequentialSampler
-from transformers import ProcessorMixin, TrainerCallback, set_seed
+from torch.utils.data import Dataset
+from transformers import ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.options import PromptOptions
-from qwenvl.data.order import EpochSampler, RepeatedSteps
-from qwenvl.data.saved_processor import PromptSettings, processor_as_trained
 from qwenvl.grpo.chosen import objective_of
-from qwenvl.model.loading import load_processor, parameter_groups, unwrap
-from qwenvl.model.logprobs import tokens_within
-from qwenvl.model.reference import Reference
-from qwenvl.model.sharding import settle_fsdp, whole_weights
-from qwenvl.model.vision import blank_vision
-from qwenvl.train.assemble import (
-    build_collector,
-    build_dataset,
-    build_frame_cache,
-    build_policy,
-    build_rewards,
-    build_sampler,
-)
-from qwenvl.train.callbacks import install_callbacks
+from qwenvl.model.loading import unwrap
+from qwenvl.model.sharding import whole_weights
+from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
-from qwenvl.train.fast_paths import build_paths
-from qwenvl.train.journal import Journal
-from qwenvl.train.meter import Meter
-from qwenvl.train.model_card import DescribedTrainer
 from qwenvl.train.parity import check_parity, wants_parity
-from qwenvl.train.run.checkpoints import start_from_weights
-from qwenvl.train.run.resumable import ResumableTrainer
+from qwenvl.train.parts import build_parts
+from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import PromptBatch
 
 RewardFunction = Callable[..., list[float | None]]
 
 
-class GRPOTrainer(ResumableTrainer, DescribedTrainer):
+class GRPOTrainer(PolicyTrainer):
     """Teaches a Qwen-VL model by Group Relative Policy Optimization (arXiv:2402.03300).
 
     For each prompt the policy samples ``grpo_sample_size`` completions, the rewards score them, each completion's
@@ -73,8 +53,7 @@ class GRPOTrainer(ResumableTrainer, DescribedTrainer):
         >>> trainer.train()
     """
 
-    # What compute_loss returns is divided by the number of micro-batches, in every version of transformers.
-    loss_is_scaled_for_ga = False
+    evaluated_as = "eval_total_reward"
 
     def __init__(
         self,
@@ -89,45 +68,12 @@ class GRPOTrainer(ResumableTrainer, DescribedTrainer):
         peft_config: Any = None,
     ):
         args = args or GRPOConfig()
-        args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
-        set_seed(args.seed)  # before adapters get their random weights
-        policy = build_policy(model, args, peft_config)
-        bare = unwrap(policy)
-        processor = processing_class or load_processor(bare.name_or_path)
         rubric = build_rewards(args, reward_funcs, reward_weights)
-        self.paths = build_paths(args, policy, processor.tokenizer)
-        collator = GRPOCollator(processor, PromptOptions.of(args))
-        frame_cache = build_frame_cache(args, collator)
-        build = partial(build_dataset, args=args, rubric=rubric, limit=collator.limit, frame_cache=frame_cache)
-        train_dataset = build(train_dataset or args.dataset_use, training=True)
-        self.prompt_settings = PromptSettings.of(args, train_dataset, bare.name_or_path)
-        super().__init__(
-            model=policy,
-            args=args,
-            data_collator=collator,
-            train_dataset=train_dataset,
-            eval_dataset=build(eval_dataset or args.eval_dataset_use, training=False),
-            processing_class=processor_as_trained(processor, self.prompt_settings),
-            callbacks=callbacks,
-        )
-        self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
-        with_reference = args.grpo_beta > 0
-        rounded_to = settle_fsdp(
-            self.accelerator,
-            policy,
-            asked=bool(args.fsdp),
-            copies_policy=with_reference and bare is policy,
-            output_dir=args.output_dir,
-        )
-        self.reference = Reference(policy, dtype=rounded_to).to(args.device) if with_reference else None
-        if args.start_from_weights is not None:
-            start_from_weights(policy, args.start_from_weights)
-        self.meter = Meter(args.device)
-        self.collector = build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter)
+        parts = build_parts(args, rubric, model, train_dataset, eval_dataset, processing_class, peft_config)
+        super().__init__(parts, args, with_reference=args.grpo_beta > 0, callbacks=callbacks)
+        bare, accelerator = unwrap(parts.policy), self.accelerator
+        self.collector = build_collector(args, parts.paths, bare, parts.processor, rubric, accelerator, self.meter)
         self.objective = objective_of(args, args.generation_max_length)
-        self.journal = Journal(args, self.meter, self.train_dataset, self.paths.cache)
-        install_callbacks(self, self.journal)
-        self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
         self.step: Step | None = None  # None until completions are sampled for what was drawn
         self._drawn: list[PromptBatch] = []
 
@@ -159,12 +105,6 @@ class GRPOTrainer(ResumableTrainer, DescribedTrainer):
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return output.loss * step.counts.micro_batches
-
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
-        """One micro-batch, forward and backward."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self.meter.stop("time/backward_s")
-        return loss
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
@@ -204,37 +144,6 @@ class GRPOTrainer(ResumableTrainer, DescribedTrainer):
                 self.journal.drawn(batch)
         return batches, items
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds what was measured since the last entry to the Trainer's own."""
-        if "loss" in logs:
-            logs = logs | self.meter.flush(lambda state: gather_object([state]))
-        super().log(logs, start_time)
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The Trainer's optimizer, with learning rates of their own for merger and vision tower where they are set."""
-        rates = {"mlp": self.args.mm_projector_lr, "vision": self.args.vision_tower_lr}
-        rates = {part: rate for part, rate in rates.items() if rate is not None}
-        if rates and self.optimizer is None:
-            trained = self.model if model is None else model
-            groups = parameter_groups(
-                trained,
-                weight_decay=self.args.weight_decay,
-                decayed=set(self.get_decay_parameter_names(trained)),
-                learning_rates=rates,
-            )
-            optimizer_class, settings = self.get_optimizer_cls_and_kwargs(self.args, trained)
-            self.optimizer_cls_and_kwargs = optimizer_class, {**settings, "params": groups}
-        return super().create_optimizer(model)
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Not counted: the library's estimate knows neither vision nor groups."""
-        return 0
-
-    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
-        """For ``include_num_input_tokens_seen``: the prompts' tokens, each prompt once."""
-        prompts = inputs["prompts"]
-        super()._track_num_input_tokens({"input_ids": prompts.input_ids, "attention_mask": prompts.attention_mask})
-
     def _step_of(self, batch: PromptBatch) -> Step:
         """The step that a micro-batch belongs to. The first micro-batch of a step has all of them collected."""
         if self.step is None or not self.is_in_train:
@@ -247,18 +156,8 @@ class GRPOTrainer(ResumableTrainer, DescribedTrainer):
         return self.step
 
     def _logprobs(self, model: nn.Module, experience: Experience) -> Tensor:
-        prompts, rollout = experience.prompts, experience.rollout
-        if self.args.world_size > 1:
-            prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
-        with self.accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
-            return self.paths.completion_logprobs(
-                model,
-                prompts,
-                rollout.completion_ids,
-                rollout.completion_mask,
-                temperature=self.args.generation_temperature,
-                logit_chunk_tokens=self._logit_chunk_tokens,
-            )
+        ids, mask = experience.rollout.completion_ids, experience.rollout.completion_mask
+        return self.completion_logprobs(model, experience.prompts, ids, mask, self.args.generation_temperature)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
         if self.reference is None:
@@ -270,20 +169,3 @@ class GRPOTrainer(ResumableTrainer, DescribedTrainer):
         if wants_parity(self.args, self.state.global_step):
             half = self.args.bf16 or self.args.fp16
             check_parity(experience.rollout, experience.old_logprobs, half_precision=half, meter=self.meter)
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator)
-
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
-        # In order, whatever the order of training; several processes get their shares of it from accelerate.
-        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm=None):
-        norm = super()._get_grad_norm(model, grad_norm)
-        # With fp16 the loss scaler skips such a step; otherwise it would turn every weight into NaN.
-        if norm is not None and not self.args.fp16 and not torch.isfinite(torch.as_tensor(norm)):
-            raise FloatingPointError(
-                f"step {self.state.global_step + 1}: the gradient's norm is {norm}; nothing updated"
-            )
-        return norm

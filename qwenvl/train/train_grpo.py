@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from qwenvl.train.display.console import say
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
-    from qwenvl.train.grpo_trainer import GRPOTrainer
 
 
 COMMAND = "qwenvl train"
@@ -37,76 +35,33 @@ def start(argv: list[str]) -> None:
         say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
     dry = "--dry_run" in argv
     args = parse_args([argument for argument in argv if argument != "--dry_run"])
-    from qwenvl.data.errors import told_to_the_user
-    from qwenvl.data.records.catalog import resolve_datasets
-
-    with told_to_the_user(COMMAND):  # before a model is loaded, which may take minutes
-        for names in filter(None, (args.dataset_use, args.eval_dataset_use)):
-            resolve_datasets(names, args.dataset_catalog)
     # After the flags are known to be good: these imports take seconds.
-    from qwenvl.train.run.failures import told_in_one_line
-    from qwenvl.train.run.lock import RunLockedError, locked
+    from qwenvl.train.run.command import alone_in_its_folder
 
-    with (
-        told_in_one_line(COMMAND, args.output_dir),
-        told_to_the_user(COMMAND, (RunLockedError,)),
-        nullcontext() if dry else locked(args.output_dir, args.process_index),
-    ):
+    with alone_in_its_folder(COMMAND, args, dry):
         run(args, argv, dry)
 
 
 def run(args: GRPOConfig, argv: list[str], dry: bool) -> None:
     """Trains, evaluates and saves, or says why there is nothing to do."""
-    from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
-    from qwenvl.runlog import RunLogError
-    from qwenvl.train.callbacks import require_trackers
     from qwenvl.train.display.dry_run import dry_run
-    from qwenvl.train.display.summary import RunSummary, collected_warnings, next_step, run_summary
+    from qwenvl.train.display.summary import next_step, run_summary
     from qwenvl.train.grpo_trainer import GRPOTrainer
-    from qwenvl.train.run.beginning import begin
-    from qwenvl.train.run.failures import bar_closed
-    from qwenvl.train.run.resumed import SettingsError
+    from qwenvl.train.run.command import beginning_of, carry_out, told_of_settings
 
-    with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
-        beginning = begin(args)
+    with told_of_settings(COMMAND):
+        beginning = beginning_of(COMMAND, args)
         if beginning.finished:
-            say(f"{COMMAND}: {beginning.finished}")
             return
-        require_trackers(args.report_to)
         if dry:
             plan = dry_run(args)
             if args.process_index == 0:
                 print(plan)
             return
         trainer = GRPOTrainer(args=args)
-    trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
-    with (
-        told_to_the_user(COMMAND, (*DATA_ERRORS, SettingsError, RunLogError)),
-        bar_closed(trainer),
-        collected_warnings() as warnings,
-    ):
-        trainer.train(resume_from_checkpoint=beginning.checkpoint)
-        if trainer.eval_dataset is not None and not evaluated_last(trainer):
-            trainer.evaluate()
-    trainer.save_model()
-    trainer.journal.runlog.finish(trainer.state.global_step)
-    trainer.accelerator.end_training()  # Trainer.end, in the versions that have it
+    warnings = carry_out(COMMAND, trainer, beginning)
     if trainer.is_world_process_zero():
         say(run_summary(args.output_dir, warnings, next_step(args, argv, warnings)))
-
-
-def evaluated_last(trainer: GRPOTrainer) -> bool:
-    """Whether the weights that are to be saved were evaluated after their last step already.
-
-    ``eval_strategy`` did so, or an earlier process that died before it saved its model.
-    """
-    from qwenvl.runlog import read_metrics
-
-    rows = trainer.state.log_history
-    if not trainer.steps_trained:
-        rows = read_metrics(trainer.args.output_dir)
-    done = any(row["step"] == trainer.state.global_step and "eval_total_reward" in row for row in rows)
-    return done and not trainer.args.load_best_model_at_end  # which took the place of those evaluated
 
 
 if __name__ == "__main__":

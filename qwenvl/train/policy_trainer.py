@@ -1,0 +1,152 @@
+"""What the trainers of this library share: how they are put together, what learns how fast, and what is saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import TrainerCallback
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.order import EpochSampler, RepeatedSteps
+from qwenvl.data.saved_processor import processor_as_trained
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.loading import parameter_groups, unwrap
+from qwenvl.model.logprobs import tokens_within
+from qwenvl.model.reference import Reference
+from qwenvl.model.sharding import settle_fsdp
+from qwenvl.model.vision import blank_vision
+from qwenvl.train.assemble import build_sampler
+from qwenvl.train.callbacks import install_callbacks
+from qwenvl.train.journal import Journal
+from qwenvl.train.meter import Meter
+from qwenvl.train.model_card import DescribedTrainer
+from qwenvl.train.parts import Parts
+from qwenvl.train.run.checkpoints import start_from_weights
+from qwenvl.train.run.resumable import ResumableTrainer
+
+
+class PolicyTrainer(ResumableTrainer, DescribedTrainer):
+    """A Trainer of a Qwen-VL policy on batches of prompts. What it learns from is left to its subclasses.
+
+    Args:
+        parts: what it is put together from.
+        with_reference: keep the policy as it is before training as ``self.reference``.
+        callbacks: more callbacks of transformers.
+
+    Attributes:
+        evaluated_as: the metric by which the log tells that the weights were evaluated.
+    """
+
+    # What compute_loss returns is divided by the number of micro-batches, in every version of transformers.
+    loss_is_scaled_for_ga = False
+    evaluated_as = "eval_loss"
+
+    def __init__(
+        self,
+        parts: Parts,
+        args: GRPOConfig,
+        *,
+        with_reference: bool,
+        callbacks: list[TrainerCallback] | None = None,
+    ):
+        policy, bare = parts.policy, unwrap(parts.policy)
+        self.prompt_settings = parts.prompt_settings
+        super().__init__(
+            model=policy,
+            args=args,
+            data_collator=parts.collator,
+            train_dataset=parts.train_dataset,
+            eval_dataset=parts.eval_dataset,
+            processing_class=processor_as_trained(parts.processor, parts.prompt_settings),
+            callbacks=callbacks,
+        )
+        self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
+        self.paths = parts.paths
+        rounded_to = settle_fsdp(
+            self.accelerator,
+            policy,
+            asked=bool(args.fsdp),
+            copies_policy=with_reference and bare is policy,
+            output_dir=args.output_dir,
+        )
+        self.reference = Reference(policy, dtype=rounded_to).to(args.device) if with_reference else None
+        if args.start_from_weights is not None:
+            start_from_weights(policy, args.start_from_weights)
+        self.meter = Meter(args.device)
+        self.journal = Journal(args, self.meter, self.train_dataset, self.paths.cache)
+        install_callbacks(self, self.journal)
+        self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
+
+    def completion_logprobs(
+        self, model: nn.Module, prompts: PromptInputs, ids: Tensor, mask: Tensor, temperature: float
+    ) -> Tensor:
+        """N x T log-probs of completions (``ids`` and ``mask``, N x T), by the path that the run takes."""
+        if self.args.world_size > 1:
+            prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
+        with self.accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
+            return self.paths.completion_logprobs(
+                model,
+                prompts,
+                ids,
+                mask,
+                temperature=temperature,
+                logit_chunk_tokens=self._logit_chunk_tokens,
+            )
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
+        """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.meter.stop("time/backward_s")
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds what was measured since the last entry to the Trainer's own."""
+        if "loss" in logs:
+            logs = logs | self.meter.flush(lambda state: gather_object([state]))
+        super().log(logs, start_time)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The Trainer's optimizer, with learning rates of their own for merger and vision tower where they are set."""
+        rates = {"mlp": self.args.mm_projector_lr, "vision": self.args.vision_tower_lr}
+        rates = {part: rate for part, rate in rates.items() if rate is not None}
+        if rates and self.optimizer is None:
+            trained = self.model if model is None else model
+            groups = parameter_groups(
+                trained,
+                weight_decay=self.args.weight_decay,
+                decayed=set(self.get_decay_parameter_names(trained)),
+                learning_rates=rates,
+            )
+            optimizer_class, settings = self.get_optimizer_cls_and_kwargs(self.args, trained)
+            self.optimizer_cls_and_kwargs = optimizer_class, {**settings, "params": groups}
+        return super().create_optimizer(model)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted: the library's estimate knows neither vision nor groups."""
+        return 0
+
+    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
+        """For ``include_num_input_tokens_seen``: the prompts' tokens, each prompt once."""
+        prompts = inputs["prompts"]
+        super()._track_num_input_tokens({"input_ids": prompts.input_ids, "attention_mask": prompts.attention_mask})
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator)
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
+        # In order, whatever the order of training; several processes get their shares of it from accelerate.
+        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm=None):
+        norm = super()._get_grad_norm(model, grad_norm)
+        # With fp16 the loss scaler skips such a step; otherwise it would turn every weight into NaN.
+        if norm is not None and not self.args.fp16 and not torch.isfinite(torch.as_tensor(norm)):
+            raise FloatingPointError(
+                f"step {self.state.global_step + 1}: the gradient's norm is {norm}; nothing updated"
+            )
+        return norm

@@ -1,0 +1,86 @@
+"""What the commands that train do around their trainers: look first, hold the folder, train, evaluate, save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
+from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.runlog import RunLogError, read_metrics
+from qwenvl.train.callbacks import require_trackers
+from qwenvl.train.display.console import say
+from qwenvl.train.display.summary import RunSummary, collected_warnings
+from qwenvl.train.policy_trainer import PolicyTrainer
+from qwenvl.train.run.beginning import Beginning, begin
+from qwenvl.train.run.failures import bar_closed, told_in_one_line
+from qwenvl.train.run.lock import RunLockedError, locked
+from qwenvl.train.run.resumed import SettingsError
+
+
+@contextmanager
+def alone_in_its_folder(command: str, args: GRPOConfig, dry: bool) -> Iterator[None]:
+    """Hold the run folder within, once the data sets that the flags name are found. Errors end the process in one line.
+
+    Args:
+        command: what error messages begin with.
+        dry: nothing will be written, so the folder is not held.
+    """
+    with told_to_the_user(command):  # before a model is loaded, which may take minutes
+        for names in filter(None, (args.dataset_use, args.eval_dataset_use)):
+            resolve_datasets(names, args.dataset_catalog)
+    with (
+        told_in_one_line(command, args.output_dir),
+        told_to_the_user(command, (RunLockedError,)),
+        nullcontext() if dry else locked(args.output_dir, args.process_index),
+    ):
+        yield
+
+
+def told_of_settings(command: str) -> AbstractContextManager[None]:
+    """End the process with the message of an error about names, files, flags or packages."""
+    return told_to_the_user(command, (ValueError, OSError, ImportError))
+
+
+def beginning_of(command: str, args: GRPOConfig) -> Beginning:
+    """What the run begins with. It is said where the run is finished already.
+
+    Raises:
+        ValueError, OSError, ImportError: see ``begin`` and ``require_trackers``.
+    """
+    beginning = begin(args)
+    if beginning.finished:
+        say(f"{command}: {beginning.finished}")
+    else:
+        require_trackers(args.report_to)
+    return beginning
+
+
+def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> list[str]:
+    """Train, evaluate where there is data for it, and save the model. Return the warnings that were given."""
+    trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
+    with (
+        told_to_the_user(command, (*DATA_ERRORS, SettingsError, RunLogError)),
+        bar_closed(trainer),
+        collected_warnings() as warnings,
+    ):
+        trainer.train(resume_from_checkpoint=beginning.checkpoint)
+        if trainer.eval_dataset is not None and not evaluated_last(trainer):
+            trainer.evaluate()
+    trainer.save_model()
+    trainer.journal.runlog.finish(trainer.state.global_step)
+    trainer.accelerator.end_training()  # Trainer.end, in the versions that have it
+    return warnings
+
+
+def evaluated_last(trainer: PolicyTrainer) -> bool:
+    """Whether the weights that are to be saved were evaluated after their last step already.
+
+    ``eval_strategy`` did so, or an earlier process that died before it saved its model.
+    """
+    rows = trainer.state.log_history
+    if not trainer.steps_trained:
+        rows = read_metrics(trainer.args.output_dir)
+    done = any(row["step"] == trainer.state.global_step and trainer.evaluated_as in row for row in rows)
+    return done and not trainer.args.load_best_model_at_end  # which took the place of those evaluated
