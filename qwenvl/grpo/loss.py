@@ -28,6 +28,7 @@ class LossInputs:
         advantages: N.
         mask: N x T bool, true for the tokens that count, a completion's end token among them. Anything may stand in the
             log-probs where it is false.
+        entropies: N x T, of the policy's distribution of each token, in nats. None where they are not known.
     """
 
     logprobs: Tensor
@@ -35,6 +36,7 @@ class LossInputs:
     ref_logprobs: Tensor | None
     advantages: Tensor
     mask: Tensor
+    entropies: Tensor | None = None
 
 
 @dataclass
@@ -89,7 +91,8 @@ class Objective:
         Returns:
             The scalar loss, and metrics. ``loss/policy`` and ``loss/kl`` are the two parts and sum to the loss.
             Shares and means over the tokens of this micro-batch: ``ratio/mean``, ``ratio/clipped_low_frac`` and the
-            like (tokens that the limit leaves without policy gradient, or bounds) and, with a reference, ``kl``.
+            like (tokens that the limit leaves without policy gradient, or bounds), with a reference ``kl``, and
+            with entropies ``entropy``.
 
         Raises:
             ValueError: shapes disagree, what is needed is missing, or a completion's token has no finite log-prob.
@@ -110,6 +113,8 @@ class Objective:
             kl_loss = self.beta * self._average(kl * ratio if self.kl_unbiased else kl, mask, counts)
             loss = policy_loss + kl_loss if self.beta else policy_loss
             metrics["loss/kl"], means["kl"] = kl_loss.item(), kl.detach()
+        if inputs.entropies is not None:
+            means["entropy"] = _finite("entropies", inputs.entropies.detach(), mask)
         tokens = mask.sum().clamp(min=1)
         return LossOutput(loss, metrics | {name: ((v * mask).sum() / tokens).item() for name, v in means.items()})
 
@@ -174,7 +179,7 @@ def _check(inputs: LossInputs, objective: Objective) -> None:
         )
     if inputs.mask.dtype != torch.bool:
         raise ValueError(f"mask: expected bool, got {inputs.mask.dtype}")
-    for name in ("old_logprobs", "ref_logprobs"):
+    for name in ("old_logprobs", "ref_logprobs", "entropies"):
         values = getattr(inputs, name)
         if values is not None and tuple(values.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(values.shape)}")

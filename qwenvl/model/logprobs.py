@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,15 +17,31 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
 
+EntropyUse = Literal["none", "measured", "trained"]
+"""``measured``: without gradient, and not computed again in the backward pass. ``trained``: with gradient."""
+
 BYTES_PER_LOGIT = 16
 """What a logit takes at the peak of its backward pass.
 
 That is four values: as the head gave it, in float32, divided by the temperature, and its gradient. It was measured to
-be the same in float32 and in bfloat16.
+be the same in float32 and in bfloat16, and with an entropy, measured or trained.
 """
 
 
-def completion_logprobs(
+class Likelihood(NamedTuple):
+    """What a model makes of N completions, token by token, at the sampling temperature.
+
+    Attributes:
+        logprobs: N x T, log p(token | prompt, tokens before it). 0.0 where the mask is False.
+        entropies: N x T, of the distribution that a token is drawn from, in nats. 0.0 where the mask is False. None
+            where they were not asked for.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor | None = None
+
+
+def completion_likelihood(
     model: torch.nn.Module,
     prompts: PromptInputs,
     completion_ids: Tensor,
@@ -32,8 +49,9 @@ def completion_logprobs(
     *,
     temperature: float,
     logit_chunk_tokens: int,
-) -> Tensor:
-    """log p(token | prompt, tokens before it) of every completion token, of softmax(logits / temperature).
+    entropy: EntropyUse = "none",
+) -> Likelihood:
+    """Log-probs and entropies of all completion tokens, of softmax(logits / temperature).
 
     Top-p and the suppression of vision tokens are part of sampling, not of this distribution.
 
@@ -43,14 +61,15 @@ def completion_logprobs(
         completion_ids, completion_mask: N x T, padded on the right. Row n belongs to prompt n // (N / P).
         temperature: the sampling temperature, above 0.
         logit_chunk_tokens: tokens whose logits exist at one time. ``tokens_within`` gives it for a memory budget.
+        entropy: whether entropies are computed, from the same logits, and have a gradient.
 
     Returns:
-        N x T, float32 or the model's type if that is wider, with gradient in grad mode. 0.0 where the mask is False.
+        float32 or the model's type if that is wider, with gradient in grad mode.
     """
     group_size = len(completion_ids) // len(prompts)
     length = completion_ids.shape[1]
     rows = prompts.repeat(group_size)
-    with selected_logprobs(model, completion_ids, completion_mask, temperature, logit_chunk_tokens):
+    with selected_logprobs(model, completion_ids, completion_mask, temperature, logit_chunk_tokens, entropy):
         output = model(
             input_ids=torch.cat([rows.input_ids, completion_ids], dim=1),
             attention_mask=torch.cat([rows.attention_mask, completion_mask.to(rows.attention_mask.dtype)], dim=1),
@@ -62,7 +81,51 @@ def completion_logprobs(
             use_cache=False,
             **rows.vision(),
         )
-    return output.logits
+    return likelihood_of(output.logits, entropy)
+
+
+def completion_logprobs(
+    model: torch.nn.Module,
+    prompts: PromptInputs,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    *,
+    temperature: float,
+    logit_chunk_tokens: int,
+) -> Tensor:
+    """The log-probs of ``completion_likelihood``, N x T."""
+    return completion_likelihood(
+        model,
+        prompts,
+        completion_ids,
+        completion_mask,
+        temperature=temperature,
+        logit_chunk_tokens=logit_chunk_tokens,
+    ).logprobs
+
+
+def likelihood_of(columns: Tensor, entropy: EntropyUse) -> Likelihood:
+    """What the head returned within ``selected_logprobs``."""
+    return Likelihood(columns) if entropy == "none" else Likelihood(*columns.unbind(-1))
+
+
+def spread_out(values: Tensor, mask: Tensor) -> Tensor:
+    """What K tokens have, K x ..., at their places in rows x T x ..., with 0 where the mask is False."""
+    rest = values.shape[1:]
+    return values.new_zeros(*mask.shape, *rest).masked_scatter(mask.view(*mask.shape, *(1 for _ in rest)), values)
+
+
+def entropy_of(logits: Tensor, normaliser: Tensor) -> Tensor:
+    """The entropy of softmax(logits) in nats, ... x V -> ...
+
+    Args:
+        normaliser: ``logits.logsumexp(-1)``, which the log-probs of the tokens are made with too.
+
+    Example:
+        >>> round(entropy_of(torch.zeros(2), torch.tensor(2.0).log()).item(), 4)  # two of the same probability: log 2
+        0.6931
+    """
+    return normaliser - (logits.softmax(-1) * logits).sum(-1)
 
 
 def tokens_within(memory_gb: float, vocabulary: int) -> int:
@@ -77,9 +140,16 @@ def tokens_within(memory_gb: float, vocabulary: int) -> int:
 
 @contextmanager
 def selected_logprobs(
-    model: torch.nn.Module, targets: Tensor, mask: Tensor, temperature: float, chunk_tokens: int
+    model: torch.nn.Module,
+    targets: Tensor,
+    mask: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+    entropy: EntropyUse = "none",
 ) -> Iterator[None]:
     """Within it, the head of ``model`` returns the log-probs of ``targets`` in the place of logits.
+
+    With entropies it returns both, rows x T x 2. They leave the model with its output, which its wrappers may hook.
 
     The stock forward calls the head as ever, so that wrappers which gather or watch its weights go on working. The
     logits of only ``chunk_tokens`` tokens exist at a time. The backward pass recomputes them.
@@ -91,20 +161,26 @@ def selected_logprobs(
     head = unwrap(model).get_output_embeddings()
     logits_of = head.forward
 
-    def chunk_logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
+    def chunk(hidden: Tensor, wanted: Tensor) -> Tensor:
         logits = logits_of(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-        return logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1)
+        normaliser = logits.logsumexp(1)
+        chosen = logits.gather(1, wanted[:, None])[:, 0] - normaliser
+        if entropy == "none":
+            return chosen
+        # Last: the backward pass recomputes a chunk only as far as gradients need it.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "trained"):
+            spread = entropy_of(logits, normaliser)
+        return torch.stack([chosen, spread], dim=1)
 
     def forward(hidden: Tensor) -> Tensor:
         if hidden.shape[:-1] != targets.shape:
             raise ValueError(f"expected hidden states of {tuple(targets.shape)} tokens, got {tuple(hidden.shape[:-1])}")
         parts = [
-            checkpoint(chunk_logprobs, h, w, use_reentrant=False)
+            checkpoint(chunk, h, w, use_reentrant=False)
             for h, w in zip(hidden[mask].split(chunk_tokens), targets[mask].split(chunk_tokens), strict=True)
         ]
-        chosen = torch.cat(parts)
-        return chosen.new_zeros(targets.shape).masked_scatter(mask, chosen)
+        return spread_out(torch.cat(parts), mask)
 
     wrapped = head.__dict__.get("forward")  # set by accelerate's hooks on offloaded models
     head.forward = forward

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model import logprobs
@@ -30,13 +30,13 @@ class Paths:
     """The three computations that a fast path and a plain path exist for.
 
     Attributes:
-        completion_logprobs: see ``qwenvl.model.logprobs``.
+        completion_likelihood: see ``qwenvl.model.logprobs``.
         engine: samples completions.
         encode: runs the vision tower once per prompt. None where it runs in every forward.
         cache: keeps the features of the vision tower on disk. None where they are not kept.
     """
 
-    completion_logprobs: Callable[..., Tensor]
+    completion_likelihood: Callable[..., logprobs.Likelihood]
     engine: RolloutEngine
     encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
     cache: VisionCache | None = None
@@ -84,7 +84,7 @@ def choose_paths(
         RuntimeError: if nothing can be compiled on this machine.
     """
     bare = unwrap(policy)
-    plain = Paths(logprobs.completion_logprobs, LocalEngine(tokenizer, bare, token_budget=token_budget), None)
+    plain = Paths(logprobs.completion_likelihood, LocalEngine(tokenizer, bare, token_budget=token_budget), None)
     if not share:
         return plain
     prefix_reason, vision_reason = shared_prefix.supports_shared_prefix(policy), supports_encode_once(policy)
@@ -100,4 +100,4 @@ def choose_paths(
     if prefix_reason is not None:
         return replace(plain, encode=encode)
     engine = SharedPrefixEngine(tokenizer, bare, token_budget=token_budget, compile_for=compile_for)
-    return Paths(shared_prefix.completion_logprobs, engine, encode)
+    return Paths(shared_prefix.completion_likelihood, engine, encode)

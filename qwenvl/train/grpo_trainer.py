@@ -16,6 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.chosen import objective_of
 from qwenvl.model.loading import unwrap
+from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharding import whole_weights
 from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
@@ -91,12 +92,12 @@ class GRPOTrainer(PolicyTrainer):
         step = self._step_of(inputs["prompts"])
         experience = step.experience_of(inputs["prompts"])
         with self.meter.time("time/logp_s"):
-            logprobs = self._logprobs(model, experience)
+            likelihood = self._likelihood(model, experience, "measured")
             if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
-                experience.old_logprobs = logprobs.detach()
+                experience.old_logprobs = likelihood.logprobs.detach()
                 experience.ref_logprobs = self._reference_logprobs(experience)
                 self._check_parity(experience)
-        output = self.objective(experience.loss_inputs(logprobs), step.counts)
+        output = self.objective(experience.loss_inputs(likelihood), step.counts)
         self.journal.trained(step, experience, output)
         if not torch.isfinite(output.loss):
             raise FloatingPointError(
@@ -155,15 +156,16 @@ class GRPOTrainer(PolicyTrainer):
                 self.journal.collected(self.state.global_step + 1, experience)
         return self.step
 
-    def _logprobs(self, model: nn.Module, experience: Experience) -> Tensor:
+    def _likelihood(self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none") -> Likelihood:
         ids, mask = experience.rollout.completion_ids, experience.rollout.completion_mask
-        return self.completion_logprobs(model, experience.prompts, ids, mask, self.args.generation_temperature)
+        temperature = self.args.generation_temperature
+        return self.completion_likelihood(model, experience.prompts, ids, mask, temperature, entropy)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
         if self.reference is None:
             return None
         with self.reference.model() as reference:
-            return self._logprobs(reference, experience)
+            return self._likelihood(reference, experience).logprobs
 
     def _check_parity(self, experience: Experience) -> None:
         if wants_parity(self.args, self.state.global_step):

@@ -15,7 +15,7 @@ from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import parameter_groups, unwrap
-from qwenvl.model.logprobs import tokens_within
+from qwenvl.model.logprobs import EntropyUse, Likelihood, tokens_within
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.model.vision import blank_vision
@@ -81,20 +81,27 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         install_callbacks(self, self.journal)
         self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
 
-    def completion_logprobs(
-        self, model: nn.Module, prompts: PromptInputs, ids: Tensor, mask: Tensor, temperature: float
-    ) -> Tensor:
-        """N x T log-probs of completions (``ids`` and ``mask``, N x T), by the path that the run takes."""
+    def completion_likelihood(
+        self,
+        model: nn.Module,
+        prompts: PromptInputs,
+        ids: Tensor,
+        mask: Tensor,
+        temperature: float,
+        entropy: EntropyUse = "none",
+    ) -> Likelihood:
+        """Log-probs and entropies of completions (``ids`` and ``mask``, N x T), by the path that the run takes."""
         if self.args.world_size > 1:
             prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
         with self.accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
-            return self.paths.completion_logprobs(
+            return self.paths.completion_likelihood(
                 model,
                 prompts,
                 ids,
                 mask,
                 temperature=temperature,
                 logit_chunk_tokens=self._logit_chunk_tokens,
+                entropy=entropy,
             )
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from qwenvl.grpo.loss import LossInputs
 from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.logprobs import Likelihood
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -42,9 +43,11 @@ class Experience:
         """N x T bool, the completion tokens that count in the loss."""
         return self.rollout.completion_mask & self.counted[:, None]
 
-    def loss_inputs(self, logprobs: Tensor) -> LossInputs:
-        """What the loss is computed from, given the policy's log-probs of the completions, N x T."""
-        return LossInputs(logprobs, self.old_logprobs, self.ref_logprobs, self.advantages, self.mask)
+    def loss_inputs(self, policy: Likelihood) -> LossInputs:
+        """What the loss is computed from, given what the policy makes of the completions."""
+        return LossInputs(
+            policy.logprobs, self.old_logprobs, self.ref_logprobs, self.advantages, self.mask, policy.entropies
+        )
 
 
 @dataclass(frozen=True)

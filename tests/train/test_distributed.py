@@ -184,7 +184,7 @@ def test_two_processes_make_the_update_of_one(
     epochs = {rollout.step: rollout.epoch for rollout in read_rollouts(output) if rollout.split == "train"}
     assert epochs == {1: 0, 2: 1}  # the four records are one step
     for names in (
-        ("reward/total", "kl", "loss", "grad_norm", "completion/length_mean", "prompt/tokens"),
+        ("reward/total", "kl", "entropy", "loss", "grad_norm", "completion/length_mean", "prompt/tokens"),
         ("eval_total_reward", "eval_total_reward_n"),
     ):
         ours, theirs = logged(output, *names), logged(alone, *names)

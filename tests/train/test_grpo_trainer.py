@@ -128,12 +128,12 @@ def test_fast_and_plain_paths_see_the_same_policy(make_trainer, caplog):
     plain = make_trainer(per_device_train_batch_size=4, shared_prefix="off")
     batch = first_batch(fast)["prompts"]
     (experience,) = fast.collector.collect(fast.model, [batch], fast.state)
-    ours = fast._logprobs(fast.model, experience)
+    ours = fast._likelihood(fast.model, experience, "measured")
     with_pixels = replace(experience, prompts=plain.collector.build_inputs(batch))
-    theirs = plain._logprobs(plain.model, with_pixels)
+    theirs = plain._likelihood(plain.model, with_pixels, "measured")
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
     reference = fast._reference_logprobs(experience)
-    torch.testing.assert_close(reference, ours, rtol=0, atol=1e-6)  # nothing is trained yet
+    torch.testing.assert_close(reference, ours.logprobs, rtol=0, atol=1e-6)  # nothing is trained yet
     assert "computes its prompt again" not in caplog.text
 
 
@@ -157,7 +157,7 @@ def test_a_run_leaves_metrics_rollouts_and_settings(make_trainer):
     rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
     assert [row["step"] for row in rows] == [1, 2, 3]
     names = {
-        "loss", "grad_norm", "reward/total", "reward/std", "reward/letters", "kl", "group/zero_std_frac",
+        "loss", "grad_norm", "entropy", "reward/total", "reward/std", "reward/letters", "kl", "group/zero_std_frac",
         "completion/length_mean", "completion/length_max", "completion/truncated_frac", "prompt/tokens",
         "prompt/frames", "time/sample_s", "time/reward_s", "time/logp_s", "time/backward_s",
     }  # fmt: skip
@@ -254,15 +254,15 @@ def test_nan_stops_the_run_before_the_weights_are_lost(make_trainer):
 
 def test_parity_stops_a_trainer_that_sees_other_frames(make_trainer):
     trainer = make_trainer(max_steps=1)
-    encode = trainer._logprobs
+    encode = trainer._likelihood
 
-    def blind(model, experience):
+    def blind(model, experience, *rest):
         prompts = experience.prompts
         if prompts.pixel_values_videos is not None:
             prompts.pixel_values_videos = torch.zeros_like(prompts.pixel_values_videos)
-        return encode(model, experience)
+        return encode(model, experience, *rest)
 
-    trainer._logprobs = blind
+    trainer._likelihood = blind
     with pytest.raises(RuntimeError, match="do not see the same prompt"):
         trainer.train()
 

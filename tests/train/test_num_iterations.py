@@ -94,10 +94,10 @@ def test_the_second_loss_by_hand(make_trainer):
     """From the log-probs that were computed and the advantages in the run folder, by the formula."""
     settings = {"num_iterations": 2, "grpo_epsilon": 0.05, "grpo_epsilon_high": 0.1, "learning_rate": 5e-3}
     trainer = make_trainer(per_device_train_batch_size=4, grpo_alpha=0.8, grpo_beta=0.3, stop_strings=["e"], **settings)
-    passes, compute = [], trainer._logprobs
-    trainer._logprobs = lambda *args: passes.append(compute(*args)) or passes[-1]
+    passes, compute = [], trainer._likelihood
+    trainer._likelihood = lambda *args: passes.append(compute(*args)) or passes[-1]
     trainer.train()
-    old, reference, policy = (values.detach() for values in passes)  # the reference is not run again
+    old, reference, policy = (each.logprobs.detach() for each in passes)  # the reference is not run again
 
     losses, ratios, low, high = [], [], 0, 0
     for n, row in enumerate(read_rollouts(trainer.args.output_dir)):

@@ -5,6 +5,7 @@ import torch
 
 from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.logprobs import Likelihood
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
 
@@ -42,7 +43,7 @@ def test_completions_and_tokens_of_all_processes_are_counted(monkeypatch):
 def test_tokens_that_do_not_count_are_masked_in_the_loss():
     part = experience([2, 1], [True, False])
     part.old_logprobs = torch.zeros(2, 2)
-    inputs = part.loss_inputs(torch.ones(2, 2))
+    inputs = part.loss_inputs(Likelihood(torch.ones(2, 2), torch.ones(2, 2)))
     assert inputs.mask.tolist() == [[True, True], [False, False]]
     assert part.rollout.completion_mask.tolist() == [[True, True], [True, False]]  # of forwards and of the run folder
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of completions, each prompt computed once: the fast path of ``logprobs.completion_logprobs``.
+"""Log-probabilities of completions, each prompt computed once: the fast path of ``logprobs.completion_likelihood``.
 
 P prompts and their N completions lie end to end in one row without any padding, P L + N T tokens where the plain path
 has N (L + T). Everything but attention treats tokens one by one, so stock model classes take the row as it is.
@@ -15,7 +15,7 @@ from torch import Tensor
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import selected_logprobs
+from qwenvl.model.logprobs import EntropyUse, Likelihood, likelihood_of, selected_logprobs, spread_out
 from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharing.prefix_attention import IMPLEMENTATIONS, PrefixLayout, install_prefix_attention
 
@@ -40,6 +40,37 @@ class PackedRow:
     layout: PrefixLayout
 
 
+def completion_likelihood(
+    model: torch.nn.Module,
+    prompts: PromptInputs,
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    *,
+    temperature: float,
+    logit_chunk_tokens: int,
+    entropy: EntropyUse = "none",
+) -> Likelihood:
+    """Log-probs and entropies of all completion tokens, of softmax(logits / temperature).
+
+    The same numbers and gradients as ``logprobs.completion_likelihood``, which describes arguments and result. The
+    model's forward is called once. Ask ``supports_shared_prefix`` first.
+    """
+    install_prefix_attention()
+    mask = completion_mask.bool()
+    row = pack(prompts, completion_ids, mask)
+    everywhere = torch.ones_like(row.targets, dtype=torch.bool)
+    with selected_logprobs(model, row.targets, everywhere, temperature, logit_chunk_tokens, entropy):
+        output = model(
+            input_ids=row.input_ids,
+            position_ids=row.position_ids,
+            logits_to_keep=row.predictors,
+            use_cache=False,
+            shared_prefix=row.layout,
+            **prompts.vision(),
+        )
+    return likelihood_of(spread_out(output.logits[0], mask), entropy)
+
+
 def completion_logprobs(
     model: torch.nn.Module,
     prompts: PromptInputs,
@@ -49,30 +80,15 @@ def completion_logprobs(
     temperature: float,
     logit_chunk_tokens: int,
 ) -> Tensor:
-    """log p(token | prompt, tokens before it) of every completion token, of softmax(logits / temperature).
-
-    The same numbers and gradients as ``logprobs.completion_logprobs``, which describes the arguments. The model's
-    forward is called once. Ask ``supports_shared_prefix`` first.
-
-    Returns:
-        N x T, float32 or the model's type if that is wider, with gradient in grad mode. 0.0 where the mask is False.
-    """
-    install_prefix_attention()
-    mask = completion_mask.bool()
-    row = pack(prompts, completion_ids, mask)
-    with selected_logprobs(
-        model, row.targets, torch.ones_like(row.targets, dtype=torch.bool), temperature, logit_chunk_tokens
-    ):
-        output = model(
-            input_ids=row.input_ids,
-            position_ids=row.position_ids,
-            logits_to_keep=row.predictors,
-            use_cache=False,
-            shared_prefix=row.layout,
-            **prompts.vision(),
-        )
-    chosen = output.logits[0]
-    return chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
+    """The log-probs of ``completion_likelihood``, N x T."""
+    return completion_likelihood(
+        model,
+        prompts,
+        completion_ids,
+        completion_mask,
+        temperature=temperature,
+        logit_chunk_tokens=logit_chunk_tokens,
+    ).logprobs
 
 
 def supports_shared_prefix(model: torch.nn.Module) -> str | None:

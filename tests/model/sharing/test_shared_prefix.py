@@ -15,9 +15,10 @@ from qwenvl.model.sharing.prefix_attention import install_prefix_attention
 MIXES = {"video": (["tv"], 4), "ragged": (["tv", "t", "tit"], 2), "many": (["titv", "vtv"], 8)}
 
 
-def logprobs_and_gradients(path, model, prompts, completions):
+def likelihood_and_gradients(path, model, prompts, completions):
     model.zero_grad()
-    values = path.completion_logprobs(model, prompts, *completions, temperature=0.7, logit_chunk_tokens=5)
+    settings = {"temperature": 0.7, "logit_chunk_tokens": 5, "entropy": "trained"}
+    values = torch.stack(path.completion_likelihood(model, prompts, *completions, **settings), dim=-1)
     weights = torch.randn(values.shape, generator=torch.Generator().manual_seed(3)).to(values)
     (values * weights).sum().backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -25,9 +26,9 @@ def logprobs_and_gradients(path, model, prompts, completions):
 
 
 def largest_errors(model, prompts, completions) -> tuple[float, float]:
-    """Of log-probs, and of any parameter's gradient, shared against plain, relative to the norm of the plain ones."""
-    plain, plain_grads = logprobs_and_gradients(logprobs, model, prompts, completions)
-    shared, shared_grads = logprobs_and_gradients(shared_prefix, model, prompts, completions)
+    """Of log-probs and entropies, and of any parameter's gradient: shared against plain, relative to the plain norm."""
+    plain, plain_grads = likelihood_and_gradients(logprobs, model, prompts, completions)
+    shared, shared_grads = likelihood_and_gradients(shared_prefix, model, prompts, completions)
     assert plain_grads.keys() == shared_grads.keys() and plain_grads
     assert shared[~completions[1]].eq(0).all()
     error = ((plain - shared).norm() / plain.norm()).item()
@@ -65,10 +66,10 @@ def test_frozen_parts(vision, mlp, exact_model, random_prompts, random_completio
 def test_gradient_checkpointing(reentrant, exact_model, random_prompts, random_completions):
     model = exact_model("qwen2_5_vl")
     prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 5)
-    expected = logprobs_and_gradients(logprobs, model, prompts, completions)
+    expected = likelihood_and_gradients(logprobs, model, prompts, completions)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
-    got = logprobs_and_gradients(shared_prefix, model, prompts, completions)
+    got = likelihood_and_gradients(shared_prefix, model, prompts, completions)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -87,10 +88,10 @@ def test_lora(exact_model, random_prompts, random_completions):
 def test_autocast_to_bfloat16_is_as_near_to_float32_as_the_plain_path(random_prompts, random_completions):
     model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), initializer_range=0.1)
     prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 9)
-    exact, _ = logprobs_and_gradients(logprobs, model, prompts, completions)
+    exact, _ = likelihood_and_gradients(logprobs, model, prompts, completions)
     with torch.autocast("cpu", torch.bfloat16):
-        plain, _ = logprobs_and_gradients(logprobs, model, prompts, completions)
-        shared, _ = logprobs_and_gradients(shared_prefix, model, prompts, completions)
+        plain, _ = likelihood_and_gradients(logprobs, model, prompts, completions)
+        shared, _ = likelihood_and_gradients(shared_prefix, model, prompts, completions)
     assert (plain - exact).norm() > 0, "autocast did nothing"
     assert (shared - exact).norm() < 1.5 * (plain - exact).norm()
 
