@@ -151,13 +151,18 @@ def file_tokens(file: Path | None, known: dict[str, Any]) -> list[str]:
 
 
 def require_what_a_run_needs(config: GRPOConfig) -> None:
-    """Raise ValueError where the command lacks something that a script may pass to the trainer itself."""
+    """Raise ValueError where the command lacks something that a script may do with the trainer itself."""
     if config.model_name_or_path is None:
         raise ValueError("--model_name_or_path is missing: a folder or a name such as Qwen/Qwen2.5-VL-3B-Instruct")
     if config.dataset_use is None:
         raise ValueError("--dataset_use is missing: a name of the catalog or a path of a .json or .jsonl file")
     if config.eval_strategy != "no" and config.eval_dataset_use is None:
         raise ValueError(f"--eval_strategy {config.eval_strategy.value} needs --eval_dataset_use: nothing to evaluate")
+    if config.eval_on_start and config.eval_dataset_use is None:
+        raise ValueError("--eval_on_start needs --eval_dataset_use: nothing to evaluate")
+    for name in ("hub_model_id", "hub_token", "hub_private_repo", "hub_revision"):
+        if getattr(config, name) is not None and not config.push_to_hub:
+            raise ValueError(f"--{name} has no effect without --push_to_hub")
 
 
 def help_text() -> str:

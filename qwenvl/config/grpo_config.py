@@ -10,6 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_between_rooms
+from qwenvl.config.trainer_checks import schedule_problem
 from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
 from qwenvl.config.unknown import unknown_flag
 from qwenvl.data.options import DataOptions
@@ -74,6 +75,8 @@ class GRPOConfig(
         if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
             better = "max" if self.greater_is_better else "min"
             self.lr_scheduler_kwargs = {"mode": better, **(self.lr_scheduler_kwargs or {})}
+        if problem := schedule_problem(self):
+            raise ValueError(problem)
         step = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
         if self.train_sampling_strategy == "group_by_length" and step == 1:
             raise ValueError(

@@ -165,6 +165,8 @@ def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, exp
         (["--config"], "argument --config: expected one argument"),
         (["--grpo_sample_size", "1"], "--grpo_sample_size must be at least 2, got 1"),
         (["--eval_strategy", "steps"], "--eval_strategy steps needs --eval_dataset_use"),
+        (["--eval_on_start"], "--eval_on_start needs --eval_dataset_use"),
+        (["--hub_model_id", "org/sop"], "--hub_model_id has no effect without --push_to_hub"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -307,26 +307,6 @@ def test_every_problem_is_told_at_once(make):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "package"),
-    [("adamw_bnb_8bit", "bitsandbytes"), ("paged_lion_8bit", "bitsandbytes"), ("galore_adamw", "galore-torch")],
-)
-def test_an_optimizer_whose_package_is_missing_is_named(make, monkeypatch, optimizer, package):
-    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
-    assert f"--optim {optimizer} needs " in refusal(make, optim=optimizer)
-    assert f"pip install {package}, or take --optim adamw_torch" in refusal(make, optim=optimizer)
-    assert make(optim="adafactor").optim == "adafactor"
-    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: name)
-    assert make(optim=optimizer).optim == optimizer
-
-
-def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
-    for name in ("RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
-    assert "--deepspeed needs a launcher, for one process too: put torchrun" in refusal(make, deepspeed="zero2.json")
-
-
-@pytest.mark.parametrize(
     ("name", "hint"),
     [
         ("num_generations", "unknown flag num_generations; use --grpo_sample_size"),
