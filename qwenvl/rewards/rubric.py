@@ -19,6 +19,7 @@ from qwenvl.types import Record, RewardBatch
 logger = logging.getLogger(__name__)
 
 Values = list[float | None]
+RESERVED = ("total", "std", "temporal_contrast")  # names under which a run has metrics of its own
 
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.
@@ -68,6 +69,11 @@ class Rubric:
             raise RewardError(f"{len(weights)} reward weights for {len(functions)} functions: {', '.join(self.names)}")
         if repeated := [name for name in self.names if self.names.count(name) > 1]:
             raise RewardError(f'two reward functions are named "{repeated[0]}": rename one')
+        if taken := [name for name in self.names if name in RESERVED]:
+            raise RewardError(
+                f'a reward function is named "{taken[0]}", and the run\'s own metric reward/{taken[0]} has this name: '
+                'rename it, or name it in a plugin by @reward("another_name")'
+            )
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._aggregation, self._on_error = aggregation, on_error

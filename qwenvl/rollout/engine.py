@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.types import PromptBatch, RolloutBatch
+
+Some = TypeVar("Some")
 
 
 @dataclass(frozen=True)
@@ -92,22 +94,36 @@ def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutB
     return parts
 
 
-def within_budget(costs: Sequence[int], budget: int | None) -> list[list[int]]:
-    """Consecutive indices in groups that cost at most ``budget``. One that exceeds it alone is a group.
+def within_budget(
+    items: Iterable[Some],
+    budget: int | None,
+    cost: Callable[[Some], int],
+    members: Callable[[Some], int] = lambda item: 1,
+) -> Iterator[list[Some]]:
+    """Consecutive items in groups that cost at most ``budget``. One that exceeds it alone is a group.
 
-    A group is padded: it costs what its dearest member does, times its members.
+    A group is padded: each of its members costs what its dearest one does.
+
+    Args:
+        budget: None for no limit.
+        cost: of a member of an item.
+        members: that an item has.
 
     Example:
-        >>> within_budget([5, 4, 3, 20, 1], 10)
-        [[0, 1], [2], [3], [4]]
+        >>> list(within_budget([5, 4, 3, 20, 1], 10, cost=lambda item: item))
+        [[5, 4], [3], [20], [1]]
     """
-    groups: list[list[int]] = []
-    for index, cost in enumerate(costs):
-        dearest = max(cost, *(costs[i] for i in groups[-1])) if groups else cost
-        if not groups or (budget is not None and dearest * (len(groups[-1]) + 1) > budget):
-            groups.append([])
-        groups[-1].append(index)
-    return groups
+    group: list[Some] = []
+    dearest = size = 0
+    for item in items:
+        price, more = cost(item), members(item)
+        if group and budget is not None and max(dearest, price) * (size + more) > budget:
+            yield group
+            group, dearest, size = [], 0, 0
+        group.append(item)
+        dearest, size = max(dearest, price), size + more
+    if group:
+        yield group
 
 
 def completion_mask(is_end: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class LocalEngine:
         cost = group_size * (prompts.input_ids.shape[1] + params.max_new_tokens)
         parts = []
         with generation_settings(model, self._settings(params)):
-            for rows in within_budget([cost] * len(prompts), self.token_budget):
+            for rows in within_budget(range(len(prompts)), self.token_budget, cost=lambda row: cost):
                 parts.append(self._generate(model, prompts.select(rows).repeat(group_size), params))
         width = max(ids.shape[1] for ids, _ in parts)
         ids, logprobs = (

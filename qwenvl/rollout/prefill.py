@@ -92,7 +92,8 @@ def sample_shared(
     install_prefix_attention()
     processors = logits_processors(params, suppress, prompts.input_ids.device)
     lengths = prompts.attention_mask.sum(1).tolist()
-    batches = within_budget([length + group_size * params.max_new_tokens for length in lengths], token_budget)
+    new_tokens = group_size * params.max_new_tokens
+    batches = within_budget(range(len(lengths)), token_budget, cost=lambda row: lengths[row] + new_tokens)
     # Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token.
     rounds = torch.is_autocast_enabled(prompts.input_ids.device.type)
     with torch.no_grad() if rounds else torch.inference_mode():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from qwenvl.data.errors import RecordError
 from qwenvl.grpo.diagnostics import mean_interval
+from qwenvl.rollout.engine import within_budget
 from qwenvl.types import PromptBatch, RewardBatch
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,17 +29,12 @@ def in_budget(batches: Iterable[PromptBatch], *, new_tokens: int, budget: int | 
         new_tokens: most that the completions of a prompt may have together.
         budget: of prompts and completions, each prompt padded to the longest. None: each batch by itself.
     """
-    group: list[PromptBatch] = []
-    longest = prompts = 0
-    for batch in batches:
-        wider = max(longest, batch.input_ids.shape[1])
-        if group and (budget is None or (wider + new_tokens) * (prompts + len(batch)) > budget):
-            yield group
-            group, prompts, wider = [], 0, batch.input_ids.shape[1]
-        group.append(batch)
-        longest, prompts = wider, prompts + len(batch)
-    if group:
-        yield group
+    return within_budget(
+        batches,
+        0 if budget is None else budget,
+        cost=lambda batch: batch.input_ids.shape[1] + new_tokens,
+        members=len,
+    )
 
 
 def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPrompt]:
@@ -53,13 +53,22 @@ def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPromp
     return prompts
 
 
-def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str) -> dict[str, float]:
+def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str, needed: str | None = None) -> dict[str, float]:
     """``{prefix}_{name}_reward`` for each reward and ``total``, its 95 % interval (``_ci95``, half the width), ``_n``.
 
     A prompt counts once, however many processes or completions it had: completions of one prompt are not independent.
+    Where no completion has a reward there is no metric, and a warning.
+
+    Args:
+        needed: the metric that checkpoints or the learning rate go by, with or without ``eval_`` before it.
+
+    Raises:
+        RecordError: it is one of this evaluation, and no completion has a reward.
     """
     unique = {prompt.where: prompt for prompt in prompts}.values()
     names = list(dict.fromkeys(name for prompt in unique for name in prompt.rewards))
+    if not names:
+        _tell_of_nothing(len(unique), prefix, needed)
     metrics: dict[str, float] = {}
     for name in names:
         interval = mean_interval([prompt.rewards[name] for prompt in unique if name in prompt.rewards])
@@ -67,3 +76,11 @@ def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str) -> dict[str, fl
         metrics[f"{prefix}_{name}_reward_ci95"] = interval.half_width
         metrics[f"{prefix}_{name}_reward_n"] = interval.n
     return metrics
+
+
+def _tell_of_nothing(prompts: int, prefix: str, needed: str | None) -> None:
+    what = f"{prompts} prompts, and no completion has a reward" if prompts else "every record was left out"
+    told = f"{prefix}: {what}, for the reasons given above. There is no {prefix}_total_reward"
+    if needed is not None and f"eval_{needed.removeprefix('eval_')}".startswith(f"{prefix}_"):
+        raise RecordError(f"{told}, and --metric_for_best_model {needed} can't be told: mend the rewards or the data")
+    logger.warning(told)

@@ -127,7 +127,7 @@ class GRPOTrainer(PolicyTrainer):
                     self.journal.evaluated(self.state.global_step, metric_key_prefix, batch, rollout, rewards)
                     self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         rows = gather_object(rows)
-        metrics = evaluation_metrics(rows, metric_key_prefix)
+        metrics = evaluation_metrics(rows, metric_key_prefix, needed=self.args.metric_for_best_model)
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(rows))
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):

@@ -209,6 +209,8 @@ def test_refusals():
         (lambda: rubric(), "no reward function"),
         (lambda: rubric(length, weights=[1.0, 2.0]), "2 reward weights for 1 functions"),
         (lambda: rubric(length, length), 'two reward functions are named "length"'),
+        (lambda: rubric(RewardFunction("total", length)), "the run's own metric reward/total has this name: rename it"),
+        (lambda: rubric(length, RewardFunction("std", length)), "the run's own metric reward/std has this name"),
         (lambda: rubric(length, weights=[math.nan]), "finite"),
     ):
         with pytest.raises(RewardError, match=message):

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model.vision import encode_vision
-from qwenvl.rollout.engine import SamplingParams, within_budget
+from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.prefill import logits_processors, sample_shared
 
 WORDS = ["tvi", "t", "vit", "v"]
@@ -187,10 +187,3 @@ def test_a_single_new_token(random_prompts):
     params = SamplingParams(1, temperature=0)
     ids, _ = sample_shared(model, prompts, GROUP, params, suppress=[], end_ids=[], pad_id=0)
     assert torch.equal(ids, plain(model, prompts, do_sample=False, max_new_tokens=1))
-
-
-def test_budget():
-    assert within_budget([5, 4, 3, 20, 1], 10) == [[0, 1], [2], [3], [4]]
-    assert within_budget([2, 4, 4, 9], 12) == [[0, 1, 2], [3]], "three that are padded to 4"
-    assert within_budget([2, 5, 4], 12) == [[0, 1], [2]]
-    assert within_budget([5, 4], None) == [[0, 1]]

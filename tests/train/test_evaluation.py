@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from qwenvl.data.errors import RecordError
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.evaluation import in_budget
+from qwenvl.train.evaluation import evaluation_metrics, in_budget
 from qwenvl.types import PromptBatch
 
 
@@ -24,6 +25,29 @@ def test_a_prompt_whose_rewards_were_skipped_does_not_count(make_trainer, sop_da
     for name in ("total", "judge"):
         assert metrics[f"eval_{name}_reward_n"] == 7
         assert metrics[f"eval_{name}_reward"] == pytest.approx(sum(lengths) / 7)
+
+
+def test_an_evaluation_without_any_reward_is_told_of(make_trainer, sop_data, caplog):
+    """Where checkpoints go by it the run stops, and says why."""
+
+    def never(completions, **columns):
+        raise ConnectionError("the server is away")
+
+    common = {"functions": [never], "eval_dataset_use": f"{sop_data}%25", "on_reward_error": "skip"}
+    metrics = make_trainer(**common).evaluate()
+    assert not [name for name in metrics if "reward" in name]
+    assert "eval: 2 prompts, and no completion has a reward" in caplog.text
+    best = {"load_best_model_at_end": True, "eval_on_start": True, "max_steps": 1}
+    trainer = make_trainer(**common, **best, eval_strategy="steps", save_strategy="steps", save_steps=1)
+    with pytest.raises(RecordError, match="no eval_total_reward, and --metric_for_best_model eval_total_reward can't"):
+        trainer.train()
+
+
+def test_an_evaluation_of_no_prompt_needs_only_its_own_metric(caplog):
+    assert evaluation_metrics([], "eval_a", needed="eval_b_total_reward") == {}
+    assert "eval_a: every record was left out" in caplog.text
+    with pytest.raises(RecordError, match="eval_a: every record was left out"):
+        evaluation_metrics([], "eval_a", needed="a_total_reward")
 
 
 def test_its_time_is_not_that_of_a_training_step(make_trainer, sop_data):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import TrainerCallback
@@ -12,6 +13,7 @@ from transformers.trainer_callback import ExportableState
 
 from qwenvl.config.checks import saves_within_windows
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.runlog import RunLogError, read_config
 from qwenvl.train.run.checkpoints import read_state
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class SettingsError(ValueError):
     """Settings that turn out not to fit the run when it begins."""
 
 
-def shared_settings(args: GRPOConfig) -> dict[str, Any]:
+def shared_settings(args: GRPOConfig | SimpleNamespace) -> dict[str, Any]:
     """The values that a run and its resumption have in common, as JSON can hold them."""
     values = {name: getattr(args, name) for name in SHARED}
     values["data_seed"] = args.seed if args.data_seed is None else args.data_seed
@@ -140,13 +142,27 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
     """Refuse settings that a run resumed from ``checkpoint`` can't take.
 
     Raises:
-        SettingsError: naming each of them, its value then and now, and the reason.
+        SettingsError: naming each of them, its value then and now, and the reason. Also where nothing tells the values.
     """
     kept = (read_state(checkpoint).get("stateful_callbacks") or {}).get(Resumed.__name__)
-    if kept is None:
-        logger.warning(f"{checkpoint}: of a version that did not keep its settings; see that they are the same now")
-    else:
-        require_shared(kept["attributes"]["shared"], args)
+    require_shared(_settings_of_run(checkpoint, args) if kept is None else kept["attributes"]["shared"], args)
+
+
+def _settings_of_run(checkpoint: str | Path, args: GRPOConfig) -> dict[str, Any]:
+    """The settings of a checkpoint of an earlier version, which kept them in the run folder alone."""
+    folder = Path(checkpoint).resolve().parent
+    try:
+        written = read_config(folder)["config"]
+    except RunLogError as error:
+        raise SettingsError(
+            f"{checkpoint}: of an earlier version, which kept the settings of a run in its folder alone, and {error}; "
+            f"put that file there, or begin a new run with these weights: --start_from_weights {checkpoint}"
+        ) from None
+    logger.warning(
+        f"{checkpoint}: of an earlier version. Its settings are those of {folder}/run.json, which does not tell the "
+        "number of processes: see that it is the same"
+    )
+    return shared_settings(SimpleNamespace(**{**vars(args), **written, "world_size": args.world_size}))
 
 
 def _require_whole_windows(args: GRPOConfig, state: Any) -> None:

@@ -62,7 +62,7 @@ def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer):
     assert trainer.state.global_step == 2
 
 
-def test_a_checkpoint_of_a_version_that_kept_no_settings(checkpoint, make_trainer, caplog):
+def test_a_checkpoint_of_a_version_that_kept_no_settings(checkpoint, make_trainer, tmp_path, caplog):
     saved = checkpoint()
     path = saved + "/trainer_state.json"
     with open(path) as file:
@@ -70,9 +70,16 @@ def test_a_checkpoint_of_a_version_that_kept_no_settings(checkpoint, make_traine
     assert state["stateful_callbacks"].pop("Resumed")["attributes"]["shared"]["seed"] == 3
     with open(path, "w") as file:
         json.dump(state, file)
+    with pytest.raises(SettingsError, match="--seed was 3 and is 4"):
+        make_trainer(**SAVING, seed=4).train(resume_from_checkpoint=saved)
+    settings = tmp_path / "run" / "run.json"
+    settings.rename(tmp_path / "run.json")
+    with pytest.raises(SettingsError, match=r"run.json: no such file.*or begin a new run with these weights"):
+        make_trainer(**SAVING).train(resume_from_checkpoint=saved)
+    (tmp_path / "run.json").rename(settings)
     trainer = make_trainer(**SAVING)
     trainer.train(resume_from_checkpoint=saved)
-    assert "did not keep its settings" in caplog.text
+    assert "Its settings are those of" in caplog.text and "see that it is the same" in caplog.text
     with open(saved[:-1] + "2/trainer_state.json") as file:
         assert json.load(file)["stateful_callbacks"]["Resumed"]["attributes"]["shared"]["seed"] == 3
 
