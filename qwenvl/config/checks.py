@@ -21,6 +21,11 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
         )
     if config.shared_prefix == "off" and config.compile_decoding:
         yield "--compile_decoding has no effect with --shared_prefix off: it compiles the shared sampling"
+    if config.on_nonfinite == "skip":
+        if config.deepspeed:
+            yield "--on_nonfinite skip has no effect with --deepspeed: it updates before gradients can be looked at"
+        if "lomo" in str(getattr(config.optim, "value", config.optim)):
+            yield "--on_nonfinite skip has no effect with --optim lomo or adalomo: it updates during the backward pass"
     yield from problems_of_trainer(config)
 
 

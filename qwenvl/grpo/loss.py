@@ -93,14 +93,15 @@ class Objective:
             Shares and means over the tokens of this micro-batch: ``ratio/mean``, ``ratio/clipped_low_frac`` and the
             like (tokens that the limit leaves without policy gradient, or bounds), with a reference ``kl``, and
             with entropies ``entropy``.
+            The loss is NaN where a token that counts has a log-prob that is not finite.
 
         Raises:
-            ValueError: shapes disagree, what is needed is missing, or a completion's token has no finite log-prob.
+            ValueError: shapes disagree, or what is needed is missing.
         """
         _check(inputs, self)
         # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
-        mask, policy = inputs.mask, _finite("logprobs", inputs.logprobs, inputs.mask)
-        log_ratio = policy - _finite("old_logprobs", inputs.old_logprobs.detach(), mask)
+        mask, policy = inputs.mask, _counted(inputs.logprobs, inputs.mask)
+        log_ratio = policy - _counted(inputs.old_logprobs.detach(), mask)
         ratio = RATIOS[self.ratio](log_ratio, mask, policy)
         advantages = inputs.advantages.detach().to(policy.dtype).unsqueeze(1)
         gain, limited = LIMITS[self.limit](Terms(policy, log_ratio, ratio, advantages, mask), self.bounds)
@@ -109,12 +110,12 @@ class Objective:
         means = {"ratio/mean": ratio.detach(), **{f"ratio/{name}_frac": where for name, where in limited.items()}}
         metrics = {"loss/policy": policy_loss.item()}
         if inputs.ref_logprobs is not None:
-            kl = kl_estimate(policy, _finite("ref_logprobs", inputs.ref_logprobs, mask), self.kl_estimator)
+            kl = kl_estimate(policy, _counted(inputs.ref_logprobs, mask), self.kl_estimator)
             kl_loss = self.beta * self._average(kl * ratio if self.kl_unbiased else kl, mask, counts)
             loss = policy_loss + kl_loss if self.beta else policy_loss
             metrics["loss/kl"], means["kl"] = kl_loss.item(), kl.detach()
         if inputs.entropies is not None:
-            means["entropy"] = _finite("entropies", inputs.entropies.detach(), mask)
+            means["entropy"] = _counted(inputs.entropies.detach(), mask)
         tokens = mask.sum().clamp(min=1)
         return LossOutput(loss, metrics | {name: ((v * mask).sum() / tokens).item() for name, v in means.items()})
 
@@ -191,14 +192,10 @@ def _check(inputs: LossInputs, objective: Objective) -> None:
         )
 
 
-def _finite(name: str, values: Tensor, mask: Tensor) -> Tensor:
-    """The values with 0 where the mask is false."""
+def _counted(values: Tensor, mask: Tensor) -> Tensor:
+    """The values with 0 where the mask is false, and NaN in the place of any other that is infinite.
+
+    Limits could hide a log-prob of minus infinity. NaN they can't: it comes out as the loss.
+    """
     masked = at_least_float32(values).masked_fill(~mask, 0.0)
-    bad = ~torch.isfinite(masked)
-    if bad.any():
-        row, token = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"{name}[{row}, {token}] is {masked[row, token].item()}: the model gave a token of a completion no finite "
-            "log-probability (diverged weights, half precision, or a token the sampler was not allowed to draw)"
-        )
-    return masked
+    return masked.masked_fill(~torch.isfinite(masked), torch.nan)

@@ -74,6 +74,6 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     install_progress(trainer)
     trainer.add_callback(EqualRewardsWarning())
     trainer.add_callback(Resumed())
-    trainer.add_callback(FiniteWeights())
+    trainer.add_callback(FiniteWeights(journal))
     trainer.add_callback(RunFolder(journal))
     trainer.add_callback(RunSummary())  # the last one: it tells of the warnings of the others

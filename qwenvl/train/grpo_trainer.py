@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -86,7 +85,6 @@ class GRPOTrainer(PolicyTrainer):
         The first micro-batch of a step has completions sampled, scored and compared for the whole step.
 
         Raises:
-            FloatingPointError: if the loss is not a finite number: the weights would be lost for good.
             ParityError: if sampler and trainer disagree about the same tokens (``check_parity``).
         """
         step = self._step_of(inputs["prompts"])
@@ -99,10 +97,6 @@ class GRPOTrainer(PolicyTrainer):
                 self._check_parity(experience)
         output = self.objective(experience.loss_inputs(likelihood), step.counts)
         self.journal.trained(step, experience, output)
-        if not torch.isfinite(output.loss):
-            raise FloatingPointError(
-                f"step {self.state.global_step + 1}: the loss is {output.loss.item()}; {output.metrics}"
-            )
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return output.loss * step.counts.micro_batches
@@ -136,7 +130,7 @@ class GRPOTrainer(PolicyTrainer):
         if not batches:
             return batches, items
         places = [inputs["prompts"] for inputs in batches]
-        self.meter.step()
+        self.journal.begin_step()
         if self.state.global_step % self.args.num_iterations:
             self.step = self.step.again(places)
         else:

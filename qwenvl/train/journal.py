@@ -14,7 +14,7 @@ from qwenvl.grpo.loss import LossOutput
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
-from qwenvl.train.step import Experience, Step
+from qwenvl.train.step import Experience, Step, TrainedOn
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -32,6 +32,7 @@ class Journal:
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
         self.drawn_for_training = Counter(used=0, left_out=0)
+        self.trained_on: list[TrainedOn] = []  # in the present optimizer step
         self._args = args
         self._decoder = getattr(dataset, "decoder", None)
         parts = getattr(dataset, "parts", ())
@@ -55,8 +56,14 @@ class Journal:
         advantages = experience.advantages.tolist()
         self.runlog.log_rollouts(rollout_rows(step, "train", batch, rollout, rewards, advantages))
 
+    def begin_step(self) -> None:
+        """An optimizer step begins."""
+        self._meter.step()
+        self.trained_on = []
+
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
         """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
+        self.trained_on.append(TrainedOn(experience, step.iteration, output.loss.item(), output.metrics))
         tokens = int(experience.mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):

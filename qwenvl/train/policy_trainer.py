@@ -26,6 +26,7 @@ from qwenvl.train.meter import Meter
 from qwenvl.train.model_card import DescribedTrainer
 from qwenvl.train.parts import Parts
 from qwenvl.train.run.checkpoints import start_from_weights
+from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.resumable import ResumableTrainer
 
 
@@ -78,6 +79,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
             start_from_weights(policy, args.start_from_weights)
         self.meter = Meter(args.device)
         self.journal = Journal(args, self.meter, self.train_dataset, self.paths.cache)
+        self._finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
         self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
 
@@ -105,10 +107,16 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
             )
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
-        """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter."""
+        """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.
+
+        Raises:
+            NonFiniteError: after the last one of a step, as ``FiniteSteps.check`` does.
+        """
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.meter.stop("time/backward_s")
-        return loss
+        if self.accelerator.sync_gradients:
+            self._finite_steps.check(model, self.state.global_step + 1)
+        return torch.nan_to_num(loss, 0.0, 0.0, 0.0)  # the Trainer sums losses up, and one NaN would stay in the sum
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds what was measured since the last entry to the Trainer's own."""
@@ -148,12 +156,3 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # In order, whatever the order of training; several processes get their shares of it from accelerate.
         return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm=None):
-        norm = super()._get_grad_norm(model, grad_norm)
-        # With fp16 the loss scaler skips such a step; otherwise it would turn every weight into NaN.
-        if norm is not None and not self.args.fp16 and not torch.isfinite(torch.as_tensor(norm)):
-            raise FloatingPointError(
-                f"step {self.state.global_step + 1}: the gradient's norm is {norm}; nothing updated"
-            )
-        return norm

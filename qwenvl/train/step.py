@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -48,6 +49,27 @@ class Experience:
         return LossInputs(
             policy.logprobs, self.old_logprobs, self.ref_logprobs, self.advantages, self.mask, policy.entropies
         )
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """A micro-batch that a loss was computed of.
+
+    Attributes:
+        iteration: of its step.
+        loss: its share of the loss of the step. It may be NaN or infinite.
+        metrics: of the loss, by name.
+    """
+
+    experience: Experience
+    iteration: int
+    loss: float
+    metrics: dict[str, float]
+
+    @property
+    def metrics_that_are_not_finite(self) -> list[str]:
+        """Each with its value: ``kl nan``."""
+        return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
 
 
 @dataclass(frozen=True)

@@ -306,6 +306,15 @@ def test_every_problem_is_told_at_once(make):
     assert [line.split()[0] for line in lines] == ["--vision_tower_lr", "--grpo_sample_size", "--grpo_alpha"]
 
 
+def test_a_step_that_is_updated_before_it_can_be_looked_at_is_not_left_out(make):
+    assert "--on_nonfinite skip has no effect with --deepspeed" in refusal(
+        make, on_nonfinite="skip", deepspeed="zero2.json"
+    )
+    assert "--on_nonfinite skip has no effect with --optim lomo or adalomo" in refusal(
+        make, on_nonfinite="skip", optim="lomo"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

@@ -4,6 +4,7 @@ Completions are drawn from the prompt alone, whatever the process and batch it s
 same prompts differently among processes can be compared weight by weight.
 """
 
+import math
 import os
 import sys
 import zlib
@@ -52,6 +53,20 @@ class EngineThatStopsApart(SharedPrefixEngine):
     def draw(self, model, prompts, group_size, params, seed):
         changed = {"stop_strings": ()} if self.process == 0 else {"max_new_tokens": params.max_new_tokens // 4}
         return super().draw(model, prompts, group_size, replace(params, **changed), seed)
+
+
+class NanInStepTwo:
+    """The objective of the run, whose loss is NaN in the second step."""
+
+    def __init__(self, trainer):
+        self.trainer, self.objective = trainer, trainer.objective
+
+    def __call__(self, inputs, counts):
+        output = self.objective(inputs, counts)
+        if self.trainer.state.global_step == 1:
+            output.loss = output.loss + math.nan
+            output.metrics["loss/policy"] = math.nan
+        return output
 
 
 def vowels(completions, **columns):
@@ -104,6 +119,8 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
     if "stops_apart" in output:
         engine = EngineThatStopsApart(trainer.processing_class.tokenizer, trainer.model, args.process_index)
         trainer.collector = replace(trainer.collector, engine=engine)
+    if "nan_on_1" in output and args.process_index == 1:
+        trainer.objective = NanInStepTwo(trainer)
     trainer.train(resume_from_checkpoint=find_checkpoint(args.resume_from_checkpoint, args.output_dir))
     assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)
     trainer.save_model()

@@ -246,7 +246,7 @@ def test_nan_stops_the_run_before_the_weights_are_lost(make_trainer):
     trainer = make_trainer(check_parity="off", grpo_beta=0.0)
     before = copy.deepcopy(trainer.model.state_dict())
     trainer.model.lm_head.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * torch.nan,))
-    with pytest.raises(FloatingPointError, match="gradient's norm is nan; nothing updated"):
+    with pytest.raises(FloatingPointError, match=r"^step 1: the gradient of parameter .* not finite"):
         trainer.train()
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, before[name]), name

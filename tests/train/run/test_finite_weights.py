@@ -4,21 +4,10 @@ import json
 
 import pytest
 import torch
-from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.run.finite_weights import NonFiniteError, nonfinite
-
-
-def test_what_is_not_finite_is_counted():
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-    assert nonfinite(model.named_parameters()) == []
-    with torch.no_grad():
-        model[0].weight[1, 0] = torch.nan
-        model[0].weight[2, 1] = -torch.inf
-        model[1].bias[0] = torch.inf
-    assert nonfinite(model.named_parameters()) == [("0.weight", 2, 6), ("1.bias", 1, 1)]
+from qwenvl.train.run.nonfinite import NonFiniteError
 
 
 class Breaks(TrainerCallback):
@@ -40,12 +29,14 @@ def test_a_step_that_breaks_weights_is_the_last_and_is_not_saved(make_trainer, t
     with pytest.raises(NonFiniteError, match=said):
         trainer.train()
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
-    report = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
+    report = json.loads((tmp_path / "run" / "nonfinite" / "step-000002.json").read_text())
     assert report["step"] == 2 and report["seed"] == 3
     assert [each["name"] for each in report["parameters"]] == ["model.language_model.norm.weight"]
     rows = list(read_rollouts(tmp_path / "run", step=2))
-    assert [each["where"] for each in report["records"]] == list(dict.fromkeys(row.where for row in rows))
-    assert [total for each in report["records"] for total in each["rewards"]] == [row.total for row in rows]
+    (micro_batch,) = report["micro_batches"]
+    (prompt,) = micro_batch["prompts"]
+    assert {prompt["where"]} == {row.where for row in rows}
+    assert [each["reward"] for each in prompt["completions"]] == [row.total for row in rows]
 
 
 def test_broken_weights_are_found_before_they_are_sampled_with(make_trainer, tiny_pair):
