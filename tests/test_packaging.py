@@ -53,7 +53,8 @@ def test_the_example_is_there(site, tmp_path):
 def test_types_templates_and_metadata_are_there(site):
     (distribution,) = distributions(path=[str(site)])
     assert (site / "qwenvl" / "py.typed").is_file()
-    missing = [path for path in (ROOT / "qwenvl").rglob("*.html") if not (site / path.relative_to(ROOT)).is_file()]
+    templates = [path for kind in ("html", "css", "js") for path in (ROOT / "qwenvl").rglob(f"*.{kind}")]
+    missing = [path for path in templates if not (site / path.relative_to(ROOT)).is_file()]
     assert missing == []
     assert distribution.metadata.get_payload().startswith("# qwenvl")
     assert distribution.metadata["Description-Content-Type"] == "text/markdown"

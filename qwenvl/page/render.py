@@ -1,4 +1,4 @@
-"""Writes HTML pages that are one file each: no scripts, no network, pictures inside."""
+"""Writes HTML pages that need no network, in the style that all of them share."""
 
 from __future__ import annotations
 

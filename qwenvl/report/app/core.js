@@ -1,0 +1,110 @@
+"use strict";
+// The page's one global. Data files call it with what they hold, and the other scripts add what they draw.
+
+const report = {
+  data: null, // curves of all runs
+  indices: new Map(), // run -> what index.js gave
+  pages: new Map(), // "run/page" -> its groups, the newest last
+  strips: {}, // key of a strip -> its picture file
+  mostPages: 40, // kept in memory
+
+  curves(data) { this.data = data; },
+  index(run, data) { this.indices.set(run, data); },
+  page(run, number, groups) { this.pages.set(`${run}/${number}`, groups); },
+  pictures(all) { this.strips = all; },
+
+  start() {
+    if (!this.data) {
+      document.querySelector("#browser").replaceChildren(h("p", { class: "bad" }, "data/curves.js can't be loaded: is the whole folder of the report here?"));
+      return;
+    }
+    drawCharts();
+    startBrowser();
+    if (location.protocol.startsWith("http")) follow();
+  },
+};
+
+// An element: h("p", {class: "x", onclick: f}, "text", other, null).
+function h(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  setAttributes(element, attributes);
+  element.append(...children.flat().filter((each) => each !== null && each !== undefined));
+  return element;
+}
+
+// The same for pictures of lines.
+function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  setAttributes(element, attributes);
+  element.append(...children.flat().filter(Boolean));
+  return element;
+}
+
+function setAttributes(element, attributes) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+}
+
+// Three digits of a number: 0.0123, 1.50, 12,300.
+function brief(value) {
+  if (value === null || value === undefined) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(1);
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  if (Number.isInteger(value)) return String(value);
+  return String(Number(value.toPrecision(3)));
+}
+
+const loading = new Map();
+
+// Load a script once. A later call for the same file waits for the first.
+function load(url) {
+  if (!loading.has(url)) {
+    loading.set(url, new Promise((resolve, reject) => {
+      const script = h("script", { src: url });
+      script.onload = () => { loading.delete(url); script.remove(); resolve(); };
+      script.onerror = () => { loading.delete(url); script.remove(); reject(new Error(`${url} can't be loaded`)); };
+      document.head.append(script);
+    }));
+  }
+  return loading.get(url);
+}
+
+async function indexOf(run) {
+  if (!report.indices.has(run)) await load(`data/run-${run}/index.js`);
+  return report.indices.get(run);
+}
+
+async function pageOf(run, number) {
+  const key = `${run}/${number}`;
+  let groups = report.pages.get(key);
+  if (!groups) {
+    await load(`data/run-${run}/page-${number}.js`);
+    groups = report.pages.get(key);
+  }
+  report.pages.delete(key); // to the end: the first are dropped first
+  report.pages.set(key, groups);
+  for (const old of report.pages.keys()) {
+    if (report.pages.size <= report.mostPages) break;
+    report.pages.delete(old);
+  }
+  return groups;
+}
+
+// A report that `qwenvl report --serve` writes again and again: loaded anew when it is another one.
+async function follow() {
+  const state = async () => {
+    const answer = await fetch("state", { cache: "no-store" });
+    return answer.ok ? answer.text() : null;
+  };
+  let known = await state().catch(() => null);
+  if (known === null) return; // served by something else
+  setInterval(async () => {
+    const now = await state().catch(() => known);
+    if (now !== known && now !== null) location.reload();
+  }, 3000);
+}

@@ -1,0 +1,119 @@
+"use strict";
+// One group as the page shows it: the frames once, the question, the completions side by side.
+
+function groupView(index, n, group, go) {
+  const { columns } = index;
+  const chips = MARKS.filter(([mark]) => columns.marks[n] & mark).map(([, , title]) => h("span", { class: "chip" }, title));
+  const place = [`step ${group.step}`, group.split === "train" ? `epoch ${group.epoch}` : group.split, group.where];
+  return h("article", {},
+    h("h3", { class: "title" }, group.id, h("small", {}, place.filter(Boolean).join(" · "))),
+    chips.length ? h("p", {}, chips) : null,
+    ...group.suspicions.map((each) => h("p", { class: "warning" }, `${each}.`)),
+    group.fitted ? h("p", { class: "fine" }, `To fit, the prompt was shown with less: ${JSON.stringify(group.fitted)}`) : null,
+    ...group.clips.map(clipView),
+    group.images.length ? h("div", { class: "frames" }, group.images.map((each) => frameView(each.strip, 0, baseName(each.path), each.path))) : null,
+    questionView(group),
+    historyView(index, n, go),
+    h("div", { class: "completions" }, byAdvantage(group.rows).map((row) => completionView(row, group))));
+}
+
+function baseName(path) {
+  return path.split(/[\\/]/).pop();
+}
+
+function clipView(clip) {
+  const strip = report.strips[clip.strip];
+  const frames = clip.indices.map((index, n) => {
+    const segment = clip.segments ? clip.segments[n] : null;
+    return frameView(clip.strip, n, `${clip.times[n].toFixed(2)} s`, `frame ${index}`, segment);
+  });
+  const segments = clip.segments ? [...new Set(clip.segments)].sort((a, b) => a - b) : [];
+  const why = strip && strip.problem ? strip.problem : strip ? null : "no pictures were made of it (qwenvl report --pictures makes more)";
+  return h("div", { class: "clip" },
+    h("p", { title: clip.path }, h("b", {}, baseName(clip.path)), ` ${clip.indices.length} frames`, why ? h("span", { class: strip ? "bad" : "fine" }, `: ${why}`) : null),
+    h("div", { class: "frames" }, frames),
+    segments.length ? h("p", { class: "legend" }, "segments of the clip: ", segments.map((each) => h("span", {}, h("i", { class: "key", style: `background:${segmentColor(each)}` }), String(each)))) : null);
+}
+
+function segmentColor(segment) {
+  return `hsl(${(segment * 137) % 360} 70% 50%)`;
+}
+
+// One picture of a strip. Without a file its time and number stand alone.
+function frameView(key, n, title, caption, segment = null) {
+  const strip = report.strips[key];
+  const border = segment === null ? "" : `border-color:${segmentColor(segment)}`;
+  let picture = null;
+  if (strip && !strip.problem) {
+    const [column, row] = [n % strip.columns, Math.floor(n / strip.columns)];
+    const share = (place, all) => (all > 1 ? (100 * place) / (all - 1) : 0);
+    picture = h("div", {
+      class: "picture", role: "img", "aria-label": `${title}, ${caption}`,
+      style: `aspect-ratio:${strip.ratio};background-image:url(pictures/${key}.jpg);background-size:${100 * strip.columns}% ${100 * strip.rows}%;background-position:${share(column, strip.columns)}% ${share(row, strip.rows)}%`,
+    });
+  }
+  return h("figure", { style: border, title: segment === null ? caption : `${caption}, segment ${segment}` }, picture, h("figcaption", {}, h("b", {}, title), " ", caption));
+}
+
+function questionView(group) {
+  const turns = group.prompt.map((each) => (group.prompt.length > 1 ? `[${each.role}] ${each.text}` : each.text)).join("\n\n");
+  return h("div", { class: "question" },
+    h("details", { open: turns.length < 500 }, h("summary", {}, "prompt"), h("pre", {}, turns)),
+    h("p", {}, h("b", {}, "solution "), group.solution));
+}
+
+// The mean rewards of the same record at all its steps, each a button.
+function historyView(index, n, go) {
+  const own = historyOf(index, n);
+  if (own.length < 2) return null;
+  const { columns } = index;
+  const shown = own.length > 24 ? [...own.slice(0, 8), ...own.slice(-16)] : own;
+  const buttons = shown.map((each) => h("button", { type: "button", class: each === n ? "on" : null, onclick: () => go(each), title: `step ${columns.step[each]}, epoch ${columns.epoch[each]}` }, `${columns.step[each]}: ${brief(columns.mean[each])}`));
+  return h("p", { class: "history" }, h("b", {}, "this record, step: mean reward "), buttons, own.length > shown.length ? ` (${own.length - shown.length} between are left out)` : null);
+}
+
+function byAdvantage(rows) {
+  const key = (row) => row.advantage ?? row.total ?? -Infinity;
+  return [...rows].sort((a, b) => key(b) - key(a) || a.sample - b.sample);
+}
+
+// Green above the group's mean, red below: deeper where it is farther.
+function tint(advantage) {
+  if (!advantage) return "transparent";
+  const share = Math.round(Math.min(1, Math.abs(advantage) / 2) * 32);
+  return `color-mix(in srgb, var(--${advantage > 0 ? "good" : "bad"}) ${share}%, transparent)`;
+}
+
+function completionView(row, group) {
+  const head = [
+    row.advantage === null ? null : h("b", { title: "advantage" }, `${row.advantage > 0 ? "+" : ""}${row.advantage.toFixed(2)}`),
+    h("span", { title: "total reward" }, `reward ${brief(row.total)}`),
+    h("span", {}, `${row.tokens} tokens`),
+    h("span", { class: row.end === "length" ? "bad" : null }, row.end === "length" ? "cut at the limit" : row.end),
+  ];
+  return h("div", { class: "completion", "data-sample": row.sample },
+    h("header", { style: `background:${tint(row.advantage)}` }, head),
+    h("div", { class: "parts" }, group.rewards.map((name, n) => partView(name, row.rewards[n]))),
+    answerView(row),
+    h("pre", {}, marked(row.text)));
+}
+
+function partView(name, value) {
+  const share = value === null ? 0 : Math.max(0, Math.min(1, value));
+  return h("div", { class: "part", title: value === null ? `${name} does not apply` : `${name} ${value}` }, h("span", {}, name), h("i", {}, h("i", { style: `width:${100 * share}%` })), h("b", {}, value === null ? "–" : brief(value)));
+}
+
+function answerView(row) {
+  if (row.answer === null) return h("p", { class: "answer bad" }, "no answer was found");
+  const given = row.answer.map(([text, right]) => h("span", { class: right ? "right" : "wrong", title: right ? "in the solution" : "not in the solution" }, `${right ? "✓" : "✗"} ${text}`));
+  const missing = row.missing.map((text) => h("span", { class: "missing", title: "in the solution alone" }, text));
+  return h("p", { class: "answer" }, given.length ? given : h("span", { class: "wrong" }, "an empty answer"), missing);
+}
+
+// The text with its tags pale and its answer bold.
+function marked(text) {
+  return text.split(/(<\/?(?:think|answer)>)/).map((piece, n, all) => {
+    if (n % 2) return h("span", { class: "tag" }, piece);
+    return n && all[n - 1] === "<answer>" ? h("b", {}, piece) : piece;
+  });
+}

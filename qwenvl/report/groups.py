@@ -1,0 +1,236 @@
+"""Groups of completions as the run folder has them, and what is to be said of each: pure functions of their rows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from qwenvl.runlog import Rollout
+
+EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED = 1, 2, 4, 8, 16
+"""Marks of a group, added up: all rewards are equal; a completion was cut; half or more of the texts occur twice;
+reward hacking is suspected; a completion has no reward."""
+
+HIGH_FORMAT = 0.9  # a format reward from here on counts as kept
+HALF_RIGHT = 0.5  # a repeated text with an accuracy from here on is no suspect
+FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a reward with such a word judges the form
+_PLACE = re.compile(r"(\[\d+\]|:\d+)$")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt with its G completions of one step.
+
+    Attributes:
+        rollouts: G rows, by ``sample``.
+    """
+
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def head(self) -> Rollout:
+        """The first row: step, record, prompt and clips are the same in all."""
+        return self.rollouts[0]
+
+    @property
+    def totals(self) -> list[float]:
+        """The total rewards of the completions that have one."""
+        return [each.total for each in self.rollouts if each.total is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean total reward. None where no completion has one."""
+        return fmean(self.totals) if self.totals else None
+
+    def part_mean(self, name: str) -> float | None:
+        """The mean of one reward over the completions that it applies to."""
+        values = [value for each in self.rollouts if (value := each.rewards.get(name)) is not None]
+        return fmean(values) if values else None
+
+    @property
+    def dataset(self) -> str:
+        """The file that the record is from, without folder and ending."""
+        return dataset_of(self.head.where)
+
+
+def dataset_of(where: str) -> str:
+    """The name of the file in a record's place.
+
+    Example:
+        >>> dataset_of("data/sop.json[17]"), dataset_of("data/more.jsonl:3")
+        ('sop', 'more')
+    """
+    return Path(_PLACE.sub("", where)).stem
+
+
+def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
+    """Rows that follow each other and are of one prompt become a group. A group begins where ``sample`` is 0."""
+    rows: list[Rollout] = []
+    key: tuple[object, ...] = ()
+    for each in rollouts:
+        own = (each.split, each.step, each.epoch, each.record_id, each.where)
+        if rows and (own != key or each.sample == 0):
+            yield Group(tuple(rows))
+            rows = []
+        rows.append(each)
+        key = own
+    if rows:
+        yield Group(tuple(rows))
+
+
+def marks(group: Group) -> int:
+    """The marks of a group, added up.
+
+    Example:
+        >>> marks(group) & EQUAL
+        1
+    """
+    totals = group.totals
+    found = 0
+    if len(totals) > 1 and max(totals) - min(totals) < 1e-9:
+        found |= EQUAL
+    if any(each.finish_reason == "length" for each in group.rollouts):
+        found |= TRUNCATED
+    if len(totals) < len(group.rollouts):
+        found |= UNSCORED
+    if len(group.rollouts) > 2 and _most_frequent(group)[1] * 2 >= len(group.rollouts):
+        found |= REPEATED
+    return found | (SUSPECT if suspicions(group) else 0)
+
+
+def suspicions(group: Group) -> list[str]:
+    """Why a group looks like reward hacking: the form is kept and nothing is right, or one wrong text is repeated.
+
+    Both ask for half of the completions or more, and for a group of at least three. A group whose completions say the
+    same and are right is none: it is solved.
+    """
+    size = len(group.rollouts)
+    if size < 3:
+        return []
+    reasons = []
+    empty = sum(_form_without_content(each.rewards) for each in group.rollouts)
+    if empty * 2 >= size:
+        reasons.append(f"{empty} of {size} completions keep the form and have nothing right")
+    text, count = _most_frequent(group)
+    content = [value for each in group.rollouts if _plain(each.completion) == text for value in _content(each.rewards)]
+    if count * 2 >= size and content and fmean(content) < HALF_RIGHT:
+        reasons.append(f"{count} of {size} completions are the same text, which is not right")
+    return reasons
+
+
+def is_form(name: str) -> bool:
+    """Whether a reward judges the form of a completion, by its name. All others judge what it says.
+
+    Example:
+        >>> is_form("strict_format"), is_form("accuracy")
+        (True, False)
+    """
+    return any(word in name.casefold() for word in FORM)
+
+
+def _content(rewards: Mapping[str, float | None]) -> list[float]:
+    return [value for name, value in rewards.items() if value is not None and not is_form(name)]
+
+
+def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
+    form = [value for name, value in rewards.items() if value is not None and "format" in name.casefold()]
+    content = _content(rewards)
+    return bool(form and content) and min(form) >= HIGH_FORMAT and max(content) <= 0
+
+
+def _most_frequent(group: Group) -> tuple[str, int]:
+    """The text that most completions have, white space aside, and how many."""
+    return Counter(_plain(each.completion) for each in group.rollouts).most_common(1)[0]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the index of the page has of a group.
+
+    Attributes:
+        page: the number of the page of groups that it stands on.
+        place: its place on that page, from 0.
+        parts: the mean of each reward, by name.
+        marks: see ``marks``.
+    """
+
+    page: int
+    place: int
+    split: str
+    step: int
+    epoch: int
+    record: str
+    where: str
+    size: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    parts: Mapping[str, float | None]
+    marks: int
+
+
+def row_of(group: Group, page: int, place: int) -> Row:
+    """The row of the index for a group that stands there."""
+    head, totals = group.head, group.totals
+    names = dict.fromkeys(name for each in group.rollouts for name in each.rewards)
+    return Row(
+        page=page,
+        place=place,
+        split=head.split,
+        step=head.step,
+        epoch=head.epoch,
+        record=head.record_id,
+        where=head.where,
+        size=len(group.rollouts),
+        mean=group.mean,
+        low=min(totals, default=None),
+        high=max(totals, default=None),
+        parts={name: group.part_mean(name) for name in names},
+        marks=marks(group),
+    )
+
+
+@dataclass(frozen=True)
+class History:
+    """A record over the training groups that had it.
+
+    Attributes:
+        record, where: the record's id, and its place.
+        means: the mean reward of each of its groups, by step.
+    """
+
+    record: str
+    where: str
+    means: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """The last mean minus the first."""
+        return self.means[-1] - self.means[0]
+
+
+def histories(rows: Sequence[Row]) -> list[History]:
+    """The history of each record that was trained on, in the order of their first steps."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in sorted(rows, key=lambda each: each.step):
+        if row.split == "train" and row.mean is not None:
+            found.setdefault((row.where, row.record), []).append(row.mean)
+    return [History(record, where, tuple(means)) for (where, record), means in found.items()]
+
+
+def hardest(histories: Sequence[History], most: int = 20) -> list[History]:
+    """The records with the lowest mean reward, those seen more often first among equals."""
+    return sorted(histories, key=lambda each: (fmean(each.means), -len(each.means)))[:most]
+
+
+def most_improved(histories: Sequence[History], most: int = 20) -> list[History]:
+    """The records that gained most from their first group to their last. Those that gained nothing are left out."""
+    return sorted((each for each in histories if each.gain > 0), key=lambda each: -each.gain)[:most]

@@ -1,0 +1,203 @@
+"""The groups of a run as files that a page loads when it needs them: an index with numbers alone, and pages of texts.
+
+Each file is a script that calls ``report.index(...)`` or ``report.page(...)``: a page that was opened from a disk may
+load scripts beside it, but may not read other files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwenvl.files import written_whole
+from qwenvl.report.answers import compared
+from qwenvl.report.groups import SUSPECT, Group, Row, dataset_of, grouped, histories, most_improved, row_of, suspicions
+from qwenvl.report.run import Run
+from qwenvl.report.sections import finite
+from qwenvl.runlog import Rollout, read_rollouts
+
+PAGE_BYTES = 300_000  # a page of groups is closed when its text is longer
+
+Reading = Callable[[str, str], tuple[str | None, str]]
+"""What a completion answers (None: nothing) and what its solution says, read as the reward functions read them."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Pictures of a prompt that lie in one file: the frames of a clip as they were seen, or one image.
+
+    Attributes:
+        path: of the clip or image.
+        indices: source frame numbers. Empty for an image.
+    """
+
+    path: str
+    indices: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name of its file, without ending."""
+        return hashlib.sha256(f"{self.path}\n{self.indices}".encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class WrittenGroups:
+    """What became of a run's groups: their rows of the index, and the strips of each, in the same order."""
+
+    rows: list[Row]
+    strips: list[list[Strip]]
+
+    def wanted(self) -> list[Strip]:
+        """Each strip once: those of suspected groups first, then the newest."""
+        order = sorted(
+            range(len(self.rows)), key=lambda n: (not self.rows[n].marks & SUSPECT, -self.rows[n].step), reverse=False
+        )
+        return list(dict.fromkeys(strip for n in order for strip in self.strips[n]))
+
+
+def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenGroups:
+    """Write ``index.js`` and ``page-0.js``, ``page-1.js``, ... of a run, and remove pages of an earlier report.
+
+    Args:
+        number: of the run in the report, from 0.
+        folder: for the files.
+
+    Raises:
+        RunLogError: a line of the rollouts is none.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    strips: list[list[Strip]] = []
+    page = -1
+    for page, groups in enumerate(_paged(grouped(read_rollouts(run.folder, split=None)), read)):
+        rows += [row_of(group, page, place) for place, (group, _) in enumerate(groups)]
+        strips += [strips_of(group) for group, _ in groups]
+        body = ",\n".join(text for _, text in groups)
+        write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
+    for old in folder.glob("page-*.js"):
+        if int(old.stem.removeprefix("page-")) > page:
+            old.unlink()
+    write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
+    return WrittenGroups(rows, strips)
+
+
+def _paged(groups: Iterator[Group], read: Reading) -> Iterator[list[tuple[Group, str]]]:
+    """Groups with their texts, as many as a page holds."""
+    page: list[tuple[Group, str]] = []
+    size = 0
+    for group in groups:
+        text = as_json(group_as_shown(group, read))
+        page.append((group, text))
+        size += len(text)
+        if size > PAGE_BYTES:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
+
+
+def index(rows: Sequence[Row]) -> dict[str, Any]:
+    """What filters and jumps need of all groups: columns of numbers, and the texts that these count in.
+
+    ``records`` has ``[id, place, number of the data set]``, ``improved`` has ``[number of the record, gain]``.
+    """
+    splits = list(dict.fromkeys(row.split for row in rows))
+    datasets = list(dict.fromkeys(dataset_of(row.where) for row in rows))
+    rewards = list(dict.fromkeys(name for row in rows for name in row.parts))
+    places = {key: n for n, key in enumerate(dict.fromkeys((row.record, row.where) for row in rows))}
+    set_numbers = {name: n for n, name in enumerate(datasets)}
+    split_numbers = {name: n for n, name in enumerate(splits)}
+    seen = histories(rows)
+    return {
+        "splits": splits,
+        "datasets": datasets,
+        "rewards": rewards,
+        "records": [[record, where, set_numbers[dataset_of(where)]] for record, where in places],
+        "improved": [
+            [places[each.record, each.where], finite([each.gain])[0]] for each in most_improved(seen, len(seen))
+        ],
+        "columns": {
+            "page": [row.page for row in rows],
+            "place": [row.place for row in rows],
+            "split": [split_numbers[row.split] for row in rows],
+            "step": [row.step for row in rows],
+            "epoch": [row.epoch for row in rows],
+            "record": [places[row.record, row.where] for row in rows],
+            "size": [row.size for row in rows],
+            "mean": finite([row.mean for row in rows]),
+            "low": finite([row.low for row in rows]),
+            "high": finite([row.high for row in rows]),
+            "marks": [row.marks for row in rows],
+        },
+        "parts": {name: finite([row.parts.get(name) for row in rows]) for name in rewards},
+    }
+
+
+def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
+    """A group as the page shows it: what its completions share once, then each of them."""
+    head = group.head
+    names = list(dict.fromkeys(name for each in group.rollouts for name in each.rewards))
+    return {
+        "split": head.split,
+        "step": head.step,
+        "epoch": head.epoch,
+        "id": head.record_id,
+        "where": head.where,
+        "prompt": list(head.prompt),
+        "solution": head.solution,
+        "clips": [
+            {
+                "path": clip.path,
+                "indices": clip.indices,
+                "times": clip.times,
+                "segments": clip.segments,
+                "strip": Strip(clip.path, clip.indices).key,
+            }
+            for clip in head.clips
+        ],
+        "images": [{"path": path, "strip": Strip(path).key} for path in head.images],
+        "fitted": head.fitted,
+        "suspicions": suspicions(group),
+        "rewards": names,
+        "rows": [_row(each, names, read) for each in group.rollouts],
+    }
+
+
+def _row(each: Rollout, names: Sequence[str], read: Reading) -> dict[str, Any]:
+    answer, truth = read(each.completion, each.solution)
+    against = compared(answer, truth)
+    return {
+        "sample": each.sample,
+        "text": each.completion,
+        "tokens": each.tokens,
+        "end": each.finish_reason,
+        "rewards": finite([each.rewards.get(name) for name in names]),
+        "total": finite([each.total])[0],
+        "advantage": finite([each.advantage])[0],
+        "answer": None if answer is None else against.parts,
+        "missing": against.missing,
+    }
+
+
+def strips_of(group: Group) -> list[Strip]:
+    """The strips of a group's clips and images, in order."""
+    head = group.head
+    return [Strip(clip.path, clip.indices) for clip in head.clips] + [Strip(path) for path in head.images]
+
+
+def as_json(value: Any) -> str:
+    """A value as it may stand in a script, without spaces."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def write_script(path: Path, text: str) -> None:
+    """Write a file as a whole, unless it says the same already."""
+    data = text.encode()
+    if path.exists() and path.stat().st_size == len(data) and path.read_bytes() == data:
+        return
+    with written_whole(path) as partial:
+        partial.write_bytes(data)

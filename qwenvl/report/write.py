@@ -1,0 +1,133 @@
+"""Writes the folder of a report. The same runs give the same files, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwenvl.page.render import render
+from qwenvl.report.pages import Reading, Strip, as_json, write_groups, write_script
+from qwenvl.report.run import Run, differing_settings
+from qwenvl.report.sections import SECTIONS, charts, phases
+from qwenvl.report.summary import summary
+
+HERE = Path(__file__).parent
+APP = HERE / "app"
+SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "browser.js")  # in the order that they need each other
+STYLE = "report.css"
+
+
+class ReportError(ValueError):
+    """A report can't be written where it should be."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What became of a strip.
+
+    Attributes:
+        columns, rows: how many pictures stand side by side in the file and one below the other.
+        ratio: width of a picture divided by its height.
+        problem: why there is no file. Empty where there is one.
+    """
+
+    columns: int = 0
+    rows: int = 0
+    ratio: float = 1.0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report that was written.
+
+    Attributes:
+        page: the file to open.
+        summary: what ``summary.json`` holds.
+        strips: the pictures that the page would show, the most wanted first.
+    """
+
+    page: Path
+    summary: Mapping[str, Any]
+    strips: list[Strip]
+
+    @property
+    def folder(self) -> Path:
+        """Where the report lies."""
+        return self.page.parent
+
+
+def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Written:
+    """Write ``index.html``, ``summary.json``, the page's scripts and its data into a folder.
+
+    Pictures of an earlier report stay. ``write_pictures`` adds others.
+
+    Args:
+        read: reads answers and solutions.
+
+    Raises:
+        ReportError: the folder holds something that is no report.
+        RunLogError: a file of a run is not what it should be.
+
+    Example:
+        >>> write_report(read_runs(["runs/sop"]), "runs/sop/report", read).page
+        PosixPath('runs/sop/report/index.html')
+    """
+    folder = Path(folder)
+    data = folder / "data"
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not data.is_dir())):
+        raise ReportError(f"{folder}: holds something that is no report; give another folder with --out")
+    (folder / "app").mkdir(parents=True, exist_ok=True)
+    groups = [write_groups(run, number, data / f"run-{number}", read) for number, run in enumerate(runs)]
+    for old in data.glob("run-*"):
+        if int(old.name.removeprefix("run-")) >= len(runs):
+            shutil.rmtree(old)
+    curves = {"runs": [run.name for run in runs], "sections": charts(runs), "phases": phases(runs)}
+    write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
+    if not (data / "pictures.js").exists():
+        write_pictures(folder, {})
+    facts = summary(runs, [each.rows for each in groups])
+    write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
+    for name in (*SCRIPTS, STYLE):
+        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
+    title = "Report of " + " and ".join(run.name for run in runs)
+    page = render(
+        HERE / "index.html",
+        title=title,
+        runs=facts["runs"],
+        settings=_shown_settings(runs),
+        sections=SECTIONS,
+        scripts=SCRIPTS,
+    )
+    write_script(folder / "index.html", page)
+    return Written(folder / "index.html", facts, _merged([each.wanted() for each in groups]))
+
+
+def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:
+    """Tell the page which strips lie in the folder ``pictures``, by their keys, and why others do not."""
+    told = {
+        key: {"problem": each.problem}
+        if each.problem
+        else {"columns": each.columns, "rows": each.rows, "ratio": round(each.ratio, 4)}
+        for key, each in sorted(pictures.items())
+    }
+    write_script(folder / "data" / "pictures.js", f"report.pictures({as_json(told)});\n")
+
+
+def _merged(lists: Sequence[Sequence[Strip]]) -> list[Strip]:
+    """One from each list in turn, each strip once."""
+    longest = max((len(each) for each in lists), default=0)
+    return list(dict.fromkeys(each[n] for n in range(longest) for each in lists if n < len(each)))
+
+
+def _shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """The settings that differ between runs, as text."""
+    return [(name, [_text(value) for value in values]) for name, values in sorted(differing_settings(runs).items())]
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)

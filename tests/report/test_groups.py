@@ -1,0 +1,87 @@
+"""Groups, their marks, the rule of suspicion and the histories of records."""
+
+import pytest
+
+from qwenvl.report.groups import (
+    EQUAL,
+    REPEATED,
+    SUSPECT,
+    TRUNCATED,
+    UNSCORED,
+    Group,
+    dataset_of,
+    grouped,
+    hardest,
+    histories,
+    is_form,
+    marks,
+    most_improved,
+    row_of,
+    suspicions,
+)
+from tests.report.runs import ROLLOUTS, group, rollout
+
+
+def test_rows_of_one_prompt_make_a_group():
+    found = list(grouped(ROLLOUTS))
+    assert [(each.head.split, each.head.step, each.head.record_id, len(each.rollouts)) for each in found] == [
+        ("eval", 0, "held", 1),
+        ("train", 1, "17", 4),
+        ("train", 1, "18", 4),
+        ("train", 2, "17", 4),
+        ("train", 2, "18", 4),
+        ("eval", 2, "held", 1),
+    ]
+
+
+def test_a_record_drawn_twice_in_a_step_makes_two_groups():
+    assert [len(each.rollouts) for each in grouped([*group([0.0, 1.0]), *group([1.0, 1.0])])] == [2, 2]
+
+
+def test_the_data_set_is_the_file_of_the_record():
+    places = ["data/sop.json[17]", "/d/more.jsonl:3", "a/b.parquet[0]", ""]
+    assert [dataset_of(place) for place in places] == ["sop", "more", "b", ""]
+
+
+def test_marks_are_added_up():
+    assert marks(Group(tuple(group([0.5, 0.5, 0.5])))) == EQUAL
+    assert marks(Group(tuple(group([0.5, 1.0, 0.5])))) == 0
+    cut = [rollout(finish_reason="length", sample=0), rollout(sample=1, total=None)]
+    assert marks(Group(tuple(cut))) == TRUNCATED | UNSCORED
+    right = group([1.0, 1.0, 0.5, 0.5], ["same"] * 2 + ["other", "more"])
+    assert marks(Group(tuple(right))) == REPEATED
+    assert marks(Group((rollout(),))) == 0, "one completion is equal to nothing"
+
+
+@pytest.mark.parametrize(
+    ("totals", "texts", "reasons"),
+    [
+        ([0.0, 0.0, 1.0, 1.0], None, ["2 of 4 completions keep the form and have nothing right"]),
+        ([0.0, 0.5, 1.0, 1.0], None, []),
+        ([0.4, 0.4, 1.0, 1.0], ["a b", "a  b", "c", "d"], ["2 of 4 completions are the same text, which is not right"]),
+        ([1.0, 1.0, 1.0, 1.0], ["a"] * 4, []),  # solved
+        ([0.0, 0.0], ["a"] * 2, []),  # too few to tell
+    ],
+)
+def test_suspicion_asks_for_half_of_a_group(totals, texts, reasons):
+    made = Group(tuple(group(totals, texts)))
+    assert suspicions(made) == reasons and bool(marks(made) & SUSPECT) == bool(reasons)
+
+
+def test_without_a_reward_for_the_form_nothing_is_hollow():
+    rows = [rollout(sample=n, completion=str(n), rewards={"accuracy": 0.0}, total=0.0) for n in range(4)]
+    assert suspicions(Group(tuple(rows))) == []
+
+
+def test_rewards_of_form_are_told_by_their_names():
+    names = ["format", "strict_format", "length_window", "repetition", "accuracy", "boxes_iou"]
+    assert [is_form(name) for name in names] == [True, True, True, True, False, False]
+
+
+def test_records_over_their_groups():
+    rows = [row_of(each, 0, n) for n, each in enumerate(grouped(ROLLOUTS))]
+    assert [row.mean for row in rows] == [0.4, 0.25, 0.0, 0.875, 1.0, 0.6]
+    found = histories(rows)
+    assert [(each.record, each.means) for each in found] == [("17", (0.25, 0.875)), ("18", (0.0, 1.0))]
+    assert [each.record for each in hardest(found)] == ["18", "17"]  # means 0.5 and 0.5625
+    assert [(each.record, each.gain) for each in most_improved(found)] == [("18", 1.0), ("17", 0.625)]

@@ -1,0 +1,136 @@
+"""The page in a real browser, from the disk: nothing on its console, and filters, jumps, links and keys work."""
+
+import pytest
+
+from qwenvl.doctor.report import make_report
+
+CHOSEN = "document.querySelector('#group article .title')?.firstChild.textContent"
+COUNT = "document.querySelector('#count').textContent"
+
+
+@pytest.fixture
+def opened(browser, make_run, tmp_path):
+    """``opened(hash)``: the page of a report of two runs, at an address. It must have no errors to the end."""
+    runs = [make_run("first"), make_run("second", learning_rate=5e-6)]
+    page = make_report(runs, tmp_path / "report").page
+    browser.errors.clear()
+    browser.show(1280)
+
+    def at(hash=""):
+        browser.open(page.as_uri() + hash)
+        browser.wait("document.querySelector('#group article') !== null")
+        return browser
+
+    yield at
+    assert browser.errors == []
+
+
+def set_filter(browser, name, value):
+    browser.run(
+        f"(() => {{ const f = document.querySelector('#filter-{name}'); f.value = {value!r};"
+        " for (const kind of ['input', 'change']) f.dispatchEvent(new Event(kind)); })()"
+    )
+
+
+def test_the_page_opens_on_the_newest_training_group(opened):
+    page = opened()
+    assert page.run(CHOSEN) == "17" and page.run(COUNT) == "4 of 6 groups"
+    assert page.run("document.querySelectorAll('.completion').length") == 4
+    page.wait("document.querySelectorAll('.charts svg path.smooth').length > 4")
+    assert page.run("document.querySelectorAll('[data-metric=eval_total_reward] .interval').length") == 4
+    assert page.run("location.hash") == ""
+
+
+def test_completions_stand_by_their_advantage(opened):
+    page = opened("#step=1&id=17")
+    shown = "[...document.querySelectorAll('.completion')].map(each => Number(each.dataset.sample))"
+    assert page.run(shown) == [2, 3, 0, 1]
+    assert page.run("document.querySelector('.completion header b').textContent") == "+0.25"
+    assert page.run("document.querySelector('[data-sample=\"2\"] .answer').textContent") == "✓ (2)"
+    assert page.run("document.querySelector('[data-sample=\"0\"] .missing').textContent") == "(2) insert the fan"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "count", "first"),
+    [
+        ("split", "eval", 2, "held"),
+        ("step", "1", 2, "17"),
+        ("data", "more", 2, "18"),
+        ("record", "18", 2, "18"),
+        ("min", "0.9", 1, "18"),
+        ("q", "SCAN", 2, "18"),
+    ],
+)
+def test_filters(opened, name, value, count, first):
+    page = opened()
+    set_filter(page, name, value)
+    page.wait(f"{COUNT} === '{count} of 6 groups' && {CHOSEN} === '{first}'")
+    page.run("document.querySelector('#clear').click()")
+    page.wait(f"{COUNT} === '6 of 6 groups'")
+
+
+@pytest.mark.parametrize(
+    ("jump", "ids"),
+    [
+        ("best", ["18", "17", "17", "18"]),
+        ("worst", ["18", "17", "17", "18"]),
+        ("equal", ["18", "18"]),
+        ("truncated", []),
+        ("improved", ["18", "18", "17", "17"]),
+        ("suspect", ["17", "18"]),
+    ],
+)
+def test_jumps(opened, jump, ids):
+    page = opened()
+    page.run(f"document.querySelector('[data-jump={jump}]').click()")
+    page.wait(f"{COUNT} === '{len(ids)} of 6 groups'")
+    shown = "[...document.querySelectorAll('#list .id')].map(each => each.textContent)"
+    assert page.run(shown) == ids
+
+
+def test_a_link_names_a_group_and_keeps_the_filters(opened):
+    page = opened("#step=1&id=18")
+    assert page.run(CHOSEN) == "18" and "step 1" in page.run("document.querySelector('.title').textContent")
+    set_filter(page, "data", "more")
+    page.wait(f"{COUNT} === '2 of 6 groups'")
+    link = page.run("location.hash")
+    assert link == "#run=0&step=2&id=18&f_data=more"
+    assert opened(link).run(COUNT) == "2 of 6 groups"
+    assert opened("#run=1&step=2&id=held").run("document.querySelector('#filter-run').value") == "1"
+    assert opened("#id=held&split=eval").run(CHOSEN) == "held"
+    assert "names no group" in opened("#step=9&id=nobody").run(COUNT)
+
+
+def test_keys(opened):
+    page = opened("#step=2&id=17&f_split=train")
+    page.press("j")
+    page.wait(f"{CHOSEN} === '18'")
+    page.press("[")
+    page.wait("location.hash.includes('step=1&id=18')")
+    page.press("]")
+    page.wait("location.hash.includes('step=2&id=18')")
+    page.press("k")
+    page.wait(f"{CHOSEN} === '17'")
+    page.press("/")
+    page.wait("document.activeElement.id === 'filter-q'")
+    page.press("j")  # is a letter there
+    assert page.run("document.querySelector('#filter-q').value") == "j"
+
+
+def test_values_under_the_pointer(opened):
+    page = opened()
+    plot = "document.querySelector('[data-metric=\"reward/total\"] svg')"
+    page.wait(f"{plot} !== null")
+    x, y = page.run(f"(box => [box.right - 5, box.top + 20])({plot}.getBoundingClientRect())")
+    page.run(f"{plot}.dispatchEvent(new PointerEvent('pointermove', {{clientX: {x}, clientY: {y}}}))")
+    told = page.run("document.querySelector('[data-metric=\"reward/total\"] .told').textContent")
+    assert told.startswith("step 2first: 0.75, smoothed 0.583")  # (0.25 / 2 + 0.75) / 1.5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_a_phone(opened, browser, dark):
+    browser.show(390, 844, dark)
+    page = opened()
+    assert page.run("document.documentElement.scrollWidth") == 390
+    ground = page.run("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(16, 20, 25)" if dark else "rgb(246, 247, 249)")
