@@ -94,7 +94,7 @@ class DiskStore:
         if size <= self._allowance:
             self._allowance -= size
             return
-        files = sorted(self._files())
+        files = sorted(files_by_use(self._folder, self._suffix))
         room = self._max_bytes - size - sum(kept for _, kept, _ in files)
         if room < self._max_bytes // 100:
             for _, kept, path in files:
@@ -104,17 +104,19 @@ class DiskStore:
                 room += kept
         self._allowance = max(0, room // 64)
 
-    def _files(self) -> Iterator[tuple[float, int, str]]:
-        """For each file the time of its last use, its bytes and its path."""
-        for entry in os.scandir(self._folder):
-            try:
-                status = entry.stat()
-            except FileNotFoundError:  # another process made room
-                continue
-            if entry.name.endswith(self._suffix):
-                yield status.st_mtime, status.st_size, entry.path
-            elif UNFINISHED in entry.name and status.st_mtime < time.time() - ABANDONED_SECONDS:
+
+def files_by_use(folder: str | Path, suffix: str = "") -> Iterator[tuple[float, int, str]]:
+    """For each file the time of its last use, its bytes and its path. What processes left that died is deleted."""
+    for entry in os.scandir(folder):
+        try:
+            status = entry.stat()
+        except FileNotFoundError:  # another process made room
+            continue
+        if UNFINISHED in entry.name:
+            if status.st_mtime < time.time() - ABANDONED_SECONDS:
                 Path(entry.path).unlink(missing_ok=True)
+        elif entry.name.endswith(suffix):
+            yield status.st_mtime, status.st_size, entry.path
 
 
 def _checksum(value: bytes) -> bytes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -46,25 +45,6 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         else:
             partial.unlink(missing_ok=True)
         raise
-
-
-def cached_copy(path: Path, write: Callable[[Path], None], suffix: str) -> Path:
-    """The copy of a file in another form that ``write(target)`` makes, once for each state of the file.
-
-    Args:
-        path: the file. Its real path, size and time of change say in which state it is.
-        suffix: the ending of the copy, which names the form: copies of one file in two forms have two endings.
-
-    Returns:
-        The path of the copy, in the cache folder.
-    """
-    status = os.stat(path)
-    state = f"{os.path.realpath(path)}\n{status.st_size}\n{status.st_mtime_ns}"
-    copy = cache_root() / "unpacked" / (hashlib.sha256(state.encode()).hexdigest() + suffix)
-    if not copy.exists():
-        with written_whole(copy) as partial:
-            write(partial)
-    return copy
 
 
 def require(module: str, extra: str) -> ModuleType:

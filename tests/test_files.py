@@ -1,9 +1,8 @@
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from qwenvl.files import cache_root, cached_copy, check_installed, require, written_whole
+from qwenvl.files import cache_root, check_installed, require, written_whole
 
 
 @pytest.fixture(autouse=True)
@@ -12,54 +11,11 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_made_once_for_each_state_of_the_file(tmp_path):
-    source, calls = tmp_path / "a", []
-
-    def unpack(target):
-        calls.append(target)
-        target.write_text(source.read_text() * 2)
-
-    source.write_text("x")
-    first = cached_copy(source, unpack, ".x")
-    assert cached_copy(source, unpack, ".x") == first
-    assert (first.read_text(), len(calls)) == ("xx", 1)
-    source.write_text("longer")
-    assert cached_copy(source, unpack, ".x").read_text() == "longerlonger"
-
-
-def test_what_fails_leaves_nothing(tmp_path, cache):
-    (tmp_path / "a").write_text("x")
-
-    def unpack(target):
-        target.write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        cached_copy(tmp_path / "a", unpack, ".x")
-    assert [name for _, _, files in os.walk(cache) for name in files] == []
-
-
-def test_several_at_once_find_a_whole_copy(tmp_path, cache):
-    (tmp_path / "a").write_text("x")
-    write = lambda target: target.write_bytes(bytes(9**6))
-    with ThreadPoolExecutor(8) as pool:
-        copies = set(pool.map(lambda _: cached_copy(tmp_path / "a", write, ".x"), range(8)))
-    (copy,) = copies
-    assert copy.stat().st_size == 9**6
-    assert len(list(copy.parent.iterdir())) == 1
-
-
 def test_the_cache_folder(tmp_path, monkeypatch):
     assert cache_root() == tmp_path / "cache"
     monkeypatch.delenv("QWENVL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_root() == tmp_path / "qwenvl"
-
-
-def test_two_forms_of_a_file_are_two_copies(tmp_path):
-    (tmp_path / "a").write_text("x")
-    copies = [cached_copy(tmp_path / "a", lambda to, s=s: to.write_text(s), s) for s in (".x", ".y")]
-    assert [copy.read_text() for copy in copies] == [".x", ".y"]
 
 
 def test_a_file_is_replaced_when_the_new_one_is_whole(tmp_path):

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.data.errors import RecordError
+from qwenvl.data.records.copies import cached_copy
 from qwenvl.data.records.rows import HUB_PREFIX, Row, stem_of
-from qwenvl.files import cached_copy, require
+from qwenvl.files import require
 
 BATCH_BYTES = 4 * 2**20  # about what is in memory at a time
 MOST_BATCH_ROWS = 1000

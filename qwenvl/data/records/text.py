@@ -24,9 +24,9 @@ from typing import Any, BinaryIO, TextIO, cast
 import numpy as np
 
 from qwenvl.data.errors import RecordError
+from qwenvl.data.records.copies import cached_copy
 from qwenvl.data.records.json_array import ArrayDamage, ArrayText
 from qwenvl.data.records.rows import Row, stem_of
-from qwenvl.files import cached_copy
 
 BOM = b"\xef\xbb\xbf"
 _quoted = json.encoder.encode_basestring  # of dumps(..., ensure_ascii=False), without its detours
