@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
@@ -22,6 +27,17 @@ class ProgressBar(ProgressCallback):
         super().__init__(*args, **kwargs)
         self._latest: dict[str, str] = {}  # not every step samples: see num_iterations
 
+    def on_train_begin(self, args, state, control, **kwargs):
+        """The line begins."""
+        keep_lines_apart()
+        super().on_train_begin(args, state, control, **kwargs)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """A line of its own for an evaluation."""
+        if self.prediction_bar is None:
+            keep_lines_apart()
+        super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Updates the line. Evaluations get a line of their own."""
         if not state.is_world_process_zero:
@@ -32,6 +48,29 @@ class ProgressBar(ProgressCallback):
                 self.training_bar.set_postfix(self._latest)
         for line in evaluation_lines(state.global_step, logs):
             tqdm.write(line)
+
+
+@dataclass(frozen=True)
+class BarsCleared:
+    """A function that writes on the terminal, called while the bars are cleared. They are drawn again below."""
+
+    write: Callable[..., None]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        with tqdm.external_write_mode(sys.stderr):
+            self.write(*args, **kwargs)
+
+
+def keep_lines_apart() -> None:
+    """From here on each log line and each warning of Python stands on a line of its own, and not behind a bar."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [handler for each in loggers for handler in getattr(each, "handlers", ())]
+    for handler in (*handlers, logging.lastResort):
+        on_terminal = getattr(handler, "stream", None) in (sys.stdout, sys.stderr)
+        if on_terminal and not isinstance(handler.emit, BarsCleared):
+            setattr(handler, "emit", BarsCleared(handler.emit))  # noqa: B010
+    if not isinstance(warnings.showwarning, BarsCleared):
+        setattr(warnings, "showwarning", BarsCleared(warnings.showwarning))  # noqa: B010
 
 
 class ProgressLines(TrainerCallback):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +28,55 @@ def test_the_bar_shows_reward_kl_and_time_left(capsys):
     text = shown.err + shown.out
     assert "reward=0.500, kl=0.025" in text and "reward=0.500, kl=0.037" in text and "3/4" in text
     assert "step 3: eval_total_reward 0.500 +- 0.040" in text
+
+
+def on_screen(written: str) -> list[str]:
+    """The lines that a terminal shows, which goes back to the beginning of a line, and a line up, where it is told."""
+    lines, row, column = [""], 0, 0
+    for token in re.findall("\x1b\\[A|.", written, re.DOTALL):
+        if token == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row == len(lines))
+        elif token == "\r":
+            column = 0
+        elif token == "\x1b[A":
+            row -= 1
+        else:
+            lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines]
+
+
+@pytest.mark.parametrize("said_by", ["a handler", "nobody's handler", "Python"])
+def test_a_warning_has_a_line_of_its_own_beside_the_bars(said_by, monkeypatch, capsys):
+    own, last = logging.StreamHandler(), logging._StderrHandler(logging.WARNING)
+    monkeypatch.setattr(logging, "lastResort", last)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *rest: print(message, file=sys.stderr))
+    logger = logging.getLogger("qwenvl.tests.progress")
+    monkeypatch.setattr(logging.getLogger("qwenvl"), "handlers", [own] if said_by == "a handler" else [])
+
+    def warn(text: str) -> None:
+        if said_by == "Python":
+            warnings.showwarning(text, UserWarning, "file.py", 1)
+        else:
+            logger.warning(text)
+
+    line = ProgressBar()
+    state = SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=0)
+    line.on_train_begin(None, state, None)
+    warn("early")
+    state.global_step = 1
+    line.on_step_end(None, state, None)
+    line.on_prediction_step(None, state, None, eval_dataloader=range(3))
+    warn("within an evaluation")
+    line.on_evaluate(None, state, None)
+    warn("late")
+    line.on_train_end(None, state, None)
+    warn("afterwards")
+    lines = on_screen(capsys.readouterr().err)
+    for text in ("early", "within an evaluation", "late", "afterwards"):
+        assert text in lines, lines
 
 
 @pytest.fixture
