@@ -73,7 +73,8 @@ setup(
         "bench": ["trl>=1.16"],
         "dev": [
             *(*DEEPSPEED, *REWARDS, *JUDGE, *FORMATS),
-            *("hypothesis>=6.100", "pytest>=8", "pytest-xdist>=3.6", "ruff>=0.9", "mypy>=2.4", "setuptools>=70.1"),
+            *("hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9", "mypy>=2.4"),
+            "setuptools>=70.1",
         ],
     },
     entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},

@@ -1,16 +1,19 @@
 """What the command says when it is interrupted, or when disk, memory or numbers give out: one line, and what to do."""
 
+import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 
 from qwenvl.train.display.progress import ProgressBar
 from qwenvl.train.run.failures import bar_closed, explanation, told_in_one_line
@@ -36,8 +39,14 @@ def test_a_full_disk(fails, tiny_checkpoint, tmp_path, capfd):
     model = tiny_checkpoint(initializer_range=0.1)
     weights = (model / "model.safetensors").stat().st_size
     size = {"model.safetensors": weights // 2, "optimizer.pt": weights * 5 // 4}[fails]
+    # A picture: the frames of a clip are handed over in shared memory, which some systems count as a file.
+    Image.new("RGB", (56, 56)).save(tmp_path / "picture.png")
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "<answer>(2)</answer>"}]
+    records = tmp_path / "records.json"
+    records.write_text(json.dumps([{"image": "picture.png", "conversations": turns}] * 2))
     out = tmp_path / "out"
-    flags = [f"--model_name_or_path={model}", f"--output_dir={out}", *SETTINGS.split()]
+    settings = SETTINGS.replace("=example", f"={records}").split()
+    flags = [f"--model_name_or_path={model}", f"--output_dir={out}", *settings]
     if fails == "optimizer.pt":
         main([*flags, "--max_steps=1"])
         flags += ["--resume_from_checkpoint=True"]
@@ -114,6 +123,8 @@ def test_ctrl_c_ends_a_run_with_one_line(tiny_checkpoint, tmp_path):
         text=True,
         env=environment,
         start_new_session=True,
+        # Where the tests run in the background of a script, the shell has Ctrl-C ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         said = []
         for line in process.stderr:
@@ -122,8 +133,8 @@ def test_ctrl_c_ends_a_run_with_one_line(tiny_checkpoint, tmp_path):
                 break
         else:
             pytest.fail("".join(said))
-        while not (out / "checkpoint-2").exists():
-            os.sched_yield()
+        while not any(int(folder.name.partition("-")[2]) > 1 for folder in out.glob("checkpoint-*")):
+            time.sleep(0.05)  # until the first checkpoint is whole, as the second has begun
         os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the workers of the loader too
         said += process.stderr.readlines()
     assert process.returncode == 130, "".join(said)
