@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
-from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.loading import apply_tuning, lora_config
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.reference import Reference
+from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision import accept_features, encode_vision, supports_encode_once
 
 WORDS = ["tvi", "t", "vit", "v"]
