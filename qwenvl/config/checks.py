@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qwenvl.config.trainer_checks import problems_of_trainer
+from qwenvl.option import was_set
 
 
 def problems_between_rooms(config: Any) -> Iterator[str]:
@@ -18,6 +19,15 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
         yield (
             f"--reward_aggregation {config.reward_aggregation} has no effect with --advantage_estimator gdpo, which "
             "normalises each reward function and sums them itself: leave it out"
+        )
+    if config.grpo_beta == 0:
+        for name in ("ref_model_name_or_path", "sync_ref_model", "ref_offload"):
+            if was_set(config, name):
+                yield f"--{name} has no effect with --grpo_beta 0: no reference is kept"
+    if config.sync_ref_model and 0 < config.max_steps <= config.ref_model_sync_steps:
+        yield (
+            f"--sync_ref_model has no effect: the run ends after {config.max_steps} steps, before the reference was "
+            f"mixed; give --ref_model_sync_steps below it (it is {config.ref_model_sync_steps})"
         )
     if config.shared_prefix == "off" and config.compile_decoding:
         yield "--compile_decoding has no effect with --shared_prefix off: it compiles the shared sampling"

@@ -53,7 +53,44 @@ class LoraOptions(Options):
 
 
 @dataclass
-class ModelOptions(TuneOptions, LoraOptions):
+class ReferenceOptions(Options):
+    """The reference, which the KL term holds the policy near."""
+
+    ref_model_name_or_path: str | None = option(
+        None,
+        "Checkpoint that the policy is held near, a folder or hub name of the same family, vocabulary and shapes. It "
+        "is a second model in memory, but for tensors that are frozen in the policy and the same.",
+        unset="the policy as it was before training, or --model_name_or_path with --start_from_weights",
+    )
+    sync_ref_model: bool = option(
+        False,
+        "Move the reference towards the policy every --ref_model_sync_steps (TR-DPO), so that the KL term limits how "
+        "fast the policy moves and not how far. Checkpoints then hold the reference.",
+    )
+    ref_model_mixup_alpha: float = option(
+        0.6,
+        "What a weight of the reference becomes: this share of the policy's and the rest of its own, above 0, at most "
+        "1, a copy of the policy. Needs --sync_ref_model.",
+        above=0,
+        most=1,
+    )
+    ref_model_sync_steps: int = option(
+        512, "Optimizer steps from one mixing to the next, at least 1. Needs --sync_ref_model.", least=1
+    )
+    ref_offload: bool = option(
+        False,
+        "Keep the reference's own weights in CPU memory and copy them to the GPU for each micro-batch: less GPU "
+        "memory, more time.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
+            if not self.sync_ref_model and was_set(self, name):
+                yield f"--{name} has no effect without --sync_ref_model"
+
+
+@dataclass
+class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
     """The model, which of its parts learn, and how it is computed."""
 
     model_name_or_path: str | None = option(
@@ -62,7 +99,7 @@ class ModelOptions(TuneOptions, LoraOptions):
     start_from_weights: str | None = option(
         None,
         "Checkpoint of an earlier run whose weights a new run begins with, its steps, optimizer and schedule anew. The "
-        "reference stays --model_name_or_path.",
+        "reference stays --model_name_or_path, or is --ref_model_name_or_path.",
         unset="the weights of --model_name_or_path",
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = option(
@@ -101,6 +138,10 @@ class ModelOptions(TuneOptions, LoraOptions):
     def problems(self) -> Iterator[str]:
         if not (self.tune_mm_llm or self.tune_mm_vision or self.tune_mm_mlp or self.lora_enable):
             yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"
+        if self.lora_enable and self.sync_ref_model:
+            yield "--sync_ref_model has no effect with --lora_enable: the weights that the reference has do not learn"
+        if self.lora_enable and self.ref_offload and self.ref_model_name_or_path is None:
+            yield "--ref_offload has no effect with --lora_enable: the reference is the model without its adapters"
         if self.vision_tower_lr is not None and not self.tune_mm_vision:
             yield "--vision_tower_lr has no effect on a frozen vision tower: set --tune_mm_vision True or leave it out"
         if self.mm_projector_lr is not None and not self.tune_mm_mlp:

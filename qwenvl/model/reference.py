@@ -1,62 +1,213 @@
-"""The frozen reference model of the KL penalty."""
+"""The reference model of the KL penalty: what the policy is held near."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from qwenvl.model.loading import evaluating
+from qwenvl.model.loading import evaluating, part_of, unwrap
 from qwenvl.model.sharding import is_partitioned, whole_weights
+from qwenvl.model.vision import accept_features
+from qwenvl.model.weight_files import REFERENCE
+
+_FLAG = "--ref_model_name_or_path"
 
 
 class Reference:
-    """The policy as it was before training.
+    """A model without gradients: the policy as it was before training, or another checkpoint.
 
-    With LoRA it is the policy with its adapter off, and costs no memory. Otherwise it is a copy that shares with the
-    policy every tensor that is not trained (by default the vision tower).
+    The policy as it was is, with LoRA, the policy with its adapter off, and costs no memory. Otherwise it is a copy.
+    A copy, and another checkpoint too, shares with the policy every tensor that is not trained and is the same (by
+    default the vision tower).
     """
 
-    def __init__(self, policy: nn.Module, *, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        policy: nn.Module,
+        *,
+        other: nn.Module | None = None,
+        dtype: torch.dtype | None = None,
+        offload: bool = False,
+    ):
         """Copies what is trained in ``policy``: call this before the first update, on the unwrapped model.
 
         Args:
+            other: the model of another checkpoint, which takes the place of the policy as it was. See ``matched``.
             dtype: the type of the copy, where the policy rounds its own weights to it in each forward. The copy shares
                 nothing then. None: as the weights are kept.
+            offload: keep the tensors that are not shared in the memory of the CPU, and on the device only while the
+                reference is used.
+
+        Raises:
+            ValueError: there is nothing to offload.
         """
-        self._adapter = policy if hasattr(policy, "disable_adapter") else None
-        self._copy = None if self._adapter else _copy_trained(policy, shares=dtype is None)
-        if self._copy is not None and dtype is not None:
+        shares = dtype is None and not is_partitioned(policy)
+        self._adapter = policy if other is None and hasattr(policy, "disable_adapter") else None
+        self._copy: nn.Module | None = None
+        self._offloads = offload
+        self._device: torch.device | None = None
+        if self._adapter is not None:
+            if offload:
+                raise ValueError(
+                    "--ref_offload has no effect with LoRA: the reference is the model without its adapter"
+                )
+            return
+        if other is None:  # a copy of split weights shares none: it runs outside of the engine
+            self._copy = _copied(policy, [each for each in policy.parameters() if shares and not each.requires_grad])
+        else:
+            self._copy = _adopted(other, policy) if shares else other
+        self._copy.requires_grad_(False).eval()
+        if dtype is not None:
             for parameter in self._copy.parameters():  # buffers, of rotary angles, stay as they are
                 parameter.data = parameter.data.to(dtype)
+        ours = {id(parameter) for parameter in policy.parameters()}
+        self._owned = {name: each for name, each in self._copy.named_parameters() if id(each) not in ours}
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it has tensors of its own."""
+        return self._copy is not None
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
         """The reference within the context, in eval mode and without gradients."""
         with torch.no_grad():
-            if self._adapter is None:
-                yield self._copy
-            else:
+            if self._adapter is not None:
                 with evaluating(self._adapter), self._adapter.disable_adapter():
                     yield self._adapter
+            elif self._offloads and self._device is not None:
+                with self._on_device(self._device):
+                    yield self._copy
+            else:
+                yield self._copy
 
     def to(self, device: torch.device) -> Reference:
-        """Moves the copied tensors. Shared ones move with the policy."""
-        if self._copy is not None:
+        """Moves the tensors that are not shared to the device on which the reference runs.
+
+        With ``offload`` they stay in the memory of the CPU, page-locked where the device is a CUDA device.
+        """
+        self._device = device
+        if self._copy is not None and not self._offloads:
             self._copy.to(device)
+        elif self._copy is not None:
+            for buffer in self._copy.buffers():
+                buffer.data = buffer.data.to(device)
+            for parameter in self._owned.values():
+                home = parameter.data.cpu()
+                parameter.data = home.pin_memory() if device.type == "cuda" else home
         return self
 
+    @torch.no_grad()
+    def mix(self, policy: nn.Module, alpha: float) -> None:
+        """Each weight becomes alpha x the policy's + (1 - alpha) x its own (TR-DPO, arXiv:2404.09656).
 
-def _copy_trained(policy: nn.Module, shares: bool) -> nn.Module:
-    """A deep copy of ``policy`` in which, if it ``shares``, tensors without gradient are the policy's own.
+        All processes must call this together: weights that are split among them are gathered for it.
 
-    Weights that are split among processes are copied whole and shared with none: this copy runs outside of the engine.
+        Args:
+            policy: the model that is trained, as it was given, not as an engine has wrapped it.
+        """
+        with whole_weights(policy):
+            learned = dict(policy.named_parameters())
+            for name, own in self._owned.items():
+                own.lerp_(learned[name].detach().to(own.device, own.dtype), alpha)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the tensors that are not shared into a file of a checkpoint."""
+        save_file(
+            {name: each.detach().cpu().contiguous() for name, each in self._owned.items()}, Path(folder) / REFERENCE
+        )
+
+    @torch.no_grad()
+    def load(self, folder: str | Path) -> None:
+        """Takes the tensors that ``save`` wrote.
+
+        Raises:
+            FileNotFoundError: the checkpoint has no such file.
+            ValueError: it has other tensors than this reference.
+        """
+        path = Path(folder) / REFERENCE
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file, and the reference that moved with the policy is in it")
+        with safe_open(path, framework="pt") as saved:
+            if other := set(saved.keys()) ^ set(self._owned):
+                raise ValueError(f"{path}: other tensors than the reference's, among them {min(other)}")
+            for name, own in self._owned.items():
+                own.copy_(saved.get_tensor(name))
+
+    @contextmanager
+    def _on_device(self, device: torch.device) -> Iterator[None]:
+        homes = {name: parameter.data for name, parameter in self._owned.items()}
+        try:
+            for name, parameter in self._owned.items():
+                parameter.data = homes[name].to(device, non_blocking=True, copy=True)
+            yield
+        finally:
+            for name, parameter in self._owned.items():
+                parameter.data = homes[name]
+
+
+def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Module:
+    """The model of another checkpoint, made ready to be the reference of ``policy``. All processes must call this.
+
+    Args:
+        one_tower: the vision tower of the policy runs for both.
+
+    Raises:
+        ValueError: it is of another family, has other shapes, or has another vision tower where one runs for both.
     """
-    shares = shares and not is_partitioned(policy)
-    frozen = (p for p in policy.parameters() if shares and not p.requires_grad)
-    with whole_weights(policy):
-        reference = copy.deepcopy(policy, memo={id(parameter): parameter for parameter in frozen})
-    return reference.requires_grad_(False).eval()
+    bare = unwrap(policy)
+    ours, theirs = bare.config.model_type, other.config.model_type
+    if ours != theirs:
+        raise ValueError(f"{_FLAG}: expected a model of the policy's family, {ours}, got {theirs}")
+    with whole_weights(bare), whole_weights(other):
+        expected = {_plain(name): each for name, each in bare.named_parameters() if ".lora_" not in name}
+        _require_same_shapes(expected, dict(other.named_parameters()))
+        for name, tensor in other.named_parameters():
+            if one_tower and part_of(name) == "vision" and not _same(tensor, expected[name]):
+                raise ValueError(
+                    f"{_FLAG}: its vision tower is not the policy's ({name} differs), which runs once for both; set "
+                    "--shared_prefix off, so that each runs its own"
+                )
+    accept_features(other)
+    return _copied(other) if is_partitioned(other) else other
+
+
+def _require_same_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name in sorted(expected.keys() | found.keys()):
+        ours, theirs = (tuple(each[name].shape) if name in each else "not there" for each in (expected, found))
+        if ours != theirs:
+            raise ValueError(f"{_FLAG}: expected the policy's shapes, but {name} is {ours} in it and {theirs} here")
+
+
+def _copied(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
+    """A deep copy in which some tensors are those of ``model``. Weights split among processes are copied whole."""
+    with whole_weights(model):
+        return copy.deepcopy(model, memo={id(parameter): parameter for parameter in shared})
+
+
+def _adopted(other: nn.Module, policy: nn.Module) -> nn.Module:
+    """``other`` with the policy's own tensors in the place of those that are frozen there and the same."""
+    named = unwrap(policy).named_parameters(remove_duplicate=False)  # tied tensors by each of their names
+    frozen = {_plain(name): parameter for name, parameter in named if not parameter.requires_grad}
+    for place, module in other.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            twin = frozen.get(f"{place}.{name}")
+            if twin is not None and _same(parameter, twin):
+                setattr(module, name, twin)
+    return other
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    return one.dtype == two.dtype and torch.equal(one.detach().to(two.device), two.detach())
+
+
+def _plain(name: str) -> str:
+    """The name of a parameter without what LoRA puts around the modules that it adapts."""
+    return name.replace(".base_layer.", ".")

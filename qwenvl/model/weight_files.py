@@ -7,6 +7,8 @@ from pathlib import Path
 
 WHOLE_MODEL = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"
+REFERENCE = "reference.safetensors"
+"""In a checkpoint of a run whose reference moves: what the reference does not share with the policy."""
 
 
 def has_weights(folder: str | Path) -> bool:
@@ -28,6 +30,7 @@ def weights_problem(folder: str | Path) -> str | None:
             files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
         except (ValueError, KeyError, AttributeError, TypeError):
             return f"{index}: not an index of weight files"
+    files += [folder / REFERENCE] if (folder / REFERENCE).is_file() else []
     return next((f"{file}: {problem}" for file in files if (problem := _problem(file))), None)
 
 

@@ -15,6 +15,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.train.display.progress import install_progress
 from qwenvl.train.display.summary import EqualRewardsWarning, RunSummary
 from qwenvl.train.journal import Journal
+from qwenvl.train.reference import ReferenceSync
 from qwenvl.train.run.finite_weights import FiniteWeights
 from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resumed import Resumed
@@ -75,5 +76,7 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     trainer.add_callback(EqualRewardsWarning())
     trainer.add_callback(Resumed())
     trainer.add_callback(FiniteWeights(journal))
+    if trainer.reference is not None and trainer.args.sync_ref_model:
+        trainer.add_callback(ReferenceSync(trainer.reference))
     trainer.add_callback(RunFolder(journal))
     trainer.add_callback(RunSummary())  # the last one: it tells of the warnings of the others

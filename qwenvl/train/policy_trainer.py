@@ -16,7 +16,6 @@ from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import parameter_groups, unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood, tokens_within
-from qwenvl.model.reference import Reference
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.model.vision import blank_vision
 from qwenvl.train.assemble import build_sampler
@@ -25,6 +24,7 @@ from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.model_card import DescribedTrainer
 from qwenvl.train.parts import Parts
+from qwenvl.train.reference import build_reference
 from qwenvl.train.run.checkpoints import start_from_weights
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.resumable import ResumableTrainer
@@ -35,7 +35,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
 
     Args:
         parts: what it is put together from.
-        with_reference: keep the policy as it is before training as ``self.reference``.
+        with_reference: keep a reference, the policy as it is before training or what the flags name.
         callbacks: more callbacks of transformers.
 
     Attributes:
@@ -71,10 +71,10 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
             self.accelerator,
             policy,
             asked=bool(args.fsdp),
-            copies_policy=with_reference and bare is policy,
+            copies_policy=with_reference and (bare is policy or args.ref_model_name_or_path is not None),
             output_dir=args.output_dir,
         )
-        self.reference = Reference(policy, dtype=rounded_to).to(args.device) if with_reference else None
+        self.reference = build_reference(args, parts, rounded_to) if with_reference else None
         if args.start_from_weights is not None:
             start_from_weights(policy, args.start_from_weights)
         self.meter = Meter(args.device)

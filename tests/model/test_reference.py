@@ -1,12 +1,13 @@
-"""The reference stays what it was, and shares what is not trained."""
+"""The reference stays what it was, or moves by the formula, and shares what is not trained."""
 
+import pytest
 import torch
 from peft import get_peft_model
 
 from qwenvl.model.loading import apply_tuning, lora_config, part_of
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.options import LoraOptions, TuneOptions
-from qwenvl.model.reference import Reference
+from qwenvl.model.reference import Reference, matched
 
 
 def logprobs(model, prompts, ids, mask):
@@ -65,3 +66,130 @@ def test_a_copy_may_be_rounded_as_the_policy_is_in_its_forwards(tiny_pair):
             assert ours.dtype == torch.float32 and torch.equal(theirs, ours.to(torch.bfloat16)), name
         for (name, ours), theirs in zip(policy.named_buffers(), rounded.buffers(), strict=True):
             assert theirs.dtype == ours.dtype and torch.equal(theirs, ours), name
+
+
+@pytest.fixture
+def another(tiny_pair):
+    """``another(**options)``: the tiny model with other weights in its language model and the same vision tower."""
+
+    def make(**options):
+        model, _ = tiny_pair(**options)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "layers.0." in name:
+                    parameter.add_(0.1)
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tuned", ["all", "merger", "adapter"])
+def test_another_checkpoint_shares_what_is_frozen_and_the_same(
+    tuned, tied, tiny_pair, another, random_prompts, random_completions
+):
+    options = {"tie_word_embeddings": tied}
+    policy, _ = tiny_pair(**options)
+    batch = (random_prompts(policy, ["tvt", "t"]), *random_completions(4, 5))
+    other = another(**options)
+    expected = logprobs(other, *batch).detach()
+    before = {name: parameter.detach().clone() for name, parameter in other.named_parameters()}
+    bare = policy
+    if tuned == "adapter":
+        policy = get_peft_model(policy, lora_config(policy, TuneOptions(), LoraOptions(True, 2, 4)))
+    else:
+        apply_tuning(policy, TuneOptions(tune_mm_llm=tuned == "all"))
+    reference = Reference(policy, other=matched(other, policy, one_tower=True))
+    ours = {id(parameter) for parameter in bare.parameters()}
+    with reference.model() as frozen:
+        assert torch.equal(logprobs(frozen, *batch), expected)
+        for name, parameter in frozen.named_parameters():
+            learns = part_of(name) in {"all": ("llm", "mlp"), "merger": ("mlp",), "adapter": ()}[tuned]
+            assert (id(parameter) in ours) == (not learns and "layers.0." not in name), name
+            assert not parameter.requires_grad and torch.equal(parameter, before[name]), name
+        assert (frozen.lm_head.weight is frozen.model.language_model.embed_tokens.weight) == tied
+    assert not torch.allclose(logprobs(bare, *batch), expected)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(tiny_pair):
+    policy, _ = tiny_pair()
+    apply_tuning(policy, TuneOptions())
+    with pytest.raises(ValueError, match="expected a model of the policy's family, qwen2_5_vl, got qwen2_vl"):
+        matched(tiny_pair("qwen2_vl")[0], policy, one_tower=False)
+    with pytest.raises(ValueError, match=r"expected the policy's shapes, but lm_head.weight is not there in it and \("):
+        matched(tiny_pair(tie_word_embeddings=False)[0], policy, one_tower=False)
+    with pytest.raises(ValueError, match=r"expected the policy's shapes, but .* is \(\d+.*\) in it and \(\d+"):
+        matched(tiny_pair(hidden_size=32)[0], policy, one_tower=False)
+    blind, _ = tiny_pair(seed=1)
+    with pytest.raises(ValueError, match=r"its vision tower is not the policy's .* set --shared_prefix off"):
+        matched(blind, policy, one_tower=True)
+    matched(blind, policy, one_tower=False)
+
+
+def test_mixing_by_the_formula_and_a_file_that_keeps_it(tiny_pair, tmp_path):
+    policy = tiny_pair()[0].double()
+    apply_tuning(policy, TuneOptions())
+    reference = Reference(policy)
+    start = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
+    expected = dict(start)
+    for alpha in (0.6, 0.3):
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter))
+        reference.mix(policy, alpha)
+        for name, parameter in policy.named_parameters():
+            expected[name] = alpha * parameter.detach() + (1 - alpha) * expected[name]
+    with reference.model() as moved:
+        for name, parameter in moved.named_parameters():
+            torch.testing.assert_close(parameter, expected[name], rtol=1e-12, atol=1e-14)
+        assert not torch.allclose(moved.lm_head.weight, start["model.language_model.embed_tokens.weight"])
+    reference.save(tmp_path)
+    again = Reference(policy)
+    again.load(tmp_path)
+    with reference.model() as moved, again.model() as read:
+        for (name, ours), theirs in zip(moved.named_parameters(), read.parameters(), strict=True):
+            assert torch.equal(ours, theirs), name
+    apply_tuning(policy, TuneOptions(tune_mm_llm=False))
+    with pytest.raises(ValueError, match=r"reference.safetensors: other tensors than the reference's"):
+        Reference(policy).load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no such file, and the reference"):
+        Reference(policy).load(tmp_path / "none")
+
+
+def test_an_offloaded_reference_is_copied_to_the_device_only_while_it_is_used(tiny_pair):
+    """The device is the CPU too, so that a tensor's place in memory tells which of the two it is."""
+    policy, _ = tiny_pair()
+    apply_tuning(policy, TuneOptions())
+    shared = {id(parameter) for parameter in policy.parameters()}
+    reference = Reference(policy, offload=True).to(torch.device("cpu"))
+    homes: dict[str, int] = {}
+    for _ in range(2):
+        with reference.model() as used:
+            owned = {name: each for name, each in used.named_parameters() if id(each) not in shared}
+            away = {name: each.data_ptr() for name, each in owned.items()}
+            assert all(torch.equal(each, policy.get_parameter(name)) for name, each in owned.items())
+        now = {name: each.data_ptr() for name, each in owned.items()}
+        assert owned and not set(now.values()) & set(away.values())
+        assert homes in ({}, now)
+        homes = now
+    with torch.no_grad():
+        policy.lm_head.weight.add_(1.0)
+    reference.mix(policy, 0.5)
+    tied = owned["model.language_model.embed_tokens.weight"]
+    torch.testing.assert_close(tied, policy.lm_head.weight.detach() - 0.5)
+    adapted = get_peft_model(tiny_pair()[0], lora_config(policy, TuneOptions(), LoraOptions(True, 2, 4)))
+    with pytest.raises(ValueError, match="--ref_offload has no effect with LoRA"):
+        Reference(adapted, offload=True)
+
+
+@pytest.mark.gpu
+def test_an_offloaded_reference_has_its_weights_on_the_gpu_while_it_is_used(tiny_pair):
+    policy = tiny_pair()[0].to("cuda")
+    apply_tuning(policy, TuneOptions())
+    reference = Reference(policy, offload=True).to(torch.device("cuda"))
+    for _ in range(2):
+        with reference.model() as used:
+            for (name, ours), theirs in zip(policy.named_parameters(), used.parameters(), strict=True):
+                assert torch.equal(ours, theirs), name
+        assert used.lm_head.weight.device.type == "cpu" and used.lm_head.weight.is_pinned()

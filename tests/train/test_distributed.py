@@ -222,12 +222,23 @@ def test_two_processes_train_on_the_same_completions_as_one_does(
     assert len(drawn) == len(set(drawn)) == 6 and {each[:2] for each in drawn} == {(1, 0), (3, 1)}
 
 
-def test_advantages_over_the_step_are_over_its_processes(tiny_checkpoint, three_records, tmp_path):
-    """Three prompts in steps of four: one process has one of them, and an empty micro-batch."""
-    output = tmp_path / "by_prompt"
-    flags = {"gradient_accumulation_steps": 2, "max_steps": 1, "advantage_estimator": "gdpo"}
-    launch(2, tiny_checkpoint(initializer_range=0.1), three_records, output, **flags)
-    rows = list(read_rollouts(output))
+@pytest.mark.parametrize("engine", ["zero3", "fsdp"])
+def test_the_step_and_the_reference_are_whole_where_processes_share_them(
+    tiny_checkpoint, three_records, tmp_path, engine
+):
+    """Three prompts in steps of four: one process has one of them, and an empty micro-batch.
+
+    The reference, a checkpoint of its own and in the end a copy of the policy after each step, has the same weights as
+    the policy when a step begins: a KL of 0 says that it was loaded, and mixed, as a whole.
+    """
+    if engine == "zero3":
+        pytest.importorskip("deepspeed")
+    start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "by_prompt"
+    copied = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 1}
+    flags = {"gradient_accumulation_steps": 2, "advantage_estimator": "gdpo", "ref_model_name_or_path": start, **copied}
+    launch(2, start, three_records, output, **flags, **ENGINES[engine])
+    assert [abs(kl) < 1e-6 and norm > 1e-3 for kl, norm in logged(output, "kl", "grad_norm")] == [True, True]
+    rows = [row for row in read_rollouts(output) if row.step == 1]
     rewards = torch.tensor([row.total for row in rows])
     together, first, second = (
         group_advantages(part, 3, estimator="gdpo", components=part[:, None], weights=[1.0])

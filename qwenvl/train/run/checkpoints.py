@@ -13,7 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from qwenvl.model.loading import unwrap
 from qwenvl.model.sharding import is_partitioned
-from qwenvl.model.weight_files import ADAPTER, has_weights, weights_problem
+from qwenvl.model.weight_files import ADAPTER, REFERENCE, has_weights, weights_problem
 
 _STATE = "trainer_state.json"
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -94,6 +94,8 @@ def _torn(checkpoint: Path) -> str | None:
         return f"{checkpoint / ADAPTER}: no such file"
     if problem := weights_problem(checkpoint):
         return problem
+    if (kept_settings(checkpoint) or {}).get("sync_ref_model") and not (checkpoint / REFERENCE).is_file():
+        return f"{checkpoint / REFERENCE}: no such file"
     # What torch.save writes is a zip archive, whose directory stands at its end.
     saved = (file for name in ("*.pt", "*.pth") for file in sorted(checkpoint.glob(name)))
     return next((f"{file}: cut short" for file in saved if not zipfile.is_zipfile(file)), None)
@@ -129,6 +131,12 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("global_step"), int):
         raise ValueError(f"{path}: not the state of a run")
     return state
+
+
+def kept_settings(checkpoint: str | Path) -> dict[str, Any] | None:
+    """The settings that a run resumed from a checkpoint must share. None in one of a version that did not keep them."""
+    kept = (read_state(checkpoint).get("stateful_callbacks") or {}).get("Resumed")
+    return None if kept is None else kept["attributes"]["shared"]
 
 
 def require_fresh_folder(output_dir: str | Path, overwrite: bool = False) -> None:

@@ -9,6 +9,7 @@ from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
 from qwenvl.model.loading import unwrap
+from qwenvl.model.reference import Reference
 from qwenvl.train.run.checkpoints import find_checkpoint, load_weights, read_state
 from qwenvl.train.run.resumed import require_resumable
 
@@ -18,9 +19,11 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         steps_trained: optimizer steps of the last call of ``train``, those before its checkpoint left out.
+        reference: None where there is none. Checkpoints hold it where it moves (``sync_ref_model``).
     """
 
     steps_trained = 0
+    reference: Reference | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Trains, from the beginning or from a checkpoint.
@@ -51,6 +54,16 @@ class ResumableTrainer(Trainer):
             load_weights(self.model, resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.reference is not None and self.args.sync_ref_model and self.args.should_save:
+            self.reference.save(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.reference is not None and self.args.sync_ref_model and checkpoint is not None:
+            self.reference.load(checkpoint)
 
     def _load_best_model(self) -> None:
         if self._saves_whole_models():

@@ -14,19 +14,21 @@ from transformers.trainer_callback import ExportableState
 from qwenvl.config.checks import saves_within_windows
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, read_config
-from qwenvl.train.run.checkpoints import read_state
+from qwenvl.train.run.checkpoints import kept_settings
 
 logger = logging.getLogger(__name__)
 
 _SEED = "the frames and completions of each step are drawn by it"
 _ORDER = "the order of the prompts hangs on it, and the prompts of the steps that are done would not be skipped"
 _OPTIMIZER = "the optimizer comes back with the value that it was made with"
+_REFERENCE = "a checkpoint holds the reference where it moves"
 _WEIGHTS = "the weights of the checkpoint were trained with it"
 SHARED = {
     "seed": _SEED,
     "data_seed": _ORDER,
     "train_sampling_strategy": _ORDER,
     "num_iterations": _ORDER,
+    "sync_ref_model": _REFERENCE,
     "optim": _OPTIMIZER,
     "optim_args": _OPTIMIZER,
     "weight_decay": _OPTIMIZER,
@@ -144,8 +146,8 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
     Raises:
         SettingsError: naming each of them, its value then and now, and the reason. Also where nothing tells the values.
     """
-    kept = (read_state(checkpoint).get("stateful_callbacks") or {}).get(Resumed.__name__)
-    require_shared(_settings_of_run(checkpoint, args) if kept is None else kept["attributes"]["shared"], args)
+    kept = kept_settings(checkpoint)
+    require_shared(_settings_of_run(checkpoint, args) if kept is None else kept, args)
 
 
 def _settings_of_run(checkpoint: str | Path, args: GRPOConfig) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""The reference of a run: another checkpoint, one that moves with the policy, and how each is resumed."""
+
+import json
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from qwenvl.model.weight_files import REFERENCE
+from qwenvl.runlog import read_metrics
+from qwenvl.train.train_grpo import main
+
+SYNC = {"sync_ref_model": True, "ref_model_mixup_alpha": 0.5, "ref_model_sync_steps": 2, "grpo_beta": 2.0}
+
+
+def kl(folder) -> list[float]:
+    return [row["kl"] for row in read_metrics(folder) if "kl" in row]
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture(scope="session")
+def other_checkpoint(tiny_checkpoint, tmp_path_factory):
+    """The tiny model of the trainers with another last layer, beside its processor."""
+    start, folder = tiny_checkpoint(initializer_range=0.1), tmp_path_factory.mktemp("other")
+    model = AutoModelForImageTextToText.from_pretrained(start, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.language_model.layers[-1].mlp.down_proj.weight.mul_(1.5)
+    model.save_pretrained(folder)
+    AutoProcessor.from_pretrained(start).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4}], ids=["full", "lora"])
+def test_another_checkpoint_is_the_reference_from_the_first_step_on(make_trainer, other_checkpoint, settings):
+    trainer = make_trainer(ref_model_name_or_path=str(other_checkpoint), learning_rate=1e-2, **settings)
+    expected = weights(AutoModelForImageTextToText.from_pretrained(other_checkpoint, dtype=torch.float32))
+    trainer.train()
+    assert kl(trainer.args.output_dir)[0] > 1e-3
+    with trainer.reference.model() as reference:
+        assert all(torch.equal(value, expected[name]) for name, value in weights(reference).items())
+
+
+def test_a_copy_of_the_policy_each_step_leaves_no_kl(make_trainer, tmp_path):
+    """Mixed with a share of 1 after each step, the reference is the policy that the next step begins with."""
+    settings = {"learning_rate": 1e-2, "max_steps": 3}
+    make_trainer(output_dir=str(tmp_path / "still"), **settings).train()
+    always = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 1}
+    make_trainer(output_dir=str(tmp_path / "moving"), **always, **settings).train()
+    assert min(kl(tmp_path / "still")[1:]) > 1e-4
+    assert max(kl(tmp_path / "moving")) < 1e-9
+
+
+def test_a_killed_run_goes_on_with_the_reference_that_it_had(whole_and_resumed, tmp_path):
+    """The run dies after a mixing that its checkpoint does not have, and after one that it has."""
+    common = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6, "learning_rate": 1e-2, **SYNC}
+    whole, resumed = whole_and_resumed(killed=5, resumed_from=3, **common)
+    with whole.reference.model() as ours, resumed.reference.model() as theirs:
+        moved = weights(ours)
+        assert all(torch.equal(value, moved[name]) for name, value in weights(theirs).items())
+    assert kl(tmp_path / "whole") == kl(tmp_path / "cut") and max(kl(tmp_path / "cut")) > 1e-4
+    lost = tmp_path / "cut" / "checkpoint-6" / REFERENCE
+    lost.unlink()
+    with pytest.raises(ValueError, match=rf"^{lost}: no such file; the newest older checkpoint that is whole is .*-5:"):
+        resumed.train(resume_from_checkpoint=True)
+    for name in ("model.safetensors", "optimizer.pt"):
+        assert (lost.parent / name).is_file()
+
+
+def test_a_reference_that_would_not_fit_or_not_move_is_refused(
+    make_trainer, tiny_checkpoint, other_checkpoint, tmp_path
+):
+    def refusal(**settings) -> str:
+        with pytest.raises(ValueError) as error:
+            make_trainer(**settings)
+        return str(error.value)
+
+    assert "--ref_offload has no effect on a CPU" in refusal(ref_offload=True)
+    another = tiny_checkpoint(initializer_range=0.1, texts=("other words",))
+    assert "another vocabulary" in refusal(ref_model_name_or_path=str(another))
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    (adapters / "adapter_config.json").write_text(json.dumps({}))
+    assert "holds LoRA adapters" in refusal(ref_model_name_or_path=str(adapters))
+    tower = tiny_checkpoint(initializer_range=0.1, seed=1)
+    assert "its vision tower is not the policy's" in refusal(ref_model_name_or_path=str(tower))
+    make_trainer(ref_model_name_or_path=str(tower), shared_prefix="off", max_steps=1).train()
+
+
+def test_the_flags_of_the_reference_through_the_command(tiny_checkpoint, other_checkpoint, sop_data, tmp_path, capfd):
+    flags = {
+        "model_name_or_path": tiny_checkpoint(initializer_range=0.1),
+        "ref_model_name_or_path": other_checkpoint,
+        "sync_ref_model": True,
+        "ref_model_mixup_alpha": 0.7,
+        "ref_model_sync_steps": 1,
+        "dataset_use": sop_data,
+        "output_dir": tmp_path / "out",
+        "use_cpu": True,
+        "max_steps": 2,
+        "grpo_sample_size": 2,
+        "generation_max_length": 4,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    main([f"--{name}={value}" for name, value in flags.items()])
+    first, second = kl(tmp_path / "out")
+    assert first > 1e-3 and 0 < second < first
+    with pytest.raises(SystemExit):
+        main(
+            [f"--{name}={value}" for name, value in (flags | {"output_dir": tmp_path / "no"}).items()]
+            + ["--ref_offload"]
+        )
+    assert re.search(r"qwenvl train: --ref_offload has no effect on a CPU", capfd.readouterr().err)
