@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module, metadata
 
 COMMANDS = {
+    "probe": ("qwenvl.evaluate.probe", "see before training whether a checkpoint could learn from your records"),
     "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
     "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it"),
     "preview": ("qwenvl.doctor.preview", "see what the model will see: frames, prompts and solutions on one page"),

@@ -36,11 +36,11 @@ FLOORS = {
     "rollout": 3,
     "config": 4,
     "train": 5,
-    "evaluate": 5,
     "doctor": 5,
-    "demo": 6,
-    "cli": 6,
-    "__main__": 7,
+    "evaluate": 6,
+    "demo": 7,
+    "cli": 7,
+    "__main__": 8,
 }
 ASIDE = {"report": {"report", "runlog", "page", "files"}}  # a room beside the stairs, and all it may import
 DOOR_TO_ASIDE = 5  # the floor from which rooms may import those aside

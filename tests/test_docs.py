@@ -14,6 +14,7 @@ import torch
 
 from qwenvl.cli import COMMANDS
 from qwenvl.config.command_line import parse_args
+from qwenvl.evaluate.settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,6 +70,8 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         check_launcher(rest, environment)
     elif program == "qwenvl":
         assert rest[0] in COMMANDS
+        if rest[0] == "probe":
+            settings_of(rest[1:])
         if rest[0] == "train" and "--help" not in rest:
             check_training(1, words)
     elif program in ("bash", "python") and rest[0].endswith((".sh", ".py")):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import Field, field, fields, make_dataclass
 from pathlib import Path
 from types import NoneType
@@ -47,8 +47,11 @@ def parse_args(argv: Sequence[str] | None = None) -> GRPOConfig:
     return config
 
 
-def config_from(file: Path | None, argv: Sequence[str]) -> GRPOConfig:
+def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | None = None) -> GRPOConfig:
     """The settings of ``file``, overridden by the flags in ``argv``.
+
+    Args:
+        only: names of the settings that are taken from the file. None for all.
 
     Raises:
         ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
@@ -58,7 +61,7 @@ def config_from(file: Path | None, argv: Sequence[str]) -> GRPOConfig:
     parser = make_parser()
     known = {each.name: each.default for each in fields(GRPOConfig)}
     namespace = argparse.Namespace()
-    for where, tokens in ((f"{file}: ", file_tokens(file, known)), ("", list(argv))):
+    for where, tokens in ((f"{file}: ", file_tokens(file, known, only)), ("", list(argv))):
         parser.error = raising(where)
         _, unknown = parser.parse_known_args(tokens, namespace)
         if unknown:
@@ -116,11 +119,12 @@ def split_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
     return found.config, rest
 
 
-def file_tokens(file: Path | None, known: dict[str, Any]) -> list[str]:
+def file_tokens(file: Path | None, known: dict[str, Any], only: Collection[str] | None = None) -> list[str]:
     """The settings of a YAML or JSON file as a command line. Empty without a file.
 
     Args:
         known: names of all settings, with their defaults.
+        only: names of the settings that are taken. None for all.
 
     Raises:
         ValueError: the file cannot be read, is not a mapping, repeats a name or has an unknown one.
@@ -143,6 +147,8 @@ def file_tokens(file: Path | None, known: dict[str, Any]) -> list[str]:
             raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
         if value is None and known[name] is not None:
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name]}")
+        if only is not None and name not in only:
+            continue
         if isinstance(value, list):
             tokens += [f"--{name}", *map(str, value)]
         elif value is not None:

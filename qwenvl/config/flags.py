@@ -6,7 +6,8 @@ not wait for torch. The help text and ``docs/flags.md`` are made from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Collection, Iterator
 from typing import Any, get_type_hints
 
 from qwenvl.config.trainer_options import TrainerOptions
@@ -26,3 +27,19 @@ def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
     for each in all_options(group):
         kind = "|".join(choices_of(hints[each.name])) or kinds_of(hints[each.name])[0].__name__
         yield each.name, kind, each.default, each.metadata["help"]
+
+
+def add_options(parser: argparse._ActionsContainer, group: type[Options], without: Collection[str] = ()) -> None:
+    """A flag for each option of ``group`` but those of the names ``without``."""
+    hints = get_type_hints(group)
+    for each in all_options(group):
+        if each.name in without:
+            continue
+        flag, text, hint = f"--{each.name}", each.metadata["help"].replace("%", "%%"), hints[each.name]
+        if bool in kinds_of(hint):
+            parser.add_argument(flag, action="store_true", help=text)
+            continue
+        choices, kinds = choices_of(hint) or None, kinds_of(hint)
+        kind = str if choices or str in kinds else kinds[0]
+        shown = text if each.default is None else f"{text} [{each.default}]"
+        parser.add_argument(flag, type=kind, choices=choices, default=each.default, help=shown)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import get_type_hints
 
+from qwenvl.config.flags import add_options
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
-from qwenvl.option import Options, all_options, choices_of, kinds_of
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
@@ -22,22 +21,6 @@ def add_frame_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a checkpoint: make the prompts with its processor and count their tokens")
     add_options(parser, SampleOptions, without={"on_bad_sample"})
     add_options(parser, PromptOptions, without={"on_long_prompt"})
-
-
-def add_options(parser: argparse.ArgumentParser, group: type[Options], without: set[str]) -> None:
-    """A flag for each option of ``group`` but those of the names ``without``."""
-    hints = get_type_hints(group)
-    for each in all_options(group):
-        if each.name in without:
-            continue
-        flag, text, hint = f"--{each.name}", each.metadata["help"].replace("%", "%%"), hints[each.name]
-        if bool in kinds_of(hint):
-            parser.add_argument(flag, action="store_true", help=text)
-            continue
-        choices, kinds = choices_of(hint) or None, kinds_of(hint)
-        kind = str if choices or str in kinds else kinds[0]
-        shown = text if each.default is None else f"{text} [{each.default}]"
-        parser.add_argument(flag, type=kind, choices=choices, default=each.default, help=shown)
 
 
 def make_collator(args: argparse.Namespace) -> GRPOCollator | None:

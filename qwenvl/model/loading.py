@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 
 from qwenvl.model.families import FAMILIES, family_of
 from qwenvl.model.options import LoraOptions, ModelOptions, Part, TuneOptions
-from qwenvl.model.weight_files import weights_problem
+from qwenvl.model.weight_files import has_weights, weights_problem
 
 
 def load_model(
@@ -31,6 +32,39 @@ def load_model(
     return AutoModelForImageTextToText.from_pretrained(
         path, config=config, dtype=dtype, attn_implementation=resolve_attention(attn_implementation)
     )
+
+
+def base_of_adapter(path: str | Path) -> str | None:
+    """The folder or name of the model that an adapter was trained on. None where ``path`` is no adapter's folder.
+
+    Raises:
+        ValueError: the adapter does not say it.
+    """
+    file = Path(path) / "adapter_config.json"
+    if not file.is_file():
+        return None
+    base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"{file}: expected the model that the adapter belongs to in base_model_name_or_path, got none")
+    return str(base)
+
+
+def with_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
+    """The model with the trained adapter of a folder on it, as PEFT writes it.
+
+    Raises:
+        ValueError: its weights are missing, cut short, or do not fit the model.
+    """
+    from peft import PeftModel
+
+    if problem := weights_problem(folder) or (None if has_weights(folder) else f"{folder}: no weights in it"):
+        raise ValueError(problem)
+    try:
+        return PeftModel.from_pretrained(model, str(folder))
+    except RuntimeError as error:
+        raise ValueError(
+            f"{folder}: the adapter does not fit its model {unwrap(model).name_or_path}: {error}"
+        ) from None
 
 
 def load_without_weights(path: str | Path) -> nn.Module:
@@ -54,6 +88,11 @@ def _read_config(path: str | Path):
         raise FileNotFoundError(f"{path}: no such folder; expected one that holds a checkpoint, or a name on the hub")
     if problem := weights_problem(path):
         raise ValueError(f"{problem}; copy the file again from where it came from")
+    if (base := base_of_adapter(path)) and not (Path(path) / "config.json").is_file():
+        raise ValueError(
+            f"{path}: holds an adapter and no model; to train it on, give --model_name_or_path {base} --lora_enable "
+            f"--start_from_weights {path}"
+        )
     config = AutoConfig.from_pretrained(path)
     family_of(config)
     return config

@@ -90,6 +90,9 @@ BY_FLAG: dict[str, Entry] = {
     "temporal_contrast": Entry(temporal_contrast, 0, 0.3, remote=True),
 }
 
+SHAPING = ("format", "strict_format", "cosine", "repetition", "soft_overlong", "length_window")
+"""Functions of the table that are about form and length: their value does not tell a right answer from a wrong one."""
+
 
 def readers_of(setting: str) -> list[str]:
     """Names of the functions that read a setting, none where functions outside of the table may read it too."""

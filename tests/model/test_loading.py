@@ -6,6 +6,7 @@ from peft import get_peft_model
 
 from qwenvl.model.loading import (
     apply_tuning,
+    base_of_adapter,
     load_model,
     load_processor,
     lora_config,
@@ -92,6 +93,21 @@ def test_other_models_are_refused(tmp_path):
     Qwen2Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="qwen2_vl, qwen2_5_vl, qwen3_vl"):
         load_model(tmp_path)
+
+
+def test_an_adapter_alone_names_its_model(tiny_pair, tmp_path):
+    model, _ = tiny_pair()
+    get_peft_model(model, lora_config(model, TuneOptions(), LoraOptions(lora_enable=True, lora_r=2))).save_pretrained(
+        tmp_path
+    )
+    base = base_of_adapter(tmp_path)
+    assert base == model.name_or_path and base_of_adapter(base) is None
+    with pytest.raises(ValueError, match=f"--model_name_or_path {base} --lora_enable --start_from_weights {tmp_path}"):
+        load_model(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text('{"r": 2}')
+    with pytest.raises(ValueError, match=r"adapter_config\.json: expected the model that the adapter belongs to"):
+        base_of_adapter(tmp_path)
 
 
 def test_a_checkpoint_without_processor_files_is_refused(tiny_pair, tmp_path):

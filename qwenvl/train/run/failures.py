@@ -26,14 +26,15 @@ _MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "
 
 
 @contextmanager
-def told_in_one_line(command: str, output_dir: str | Path) -> Iterator[None]:
+def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[None]:
     """End the process with one line for Ctrl-C, a full disk, full memory or numbers that are not finite.
 
     Errors of other kinds pass, and all do where ``QWENVL_TRACEBACK`` is set.
 
     Args:
         command: what the line begins with.
-        output_dir: of the run. The line says from which of its checkpoints to go on.
+        output_dir: of the run. The line says from which of its checkpoints to go on. None for a command that makes no
+            checkpoints.
     """
     try:
         yield
@@ -58,33 +59,36 @@ def bar_closed(trainer: Trainer) -> Iterator[None]:
         raise
 
 
-def explanation(error: BaseException, output_dir: str | Path) -> str | None:
+def explanation(error: BaseException, output_dir: str | Path | None) -> str | None:
     """What happened and what to do, for an error that is not the program's. None for all others."""
     if isinstance(error, KeyboardInterrupt):
-        return f"stopped by Ctrl-C; {_go_on(output_dir)}"
+        return f"stopped by Ctrl-C{_go_on(output_dir)}"
     if isinstance(error, FloatingPointError):
         return str(error)
     if _is_memory(error):
         where = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
         return (
             f"{where} is full: {_first_line(error)}. What helps most: a lower --video_max_frames (or "
-            "--video_max_frame_pixels), --gradient_checkpointing True, a lower --rollout_token_budget; then "
-            f"--grpo_sample_size and docs/scaling.md; {_go_on(output_dir)}"
+            f"--video_max_frame_pixels), {'' if output_dir is None else '--gradient_checkpointing True, '}a lower "
+            f"--rollout_token_budget; then fewer completions per prompt and docs/scaling.md{_go_on(output_dir)}"
         )
     if _is_full_disk(error):
-        free = shutil.disk_usage(_existing(output_dir)).free / 1e9
+        folder = Path.cwd() if output_dir is None else output_dir
+        free = shutil.disk_usage(_existing(folder)).free / 1e9
         return (
-            f"no space left for {output_dir}: {_first_line(error)}; {free:.1f} GB are free there. Free some, or keep "
-            f"fewer checkpoints by --save_total_limit; {_go_on(output_dir)}"
+            f"no space left for {folder}: {_first_line(error)}; {free:.1f} GB are free there. Free some"
+            f"{'' if output_dir is None else ', or keep fewer checkpoints by --save_total_limit'}{_go_on(output_dir)}"
         )
     return None
 
 
-def _go_on(output_dir: str | Path) -> str:
+def _go_on(output_dir: str | Path | None) -> str:
+    if output_dir is None:
+        return ""
     whole = newest_whole(output_dir)
     if whole is None:
-        return "there is no checkpoint yet: the same command begins anew"
-    return f"go on from {whole} with --resume_from_checkpoint {whole}"
+        return "; there is no checkpoint yet: the same command begins anew"
+    return f"; go on from {whole} with --resume_from_checkpoint {whole}"
 
 
 def _is_memory(error: BaseException) -> bool:

@@ -1,5 +1,6 @@
 """What the command says when it is interrupted, or when disk, memory or numbers give out: one line, and what to do."""
 
+import errno
 import json
 import os
 import resource
@@ -82,6 +83,12 @@ def test_full_memory_names_the_flags_that_help(tmp_path):
     said = explanation(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"), tmp_path)
     assert said.startswith("GPU memory is full: CUDA out of memory. Tried to allocate 2.00 GiB")
     assert explanation(MemoryError(), tmp_path).startswith("memory is full: MemoryError. ")
+
+
+def test_a_command_without_checkpoints_is_told_nothing_of_them():
+    assert explanation(KeyboardInterrupt(), None) == "stopped by Ctrl-C"
+    memory, disk = explanation(MemoryError(), None), explanation(OSError(errno.ENOSPC, "No space left"), None)
+    assert "--video_max_frames" in memory and "--gradient_checkpointing" not in memory and "checkpoint" not in disk
 
 
 def test_errors_of_the_program_keep_their_traceback(tmp_path, monkeypatch):

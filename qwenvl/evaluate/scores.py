@@ -1,0 +1,91 @@
+"""From values of completions to numbers with 95 % intervals. Pure functions of plain numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
+SAME = 1e-6  # rewards that differ by no more are equal, as in qwenvl.grpo.diagnostics
+
+
+class Interval(NamedTuple):
+    """A mean of ``n`` independent values and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """The chance that at least one of k completions passes, unbiased, from ``passed`` of ``samples`` that did.
+
+    1 - C(samples - passed, k) / C(samples, k) (arXiv:2107.03374, equation 1).
+
+    Raises:
+        ValueError: k is above ``samples``.
+
+    Example:
+        >>> pass_at_k(4, 1, 2)
+        0.5
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {samples} samples")
+    return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def equal_chance(rewards: Sequence[float | None], k: int) -> float:
+    """The chance that k of a prompt's completions all have equal rewards, by all choices of k among those at hand.
+
+    Such a group has no policy gradient. A completion without a reward (None) does not count in its group.
+
+    Raises:
+        ValueError: k is above the number of completions.
+
+    Example:
+        >>> equal_chance([1.0, 1.0, 1.0, 0.0], 2)  # 3 of the 6 pairs
+        0.5
+    """
+    if not 1 <= k <= len(rewards):
+        raise ValueError(f"groups of {k} out of {len(rewards)} completions")
+    known = sorted(reward for reward in rewards if reward is not None)
+    missing = len(rewards) - len(known)
+    alike: list[int] = []  # completions of each value
+    for n, reward in enumerate(known):
+        if n and reward - known[n - 1] <= SAME:
+            alike[-1] += 1
+        else:
+            alike.append(1)
+    without_any = math.comb(missing, k)
+    equal = without_any + sum(math.comb(count + missing, k) - without_any for count in alike)
+    return equal / math.comb(len(rewards), k)
+
+
+def share_interval(values: Sequence[float], draws: int = 1) -> Interval:
+    """The mean of values from 0 to 1, each that of one prompt, with Wilson's score interval.
+
+    The number of prompts in Wilson's formula (1927) is the effective one, mean (1 - mean) / variance: that of prompts
+    which are 0 or 1 and have the same uncertainty. It is the number itself where they are 0 or 1, and never more than
+    all completions. Unlike mean +- 2 standard errors the interval is not empty where all values are equal.
+
+    Args:
+        draws: completions of each prompt.
+
+    Example:
+        >>> round(share_interval([0.0] * 20).high, 3)
+        0.161
+    """
+    n = len(values)
+    if n == 0:
+        return Interval(math.nan, 0.0, 1.0, 0)
+    mean = min(1.0, max(0.0, math.fsum(values) / n))
+    variance = math.fsum((value - mean) ** 2 for value in values) / n
+    most = float(n * draws) if 0 < mean < 1 else float(n)
+    effective = min(most, n * mean * (1 - mean) / variance) if variance > 0 else most
+    z = Z_975**2 / effective
+    centre = (mean + z / 2) / (1 + z)
+    half = math.sqrt(z * mean * (1 - mean) + z * z / 4) / (1 + z)
+    # At 0 and at 1 the formula has these ends exactly, but for rounding.
+    return Interval(mean, 0.0 if mean == 0 else centre - half, 1.0 if mean == 1 else centre + half, n)

@@ -1,0 +1,186 @@
+"""From the command line of ``qwenvl probe`` to the settings of the training run that it looks ahead of."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwenvl.config.command_line import config_from, raising, split_file
+from qwenvl.config.flags import FLAG_GROUPS, add_options
+from qwenvl.config.trainer_options import TrainerOptions
+from qwenvl.data.options import DataOptions
+from qwenvl.evaluate.options import ProbeOptions
+from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.model.options import LoraOptions, ModelOptions, TuneOptions
+from qwenvl.option import all_options
+from qwenvl.rewards.options import RewardOptions
+from qwenvl.rollout.options import SamplingOptions
+
+if TYPE_CHECKING:
+    from qwenvl.config.grpo_config import GRPOConfig
+
+USAGE = (
+    "qwenvl probe MODEL DATA [--samples 8] [--limit 200] [--flag of training value ...]\n       qwenvl probe run.yaml"
+)
+
+_LEARNS = "nothing learns in a probe"
+_LEFT_OUT = "a probe leaves such records out, counts and names them"
+_OTHER = "it is of training, and a probe takes no step"
+WITHOUT_EFFECT = {
+    **{each.name: _LEARNS for group in (TuneOptions, LoraOptions) for each in all_options(group)},
+    **{each.name: "a probe computes no loss" for each in all_options(ObjectiveOptions)},
+    "mm_projector_lr": _LEARNS,
+    "vision_tower_lr": _LEARNS,
+    "start_from_weights": "give that folder as MODEL",
+    "eval_dataset_use": "give the data as DATA",
+    "train_sampling_strategy": "a probe takes a random sample of the records",
+    "on_bad_sample": _LEFT_OUT,
+    "on_long_prompt": _LEFT_OUT,
+    "eval_sample_size": "completions are sampled as in training; --samples says how many",
+    "check_parity": "a probe does not compute the trainer's log-probs",
+}
+"""Options of the rooms that a probe does not read, and why."""
+
+OF_THE_TRAINER = (
+    *("bf16", "fp16", "tf32", "use_cpu", "seed", "data_seed"),
+    *("dataloader_num_workers", "dataloader_prefetch_factor"),
+)
+"""What a probe reads beside the options of the rooms."""
+
+READ = {
+    *(
+        each.name
+        for group in (ModelOptions, DataOptions, RewardOptions, SamplingOptions)
+        for each in all_options(group)
+    ),
+    *OF_THE_TRAINER,
+} - set(WITHOUT_EFFECT)
+"""The flags of training that mean the same in a probe."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """A command line in parts, from which further commands are made.
+
+    Attributes:
+        file: a settings file of training.
+        model, data: the first two words. None where the file or flags name them.
+        flags: flags of training, as they were typed.
+        own: flags of the probe alone that further probes share, as they were typed.
+    """
+
+    file: Path | None
+    model: str | None
+    data: str | None
+    flags: tuple[str, ...]
+    own: tuple[str, ...] = ()
+
+
+def settings_of(argv: Sequence[str]) -> tuple[GRPOConfig, ProbeOptions, Words]:
+    """What to ask about, as training would see it, and how.
+
+    Settings of a file that only training reads are passed over. On the command line they are refused.
+
+    Raises:
+        ValueError: an unknown, unfit or meaningless flag, or no model or data.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
+    named, rest = _places(argv)
+    own, rest = _parser().parse_known_args(rest)
+    options = ProbeOptions(**vars(own))
+    file, flags = split_file(rest)
+    refuse_meaningless(flags)
+    for name, value in named.items():
+        if any(setting_of(token) == name for token in flags):
+            raise ValueError(f"--{name} is given twice: leave out the flag or the word {value}")
+    tokens = [f"--{name}={value}" for name, value in named.items()]
+    config = config_from(file, [*tokens, *flags], only={*READ, "start_from_weights"})
+    for name, word in (("model_name_or_path", "MODEL"), ("dataset_use", "DATA")):
+        if getattr(config, name) is None:
+            raise ValueError(f"{word} is missing: the words before the flags are MODEL DATA")
+    if "model_name_or_path" not in named and config.start_from_weights is not None:  # as the run of the file begins
+        config.model_name_or_path = config.start_from_weights
+    # A record that training would stop at is one of several things that a probe has to tell.
+    config.on_bad_sample = "skip"
+    if config.max_prompt_length is not None:
+        config.on_long_prompt = "skip"
+    if options.samples is not None and options.samples < config.grpo_sample_size:
+        raise ValueError(
+            f"--samples {options.samples} is below --grpo_sample_size {config.grpo_sample_size}: what a group of "
+            "training would look like can't be told from fewer completions"
+        )
+    words = Words(file, named.get("model_name_or_path"), named.get("dataset_use"), tuple(flags), own_words(options))
+    return config, options, words
+
+
+def own_words(options: ProbeOptions) -> tuple[str, ...]:
+    """The flags of a probe that a further probe shares: all but where and how its numbers are shown."""
+    shared = ("samples", "limit", "pass_by", "pass_at")
+    set_ones = {name: value for name in shared if (value := getattr(options, name)) != getattr(ProbeOptions, name)}
+    return tuple(word for name, value in set_ones.items() for word in (f"--{name}", str(value)))
+
+
+def refuse_meaningless(flags: Sequence[str]) -> None:
+    """Raise ValueError for a flag of training that a probe would not read, with the reason."""
+    from qwenvl.config.grpo_config import GRPOConfig
+
+    known = {each.name for each in fields(GRPOConfig)}
+    for token in flags:
+        name = setting_of(token)
+        if name in known and name not in READ:
+            raise ValueError(f"--{name} has no effect: {WITHOUT_EFFECT.get(name, _OTHER)}; leave it out")
+
+
+def help_text() -> str:
+    """What ``qwenvl probe --help`` prints."""
+    parser = argparse.ArgumentParser(
+        usage=USAGE,
+        add_help=False,
+        description="Ask a checkpoint about records before it is trained on them: does it ever answer right, do its "
+        "answers differ, are they whole? Rewards compare the completions of a group, so a model that answers a "
+        "question always right or always wrong learns nothing from it. DATA is what --dataset_use takes. MODEL is a "
+        "checkpoint, an adapter's folder or a name on the hub.",
+        epilog="Settings of training that a probe does not read are refused as flags and passed over in a file. A "
+        "completion passes where the reward --pass_by is at least --pass_at.",
+    )
+    add_options(parser.add_argument_group("a probe"), ProbeOptions)
+    for group in (*FLAG_GROUPS[:4], TrainerOptions):
+        add_options(
+            parser.add_argument_group(f"as in training: {group.__doc__.rstrip('.').lower()}"),
+            group,
+            without={each.name for each in all_options(group)} - READ,
+        )
+    parser.add_argument_group("of the Trainer", " ".join(f"--{name}" for name in OF_THE_TRAINER))
+    return parser.format_help()
+
+
+def _places(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The settings that the words before the flags name, and what follows. A settings file becomes ``--config``."""
+    words = list(takewhile(lambda word: not word.startswith("-"), argv))
+    rest = list(argv[len(words) :])
+    files = [word for word in words[:1] if Path(word).suffix in (".yaml", ".yml", ".json")]
+    if files and len(words) == 1:
+        return {}, ["--config", *files, *rest]
+    if len(words) not in (0, 2) or files:
+        raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words)}")
+    return dict(zip(("model_name_or_path", "dataset_use"), words, strict=False)), rest
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_options(parser, ProbeOptions)
+    parser.error = raising("")  # type: ignore[method-assign]
+    return parser
+
+
+def setting_of(token: str) -> str | None:
+    """The name of the setting that a word of a command line sets. None for a value."""
+    if not token.startswith("--"):
+        return None
+    return token.removeprefix("--").split("=")[0].removeprefix("no_").replace("-", "_")

@@ -1,0 +1,239 @@
+"""The whole command on a tiny model: what it asks, finds, prints and writes."""
+
+import json
+import re
+import shlex
+from itertools import groupby
+from math import comb
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForImageTextToText
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.evaluate.answers import build_answers
+from qwenvl.evaluate.facts import groups_of
+from qwenvl.evaluate.probe import main
+from qwenvl.evaluate.settings import settings_of
+from qwenvl.model.positions import completion_positions
+from qwenvl.runlog import read_config, read_rollouts
+from qwenvl.train.assemble import build_rewards
+from qwenvl.train.grpo_trainer import GRPOTrainer
+
+PLUGIN = """
+from collections import Counter
+from qwenvl.rewards import reward
+
+@reward("some")
+def some(completions, id, **columns):
+    # Right are the first completions of each group: none, one, ... or four of them, by the length of the id.
+    seen = Counter()
+    return [None if own == "silent" else float(seen.update([own]) or seen[own] <= len(own) % 5) for own in id]
+
+@reward("letters")
+def letters(completions, **columns):
+    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+"""
+SETTINGS = ("--use_cpu", "--generation_max_length", "6", "--base_interval", "0.5", "--seed", "3")
+
+
+@pytest.fixture
+def model(tiny_checkpoint) -> str:
+    return str(tiny_checkpoint(initializer_range=0.1))
+
+
+@pytest.fixture
+def flags(tmp_path) -> list[str]:
+    plugin = tmp_path / "rewards_of_the_test.py"
+    plugin.write_text(PLUGIN)
+    return [*SETTINGS, "--external_plugins", str(plugin), "--reward_funcs", "format", "some", "letters"]
+
+
+def groups_in(folder: Path) -> list[list]:
+    """The rollouts of a probe, prompt by prompt."""
+    return [list(rows) for _, rows in groupby(read_rollouts(folder, split="probe"), key=lambda row: row.where)]
+
+
+def test_numbers_are_those_of_the_completions_it_writes(model, flags, tmp_path, capsys):
+    out = tmp_path / "probe"
+    assert main([model, "example", *flags, "--samples", "4", "--output_dir", str(out), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == json.loads((out / "probe.json").read_text())
+    groups = groups_in(out)
+    assert len(groups) == facts["prompts"] == 5 and all(len(group) == 4 for group in groups)
+    assert (facts["pass_by"], facts["pass_at"], facts["group_size"]) == ("some", 1.0, 4)
+    judged = [[row.rewards["some"] for row in group] for group in groups]
+    right = [sum(values) for values in judged]
+    assert right == [len(group[0].record_id) % 5 for group in groups] and 0 < sum(right) < 20
+    for k in (1, 2, 4):
+        expected = sum(1 - comb(4 - int(count), k) / comb(4, k) for count in right) / 5
+        assert facts["pass_at_k"][str(k)]["mean"] == pytest.approx(expected)
+    rows = [row for group in groups for row in group]
+    assert facts["truncated"]["mean"] == sum(row.finish_reason == "length" for row in rows) / 20
+    assert facts["completion_tokens"] == sum(row.tokens for row in rows) / 20
+    assert facts["unique"] == sum(len({row.completion for row in group}) for group in groups) / 5
+    assert facts["rewards"]["letters"]["mean"] == pytest.approx(sum(row.rewards["letters"] for row in rows) / 20)
+    assert facts["equal_groups"]["mean"] == sum(len({row.total for row in group}) == 1 for group in groups) / 5
+    assert read_config(out)["config"]["command"] == "qwenvl probe"
+    assert any(row.clips for row in rows) and all(row.advantage is None for row in rows)
+
+
+def test_completions_are_those_that_the_first_step_of_training_samples(model, flags, tmp_path):
+    out = tmp_path / "probe"
+    main([model, "example", *flags, "--samples", "4", "--output_dir", str(out), "--temporal_contrast"])
+    config = GRPOConfig(
+        str(tmp_path / "run"),
+        dataset_use="example",
+        gradient_accumulation_steps=5,
+        grpo_sample_size=4,
+        generation_max_length=6,
+        base_interval=0.5,
+        seed=3,
+        max_steps=1,
+        external_plugins=[flags[flags.index("--external_plugins") + 1]],
+        reward_funcs=["format", "some", "letters"],
+        temporal_contrast=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    GRPOTrainer(model, config).train()
+    probed, trained = list(read_rollouts(out, split="probe")), list(read_rollouts(tmp_path / "run"))
+    assert len(probed) == 20
+    for ours, theirs in zip(probed, trained, strict=True):
+        for name in ("record_id", "sample", "prompt", "completion", "tokens", "rewards", "total", "clips", "epoch"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.fixture
+def data_with_a_bad_clip(make_clip, make_row, write_rows) -> Path:
+    make_clip("good.mp4", 20)
+    make_clip("bad.mp4", 20).write_bytes(b"no clip")
+    rows = [make_row(prompt="<video>\nWhich steps?", video=name, id=name) for name in ("good.mp4", "bad.mp4")]
+    return write_rows([*rows, make_row(id="silent")])
+
+
+def test_a_bad_clip_is_counted_and_named(model, flags, data_with_a_bad_clip, capsys):
+    assert main([model, str(data_with_a_bad_clip), *flags]) == 0
+    shown = capsys.readouterr().out
+    assert f"{model} on {data_with_a_bad_clip}: 2 prompts, 8 completions each, at temperature 0.7" in shown
+    assert re.search(r"^left out: 1 records\n  .*data\.json\[1\] \(id bad\.mp4\): .*bad\.mp4: ", shown, re.M), shown
+
+
+def test_where_all_are_bad_there_is_no_probe(model, flags, make_clip, make_row, write_rows, capsys):
+    make_clip("bad.mp4", 20).write_bytes(b"no clip")
+    data = write_rows([make_row(prompt="<video>\nWhich?", video="bad.mp4", id="bad")])
+    with pytest.raises(SystemExit) as ended:
+        main([model, str(data), *flags])
+    assert ended.value.code == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"qwenvl probe: all 1 records were left out; the first: {data}[0] (id bad): ")
+
+
+def test_what_it_says_to_type_next_is_understood(model, flags, capsys):
+    main([model, "example", *flags, "--limit", "2", "--samples", "4"])
+    shown = capsys.readouterr().out
+    assert "cut off: " in shown and "2 prompts" in shown
+    command = shlex.split(shown.rstrip().splitlines()[-1])
+    assert command[:2] == ["qwenvl", "probe"] and command.count("--generation_max_length") == 1
+    main(command[2:])
+    assert "at the limit of 12 tokens" in capsys.readouterr().out
+
+
+def test_an_adapter_is_asked_with_its_model(tiny_checkpoint, tmp_path, flags, capsys):
+    base, folder = str(tiny_checkpoint(initializer_range=0.1)), str(tmp_path / "adapter")
+    plain = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(plain, lora).save_pretrained(folder)
+    merged = PeftModel.from_pretrained(
+        AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32), folder
+    ).merge_and_unload()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = merged(input_ids=ids).logits
+    of_base = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)(input_ids=ids).logits
+    config = settings_of([folder, "example", *flags])[0]
+    answers = build_answers(config, build_rewards(config, None, None), samples=2, limit=1)
+    torch.testing.assert_close(answers.model(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
+    assert (of_base - expected).abs().max() > 1e-2
+    assert main([folder, "example", *flags, "--limit", "1"]) == 0
+    assert f"{folder} on example: 1 prompts" in capsys.readouterr().out
+    Path(folder, "adapter_model.safetensors").unlink()
+    with pytest.raises(SystemExit):
+        main([folder, "example", *flags])
+    assert capsys.readouterr().err.strip().endswith("adapter: no weights in it")
+
+
+def test_entropy_is_that_of_the_plain_forward(model, flags, tmp_path):
+    config = settings_of([model, "example", *flags])[0]
+    answers = build_answers(config, build_rewards(config, None, None), samples=3, limit=1)
+    [experience] = answers
+    entropies = answers.entropies(experience)
+    rows, ids = experience.prompts.repeat(3), experience.rollout.completion_ids
+    positions = torch.cat(
+        [rows.position_ids, completion_positions(experience.prompts.position_ids, 3, ids.shape[1])], dim=-1
+    )
+    mask = torch.cat([rows.attention_mask, experience.rollout.completion_mask.long()], dim=1)
+    inputs = torch.cat([rows.input_ids, ids], dim=1)
+    with torch.no_grad():
+        logits = answers.model(input_ids=inputs, attention_mask=mask, position_ids=positions, **rows.vision()).logits
+    spread = torch.distributions.Categorical(logits=logits[:, -ids.shape[1] - 1 : -1] / 0.7).entropy()
+    expected = spread * experience.rollout.completion_mask
+    torch.testing.assert_close(entropies, expected, atol=1e-4, rtol=1e-4)
+    [group] = groups_of(experience, entropies)
+    assert group.entropy == pytest.approx(float(expected.sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["./none", "example"], 2, r"qwenvl probe: .*none"),
+        (["MODEL", "exampel"], 2, "qwenvl probe: dataset_use: no data set 'exampel' in .*; did you mean example"),
+        (["MODEL", "example", "--pass_by", "accuracyy"], 2, "--pass_by accuracyy: no such reward here; there are form"),
+        (["MODEL", "example", "--pass_at", "2"], 2, "--pass_at 2: expected above 0 and at most 1 of accuracy"),
+        (["MODEL", "example", "--reward_funcs", "format", "cosine"], 2, "none of the rewards format, cosine tells"),
+        (
+            ["MODEL", "example", "--reward_aggregation", "normalize_then_sum", "--pass_by", "total"],
+            2,
+            "no meaning with",
+        ),
+        (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no probe wrote; give a new folder"),
+    ],
+)
+def test_wrong_input_ends_with_one_line(argv, code, message, model, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*(model if word == "MODEL" else word for word in argv), "--use_cpu"])
+    error = capsys.readouterr().err
+    assert ended.value.code == code and "Traceback" not in error
+    assert re.search(message, error.strip().splitlines()[-1]), error
+
+
+def test_a_wrong_command_line_shows_the_usage(capsys):
+    assert main(["model", "--learning_rate", "1"]) == 2
+    assert "usage: qwenvl probe MODEL DATA" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--samples" in shown and "--video_max_frames" in shown and "--learning_rate" not in shown
+
+
+def test_a_further_probe_replaces_the_rows_of_the_first(model, flags, tmp_path):
+    out = tmp_path / "probe"
+    for limit in ("2", "1"):
+        main([model, "example", *flags, "--samples", "4", "--limit", limit, "--output_dir", str(out)])
+    assert len(groups_in(out)) == 1
+
+
+def test_ctrl_c_ends_it_with_one_line_and_keeps_the_rows(model, flags, tmp_path, capsys):
+    out = tmp_path / "probe"
+    (tmp_path / "interrupting.py").write_text(
+        "calls = []\n\ndef interrupting(completions, **columns):\n    calls.append(1)\n"
+        "    if len(calls) == 3:\n        raise KeyboardInterrupt\n    return [1.0] * len(completions)\n"
+    )
+    one_by_one = ["--rollout_token_budget", "1", "--reward_funcs", f"{tmp_path}/interrupting.py:interrupting"]
+    with pytest.raises(SystemExit) as ended:
+        main([model, "example", *SETTINGS, *one_by_one, "--output_dir", str(out)])
+    error = capsys.readouterr().err
+    assert ended.value.code == 130 and "Traceback" not in error
+    assert error.strip().splitlines()[-1] == "qwenvl probe: stopped by Ctrl-C"
+    assert len(groups_in(out)) == 2 and not (out / "probe.json").exists()

@@ -1,0 +1,97 @@
+"""Which settings of training a probe reads, and what it says of the others."""
+
+from dataclasses import fields
+
+import pytest
+
+from qwenvl.config.flags import FLAG_GROUPS
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.trainer_options import TrainerOptions
+from qwenvl.evaluate.settings import READ, WITHOUT_EFFECT, settings_of
+from qwenvl.option import own_options
+
+PLACES = ["model", "data.json"]
+
+
+def test_every_setting_of_the_rooms_is_read_or_has_a_reason():
+    names = {each.name for group in FLAG_GROUPS if group is not TrainerOptions for each in fields(group)}
+    assert names <= READ | set(WITHOUT_EFFECT)
+    assert not READ & set(WITHOUT_EFFECT)
+    assert READ | set(WITHOUT_EFFECT) <= {each.name for each in fields(GRPOConfig)}
+    assert not READ & {each.name for each in own_options(TrainerOptions)} - {"bf16"}
+
+
+def test_words_and_flags():
+    config, options, words = settings_of([*PLACES, "--samples", "16", "--reward_funcs", "count", "format", "--seed=3"])
+    assert (config.model_name_or_path, config.dataset_use) == ("model", "data.json")
+    assert (config.reward_funcs, config.seed, options.samples, options.limit) == (["count", "format"], 3, 16, 200)
+    assert words.flags == ("--reward_funcs", "count", "format", "--seed=3") and words.own == ("--samples", "16")
+    assert config.on_bad_sample == "skip" and config.on_long_prompt == "error"
+    config, _, words = settings_of(["--model_name_or_path", "m", "--dataset_use", "d", "--max_prompt_length", "99"])
+    assert (config.model_name_or_path, config.dataset_use, words.model) == ("m", "d", None)
+    assert config.on_long_prompt == "skip"
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model_name_or_path: base\ndataset_use: sop.json\noutput_dir: runs/sop\nmax_steps: 300\ngrpo_beta: 0.02\n"
+        "deepspeed: zero3.json\ntune_mm_vision: true\nvideo_max_frames: 16\non_bad_sample: error\n"
+        "train_sampling_strategy: group_by_length\nlora_enable: true\nlora_r: 8\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("given", [lambda path: [str(path)], lambda path: ["--config", str(path)]])
+def test_what_training_alone_reads_is_passed_over_in_a_file(given, run_file):
+    config, options, words = settings_of([*given(run_file), "--seed", "5"])
+    assert (config.model_name_or_path, config.dataset_use, config.video_max_frames) == ("base", "sop.json", 16)
+    assert (config.max_steps, config.grpo_beta, config.lora_enable) == (-1, GRPOConfig.grpo_beta, False)
+    assert config.on_bad_sample == "skip" and config.train_sampling_strategy == "random"
+    assert options.output_dir is None and (words.file, words.model, words.flags) == (run_file, None, ("--seed", "5"))
+
+
+def test_a_file_whose_run_begins_with_other_weights(run_file):
+    run_file.write_text("model_name_or_path: base\ndataset_use: sop.json\nstart_from_weights: runs/a\n")
+    assert settings_of([str(run_file)])[0].model_name_or_path == "runs/a"
+    assert settings_of([*PLACES, "--config", str(run_file)])[0].model_name_or_path == "model"
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="runs in one process: start it without torchrun"):
+        settings_of(PLACES)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            [*PLACES, "--learning_rate", "1e-6"],
+            "--learning_rate has no effect: it is of training, and a probe takes no",
+        ),
+        ([*PLACES, "--no_tune_mm_llm"], "--tune_mm_llm has no effect: nothing learns in a probe; leave it out"),
+        ([*PLACES, "--grpo-beta=0"], "--grpo_beta has no effect: a probe computes no loss"),
+        ([*PLACES, "--start_from_weights", "x"], "--start_from_weights has no effect: give that folder as MODEL"),
+        ([*PLACES, "--eval_sample_size", "4"], "--samples says how many"),
+        ([*PLACES, "--on_bad_sample", "error"], "counts and names them"),
+        ([*PLACES, "--nonsense", "4"], "unknown flag --nonsense"),
+        ([*PLACES, "--top_p", "1"], "use --generation_top_p"),
+        ([*PLACES, "--generation_top_p", "2"], "--generation_top_p must be at most 1|--generation_top_p must be above"),
+        ([*PLACES, "--samples", "1"], "--samples must be at least 2, got 1"),
+        ([*PLACES, "--samples", "4", "--grpo_sample_size", "8"], "--samples 4 is below --grpo_sample_size 8"),
+        ([*PLACES, "--limit", "0"], "--limit must be at least 1"),
+        ([*PLACES, "--limit", "many"], "argument --limit: invalid int value: 'many'"),
+        (["model"], "expected MODEL DATA or a settings file before the flags, got model"),
+        ([*PLACES, "more"], "expected MODEL DATA or a settings file before the flags, got model data.json more"),
+        (["run.yaml", "data.json"], "expected MODEL DATA or a settings file"),
+        (["none.yaml"], "none.yaml: No such file"),
+        (["--samples", "8"], "MODEL is missing"),
+        (["--model_name_or_path", "m"], "DATA is missing"),
+        ([*PLACES, "--dataset_use", "other.json"], "--dataset_use is given twice: leave out the flag or the word data"),
+    ],
+)
+def test_what_is_refused(argv, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of(argv)

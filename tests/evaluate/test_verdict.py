@@ -1,0 +1,144 @@
+"""What the numbers say, rule by rule, and the command that follows."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from qwenvl.evaluate.facts import Facts, Question
+from qwenvl.evaluate.scores import Interval
+from qwenvl.evaluate.settings import Words
+from qwenvl.evaluate.verdict import Finding, next_command, verdict
+from qwenvl.rewards.options import RewardOptions
+from qwenvl.rollout.options import SamplingOptions
+
+
+def share(mean: float) -> Interval:
+    return Interval(mean, 0.0, 1.0, 50)
+
+
+HEALTHY = Facts(
+    question=Question("model", "data", 8, 4, "accuracy", 1.0, temperature=0.7),
+    prompts=50,
+    left_out=(),
+    pass_at_k={1: share(0.4), 2: share(0.5), 4: share(0.6), 8: share(0.7)},
+    rewards={},
+    equal_groups=share(0.3),
+    equal_answers=share(0.4),
+    equal_groups_of_all=share(0.2),
+    truncated=share(0.02),
+    truncated_after_answer=0.0,
+    format=share(0.9),
+    answer_only=0.0,
+    form_asked=1.0,
+    unique=6.0,
+    entropy=None,
+    completion_tokens=100.0,
+    longest_completion=200,
+    prompt_tokens=300.0,
+    longest_prompt=400,
+)
+
+
+def found(sampling=None, rewards=None, right=None, **changes) -> list[tuple[str, tuple[str, ...]]]:
+    """Names and flags of what is found where the healthy numbers have these changes."""
+    shares = ("equal_groups", "equal_answers", "truncated", "format")
+    changes = {name: share(value) if name in shares and value is not None else value for name, value in changes.items()}
+    if right is not None:
+        changes["pass_at_k"] = dict(zip((1, 8), map(share, right), strict=True))
+    facts = replace(HEALTHY, **changes)
+    findings = verdict(facts, SamplingOptions(**(sampling or {})), RewardOptions(**(rewards or {})))
+    return [(finding.name, finding.flags) for finding in findings]
+
+
+def test_nothing_stands_in_the_way():
+    [finding] = verdict(HEALTHY, SamplingOptions(), RewardOptions())
+    assert finding == Finding(
+        "good to train", "70% of the groups of 4 have rewards that differ, and teach something", ()
+    )
+    [finding] = verdict(replace(HEALTHY, equal_groups=share(0.7)), SamplingOptions(), RewardOptions())
+    assert finding.words.endswith("teach something. The others cost as much and teach nothing")
+
+
+def test_cut_off():
+    longer = ("--generation_max_length", "1024")
+    assert found(truncated=0.1) == [("cut off", longer)]
+    assert found(truncated=0.09) == [("good to train", ())]
+    assert found(truncated=0.1, truncated_after_answer=0.5) == [("cut off", ("--stop_strings", "</answer>"))]
+    stops = {"stop_strings": ["</answer>"]}
+    assert found(stops, truncated=0.1, truncated_after_answer=0.5) == [("cut off", longer)]
+    # Whether it has the form is not asked of what is cut; nor whether it is hard.
+    assert found(truncated=0.6, format=0.0, equal_groups=1.0, right=(0.0, 0.0)) == [("cut off", longer)]
+
+
+def test_format_missing():
+    assert found(format=0.05) == [("good to train", ())]
+    assert found(format=0.04) == [("format missing", ())]
+    asked = ("--system", "Reply in this form: <think> </think>, then <answer> </answer>.")
+    assert found(format=0.04, form_asked=0.4) == [("format missing", asked)]
+    alone = ("--response_format", "answer_only")
+    assert found(format=0.04, answer_only=0.5) == [("format missing", alone)]
+    only = {"response_format": "answer_only"}
+    said = ("--system", "Reply in this form: <answer> </answer>.")
+    assert found(rewards=only, format=0.0, answer_only=0.0, form_asked=0.0) == [("format missing", said)]
+    assert [name for name, _ in found(format=0.0, truncated=0.2)] == ["cut off", "format missing"]
+    assert found(format=None) == [("good to train", ())]
+
+
+def test_too_hard():
+    equal = {"equal_groups": 0.95, "equal_answers": 0.95}
+    assert found(**equal, right=(0.02, 0.1)) == [("too hard", ("--grpo_sample_size", "8"))]
+    assert found(**equal, right=(0.0, 0.0)) == [("too hard", ())]
+    # The form is learned, the answer is not.
+    assert found(equal_groups=0.3, equal_answers=0.95, right=(0.0, 0.0)) == [("too hard", ())]
+    # A reward with fine steps teaches, though none of the answers is quite right.
+    assert found(equal_groups=0.3, equal_answers=0.3, right=(0.0, 0.0)) == [("good to train", ())]
+
+
+def test_too_easy_and_no_diversity():
+    equal = {"equal_groups": 0.8, "equal_answers": 0.8}
+    assert found(**equal, right=(0.8, 1.0)) == [("too easy", ("--grpo_sample_size", "8"))]
+    freely = ("--generation_temperature", "1.0", "--generation_top_p", "1.0")
+    assert found(**equal, right=(0.5, 0.5)) == [("no diversity", freely)]
+    free = {"generation_temperature": 1.2, "generation_top_p": 1.0, "grpo_sample_size": 16}
+    assert found(free, **equal, right=(0.5, 0.5)) == [("no diversity", ("--grpo_sample_size", "32"))]
+    assert found({**free, "grpo_sample_size": 64}, **equal, right=(0.5, 0.5)) == [("no diversity", ())]
+
+
+CONFIG = SimpleNamespace(model_name_or_path="m", dataset_use="data/my set.json", dataset_catalog=None)
+WORDS = Words(None, "m", "data/my set.json", ("--seed", "3", "--generation_top_p", "0.9"), ("--samples", "16"))
+GOOD, STUCK = Finding("good to train", ""), Finding("too hard", "")
+WIDER = Finding("no diversity", "", ("--generation_top_p", "1.0"))
+
+
+@pytest.mark.parametrize(
+    ("finding", "words", "base", "command"),
+    [
+        (
+            WIDER,
+            WORDS,
+            None,
+            "qwenvl probe m 'data/my set.json' --seed 3 --generation_top_p 1.0 --samples 16",
+        ),
+        (
+            GOOD,
+            WORDS,
+            None,
+            "qwenvl train --model_name_or_path m --dataset_use 'data/my set.json' --seed 3 --generation_top_p 0.9 "
+            "--output_dir runs/my-set",
+        ),
+        (
+            GOOD,
+            replace(WORDS, flags=()),
+            "base",
+            "qwenvl train --model_name_or_path base --lora_enable --start_from_weights m --dataset_use "
+            "'data/my set.json' --output_dir runs/my-set",
+        ),
+        (GOOD, Words(Path("run.yaml"), None, None, ("--seed", "3")), None, "qwenvl train --config run.yaml --seed 3"),
+        (WIDER, Words(Path("run.yaml"), None, None, ()), None, "qwenvl probe --config run.yaml --generation_top_p 1.0"),
+        (STUCK, WORDS, None, "qwenvl preview 'data/my set.json' --n 8 --model m"),
+    ],
+)
+def test_what_to_type_next(finding, words, base, command):
+    assert next_command([finding], words, CONFIG, base) == command
