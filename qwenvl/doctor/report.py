@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwenvl.report.run import read_runs
-from qwenvl.report.write import ReportError, Written, write_report
+from qwenvl.report.write import ReportError, Written, write_pictures, write_report
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.runlog import RunLogError
+
+MOST_PICTURES = 300
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,11 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"qwenvl report: {error}", file=sys.stderr)
         return 2
     print(f"wrote {written.page}; open it in a browser")
+    if told := add_pictures(written, args.pictures):
+        print(told)
     return 0
 
 
 def make_report(folders: Sequence[Path], out: Path) -> Written:
-    """Read the runs and write their report."""
+    """Read the runs and write their report, with the pictures that it has already."""
     return write_report(read_runs(folders), out, read_answer)
 
 
@@ -36,8 +40,44 @@ def read_answer(completion: str, solution: str) -> tuple[str | None, str]:
     return answer_of(completion), solution_of(solution)
 
 
+def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:
+    """Decode clips and images for the pages of a report that is written.
+
+    Args:
+        most: to decode. 0: none.
+
+    Returns:
+        What is to be said of it, in a line. Empty where there is nothing to say.
+    """
+    if not most or not written.strips:
+        return ""
+    try:
+        from qwenvl.doctor.pictures import make_pictures
+    except ImportError as error:  # a report is also read where nothing is trained
+        return f"without pictures of the frames: {error}"
+    pictures = make_pictures(written.strips, written.folder / "pictures", most)
+    write_pictures(written.folder, pictures)
+    bad = sum(bool(each.problem) for each in pictures.values())
+    told = f"with pictures of {len(pictures) - bad:,} of {len(written.strips):,} clips and images"
+    told += f"; {bad:,} can't be shown, each with its reason on the page" if bad else ""
+    return told + ("; another call makes more" if len(pictures) < len(written.strips) else "")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwenvl report", description=__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="the output_dir of a run; several are laid over each other")
     parser.add_argument("--out", type=Path, help="the folder to write [report in the folder of the first run]")
+    parser.add_argument(
+        "--pictures",
+        type=_count,
+        default=MOST_PICTURES,
+        help="clips and images to decode for thumbnails, at least 0, the newest first; those of earlier calls are kept "
+        "and do not count [%(default)s]",
+    )
     return parser
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise argparse.ArgumentTypeError("expected a whole number of at least 0")
+    return number

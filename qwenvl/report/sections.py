@@ -37,7 +37,7 @@ SHOWN = {
     "kl": Shown("stable", "KL to the reference", "should stay below a few tenths"),
     "entropy": Shown("stable", "entropy", "a fall to 0 ends exploration"),
     "grad_norm": Shown("stable", "gradient norm", "before clipping"),
-    "loss": Shown("stable", "loss", "near 0 by construction on fresh completions: watch the reward"),
+    "loss": Shown("stable", "loss", "near 0 on fresh completions: watch the reward"),
     "loss/policy": Shown("stable", "policy term of the loss"),
     "loss/kl": Shown("stable", "KL term of the loss"),
     "ratio/mean": Shown("stable", "importance ratio"),

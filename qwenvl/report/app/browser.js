@@ -117,7 +117,7 @@ function rowView(n) {
   return h("li", { "data-group": n, onclick: () => choose(n, true) },
     h("span", { class: "at" }, isTrain(state.index, n) ? `${columns.step[n]}` : `${state.index.splits[columns.split[n]]} ${columns.step[n]}`),
     h("span", { class: "id" }, records[columns.record[n]][0]),
-    h("span", { class: "signs", title: signs.map((each) => each[2]).join(", ") }, signs.map((each) => each[1]).join(" ")),
+    h("span", { class: "signs", title: signs.map((each) => each[2]).join(", ") }, signs.slice(0, 2).map((each) => each[1]).join(" ")),
     h("b", { title: `mean reward, from ${brief(columns.low[n])} to ${brief(columns.high[n])}` }, brief(mean)));
 }
 

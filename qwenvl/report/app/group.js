@@ -14,7 +14,7 @@ function groupView(index, n, group, go) {
     group.images.length ? h("div", { class: "frames" }, group.images.map((each) => frameView(each.strip, 0, baseName(each.path), each.path))) : null,
     questionView(group),
     historyView(index, n, go),
-    h("div", { class: "completions" }, byAdvantage(group.rows).map((row) => completionView(row, group))));
+    h("div", { class: "completions" }, byAdvantage(together(group.rows)).map((row) => completionView(row, group))));
 }
 
 function baseName(path) {
@@ -30,7 +30,7 @@ function clipView(clip) {
   const segments = clip.segments ? [...new Set(clip.segments)].sort((a, b) => a - b) : [];
   const why = strip && strip.problem ? strip.problem : strip ? null : "no pictures were made of it (qwenvl report --pictures makes more)";
   return h("div", { class: "clip" },
-    h("p", { title: clip.path }, h("b", {}, baseName(clip.path)), ` ${clip.indices.length} frames`, why ? h("span", { class: strip ? "bad" : "fine" }, `: ${why}`) : null),
+    h("p", { title: clip.path }, h("b", {}, baseName(clip.path)), ` ${clip.indices.length} ${clip.indices.length === 1 ? "frame" : "frames"}`, why ? h("span", { class: strip ? "bad" : "fine" }, `: ${why}`) : null),
     h("div", { class: "frames" }, frames),
     segments.length ? h("p", { class: "legend" }, "segments of the clip: ", segments.map((each) => h("span", {}, h("i", { class: "key", style: `background:${segmentColor(each)}` }), String(each)))) : null);
 }
@@ -72,6 +72,17 @@ function historyView(index, n, go) {
   return h("p", { class: "history" }, h("b", {}, "this record, step: mean reward "), buttons, own.length > shown.length ? ` (${own.length - shown.length} between are left out)` : null);
 }
 
+// Completions that are the same in everything are shown once, with how often they were written.
+function together(rows) {
+  const found = new Map();
+  for (const row of rows) {
+    const key = JSON.stringify([row.text, row.end, row.rewards, row.total, row.advantage]);
+    if (found.has(key)) found.get(key).times += 1;
+    else found.set(key, { ...row, times: 1 });
+  }
+  return [...found.values()];
+}
+
 function byAdvantage(rows) {
   const key = (row) => row.advantage ?? row.total ?? -Infinity;
   return [...rows].sort((a, b) => key(b) - key(a) || a.sample - b.sample);
@@ -86,6 +97,7 @@ function tint(advantage) {
 
 function completionView(row, group) {
   const head = [
+    row.times > 1 ? h("b", { class: "times", title: "completions with this text" }, `${row.times} ×`) : null,
     row.advantage === null ? null : h("b", { title: "advantage" }, `${row.advantage > 0 ? "+" : ""}${row.advantage.toFixed(2)}`),
     h("span", { title: "total reward" }, `reward ${brief(row.total)}`),
     h("span", {}, `${row.tokens} tokens`),

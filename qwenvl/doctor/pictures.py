@@ -1,0 +1,100 @@
+"""Pictures for a report: the frames that completions were sampled for, decoded again, small, one file for each clip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.images import load_image
+from qwenvl.data.media.open import open_clip
+from qwenvl.data.options import SampleOptions
+from qwenvl.files import written_whole
+from qwenvl.report.pages import Strip
+from qwenvl.report.write import Picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WIDTH = 160  # of a picture, in pixels
+COLUMNS = 8  # pictures side by side in a file
+
+
+def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str, Picture]:
+    """Make ``folder/<key>.jpg`` for strips that have no file yet, in their order.
+
+    A file holds the frames row by row, 8 side by side. Files of strips that are no longer wanted are deleted.
+
+    Args:
+        most: clips and images to decode. Files that are there already do not count.
+
+    Returns:
+        What became of each strip, by its key. Strips beyond ``most`` are left out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {strip.key for strip in strips}
+    for file in folder.glob("*.jpg"):
+        if file.stem not in wanted:
+            file.unlink()
+    made: dict[str, Picture] = {}
+    decoded = 0
+    for strip in strips:
+        path = folder / f"{strip.key}.jpg"
+        if path.exists():
+            made[strip.key] = _picture(path, strip)
+        elif decoded < most:
+            decoded += 1
+            made[strip.key] = _make(path, strip)
+    return made
+
+
+def _make(path: Path, strip: Strip) -> Picture:
+    """Write the file of one strip, or say why there is none."""
+    if strip.path.startswith(("http://", "https://")):
+        return Picture(problem="it lies on a network, from which a report fetches nothing")
+    if not Path(strip.path).exists():
+        return Picture(problem="the file is gone")
+    try:
+        frames = _frames(strip)
+    except IndexError:
+        return Picture(problem="the clip has changed since the run: it has fewer frames")
+    except (BadMediaError, OSError) as error:
+        return Picture(problem=str(error).removeprefix(f"{strip.path}: "))
+    with written_whole(path) as partial:
+        _sheet(frames).save(partial, "JPEG", quality=80)
+    return _picture(path, strip)
+
+
+def _frames(strip: Strip) -> Tensor:
+    """F x 3 x H x W, uint8. An image is one frame."""
+    if not strip.indices:
+        return load_image(strip.path)[None]
+    seconds = SampleOptions.decode_timeout or 60.0  # a clip that hangs must not keep the report
+    with open_clip(strip.path, timeout=seconds) as clip:
+        return clip.read(strip.indices)
+
+
+def _sheet(frames: Tensor) -> Image.Image:
+    """The frames as one picture, row by row."""
+    height = max(1, round(WIDTH * frames.shape[2] / frames.shape[3]))
+    columns, rows = _grid(len(frames))
+    sheet = Image.new("RGB", (columns * WIDTH, rows * height))
+    for n, frame in enumerate(frames):
+        picture = Image.fromarray(frame.permute(1, 2, 0).numpy()).resize((WIDTH, height), Image.Resampling.BILINEAR)
+        sheet.paste(picture, (n % columns * WIDTH, n // columns * height))
+    return sheet
+
+
+def _grid(count: int) -> tuple[int, int]:
+    """Columns and rows of a sheet of so many frames."""
+    return min(count, COLUMNS), math.ceil(count / COLUMNS)
+
+
+def _picture(path: Path, strip: Strip) -> Picture:
+    columns, rows = _grid(max(1, len(strip.indices)))
+    with Image.open(path) as sheet:
+        return Picture(columns, rows, ratio=(sheet.width / columns) / (sheet.height / rows))
