@@ -76,6 +76,20 @@ def zero_std_fraction(rewards: Tensor, group_size: int, tolerance: float = 1e-6)
     return (spread <= tolerance).float().mean().item()
 
 
+def unique_fraction(texts: Sequence[str], group_size: int) -> float:
+    """Mean over groups of the share of different completions, 1 / G where all are the same. 1 without rows.
+
+    Args:
+        texts: N completions. N is a multiple of ``group_size``.
+
+    Example:
+        >>> unique_fraction(["a", "a", "b", "c"], group_size=2)
+        0.75
+    """
+    groups = [texts[n : n + group_size] for n in range(0, len(texts), group_size)]
+    return sum(len(set(group)) / len(group) for group in groups) / len(groups) if groups else 1.0
+
+
 def reward_std(rewards: Tensor, group_size: int) -> float:
     """Mean over groups of the standard deviation (n-1) within the group, or 0 without rows.
 

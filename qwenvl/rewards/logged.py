@@ -6,11 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-OWN = frozenset({"step", "epoch", "loss", "grad_norm", "learning_rate", "kl", "total_flos", "num_input_tokens_seen"})
+OWN = frozenset(
+    {"step", "epoch", "loss", "grad_norm", "learning_rate", "kl", "entropy", "total_flos", "num_input_tokens_seen"}
+)
 """Columns of ``metrics.jsonl`` that the run writes."""
 OWN_FAMILIES = (
     *("group/", "completion/", "prompt/", "time/", "data/", "dataset/", "loss/", "ratio/", "parity/"),
-    *("frame_cache/", "vision_cache/", "eval_", "train_"),
+    *("frame_cache/", "vision_cache/", "nonfinite/", "eval_", "train_"),
 )
 """Beginnings of the names of its other columns; of ``reward/`` only some names are taken."""
 
@@ -24,7 +26,7 @@ class Logged:
 
     def __init__(self, functions: Iterable[str]) -> None:
         ends = ("", "/skipped", "/unfinished")
-        self._rewards = {f"reward/{name}{end}" for name in ("total", "std", *functions) for end in ends}
+        self._rewards = {f"reward/{name}{end}" for name in ("total", "std", "max", *functions) for end in ends}
         self._values: dict[str, list[float]] = defaultdict(list)
 
     def __call__(self, name: str, value: float) -> None:

@@ -19,7 +19,7 @@ from qwenvl.types import Record, RewardBatch
 logger = logging.getLogger(__name__)
 
 Values = list[float | None]
-RESERVED = ("total", "std", "temporal_contrast")  # names under which a run has metrics of its own
+RESERVED = ("total", "std", "max", "temporal_contrast")  # names under which a run has metrics of its own
 
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.

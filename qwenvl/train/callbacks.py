@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback
@@ -12,8 +12,10 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
+from qwenvl.runlog import read_metrics
 from qwenvl.train.display.progress import install_progress
-from qwenvl.train.display.summary import EqualRewardsWarning, RunSummary
+from qwenvl.train.display.summary import RunSummary
+from qwenvl.train.health import Entry, findings
 from qwenvl.train.journal import Journal
 from qwenvl.train.reference import ReferenceSync
 from qwenvl.train.run.finite_weights import FiniteWeights
@@ -56,6 +58,50 @@ class RunFolder(TrainerCallback):
             raise RecordError("nothing was trained: every record that was drawn was left out, for the reasons above")
 
 
+class HealthWarnings(TrainerCallback):
+    """Warns once of each rule of ``qwenvl.train.health`` that holds, with what to do.
+
+    A resumed run goes on with the history of its run folder. What still holds it tells of again.
+    """
+
+    def __init__(self) -> None:
+        self._history: list[Entry] = []
+        self._told: set[str] = set()
+        self._step = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """The history up to the checkpoint that a run goes on from."""
+        if state.is_world_process_zero and state.global_step:
+            for row in read_metrics(args.output_dir, "train"):
+                if row["step"] <= state.global_step:
+                    self._add(args, int(row["step"]), row)
+        self._step = state.global_step
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """One more entry. Its numbers are those of all processes."""
+        if state.is_world_process_zero and "loss" in logs:
+            self._add(args, state.global_step, logs)
+            self._tell()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """What is said of a run that was short."""
+        if state.is_world_process_zero:
+            self._tell(ended=True)
+
+    def _add(self, args, step: int, values: Mapping[str, float]) -> None:
+        sampled = sum(each % args.num_iterations == 0 for each in range(self._step, step))
+        prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        if args.reward_aggregation != "sum":  # totals are relative to their groups then, and always 0 on average
+            values = {name: value for name, value in values.items() if name != "reward/total"}
+        self._history.append(Entry(step, step - self._step, sampled * prompts, dict(values)))
+        self._step = step
+
+    def _tell(self, ended: bool = False) -> None:
+        for name, words in findings(self._history, self._told, ended):
+            self._told.add(name)
+            logger.warning(words)
+
+
 def require_trackers(names: Iterable[str]) -> None:
     """Refuse ``report_to`` a tracker whose package is not there, before a model is loaded.
 
@@ -73,7 +119,7 @@ def require_trackers(names: Iterable[str]) -> None:
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     """The callbacks of every run."""
     install_progress(trainer)
-    trainer.add_callback(EqualRewardsWarning())
+    trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
     trainer.add_callback(FiniteWeights(journal))
     if trainer.reference is not None and trainer.args.sync_ref_model:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.diagnostics import reward_std, zero_std_fraction
+from qwenvl.grpo.diagnostics import reward_std, unique_fraction, zero_std_fraction
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
@@ -49,6 +49,8 @@ class Journal:
         self._rewards(rewards, len(experience.advantages))
         self._rewards_by_dataset(batch, rewards)
         self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
+        unique = unique_fraction(rollout.texts, size)
+        self._meter.mean("group/unique_frac", unique, weight=len(batch))
         self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
         self._completions(rollout)
         self._prompts(batch)
@@ -99,6 +101,9 @@ class Journal:
         for name, values in columns.items():
             for value in values:
                 self._meter.mean(f"reward/{name}", value)
+        for total in rewards.totals():
+            if total is not None:
+                self._meter.max("reward/max", total)
         for name, value in rewards.metrics.items():
             self._meter.mean(name, value, weight=rows)
 

@@ -1,4 +1,4 @@
-"""What became of a run: a warning while nothing can be learned, and a few lines at its end."""
+"""What became of a run, in a few lines at its end."""
 
 from __future__ import annotations
 
@@ -13,60 +13,7 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import say
-
-logger = logging.getLogger(__name__)
-
-EQUAL_REWARDS = "had equal rewards"
-
-
-class EqualRewardsWarning(TrainerCallback):
-    """Warns once when nearly all groups have equal rewards: nothing is learned then.
-
-    It judges after ``enough`` groups on end, and at the end of a run by all groups of a shorter one.
-    """
-
-    enough = 24
-    threshold = 0.9
-
-    def __init__(self):
-        self._groups, self._spread, self._told = 0, False, False
-        self._step = 0
-        self._reward = 0.0
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """A resumed run counts from its checkpoint."""
-        self._step = state.global_step
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        """Counts the groups of log entries above the threshold."""
-        share = logs.get("group/zero_std_frac")
-        if share is None:
-            return
-        sampled = sum(step % args.num_iterations == 0 for step in range(self._step, state.global_step))
-        prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self._step, self._reward = state.global_step, logs.get("reward/total", 0.0)
-        if share > self.threshold:
-            self._groups += sampled * prompts
-        else:
-            self._groups, self._spread = 0, True
-        if self._groups >= self.enough:
-            self._tell(f"over {self.threshold:.0%} of the last {self._groups} groups")
-
-    def on_train_end(self, args, state, control, **kwargs):
-        """Judges a run that was too short for ``enough`` groups."""
-        if self._groups and not self._spread:
-            self._tell(f"over {self.threshold:.0%} of the {self._groups} groups of this run")
-
-    def _tell(self, groups: str) -> None:
-        if self._told:
-            return
-        self._told = True
-        logger.warning(
-            f"{groups} {EQUAL_REWARDS} (mean reward {self._reward:.3f}): their advantages are 0 and only the KL term "
-            "acts. Where no completion is ever right, take easier records or a reward with finer steps. Where all are "
-            "right, take harder records. Where they are too alike, try a higher --generation_temperature or a larger "
-            "--grpo_sample_size"
-        )
+from qwenvl.train.health import warned_of
 
 
 class RunSummary(TrainerCallback):
@@ -142,20 +89,25 @@ def run_summary(folder: str | Path, warnings: Sequence[str], next_step: str | No
 
 
 def next_step(args: GRPOConfig, argv: Sequence[str], warnings: Sequence[str]) -> str:
-    """What to type after a run: look at the data where nothing could be learned, else train on.
+    """What to type after a run: train on, or what the first warning of ``RULES`` asks for.
+
+    That is the run anew with other flags, or a look at the data.
 
     Args:
         argv: of the command that ended.
         warnings: that were given while it ran.
     """
-    if any(EQUAL_REWARDS in warning for warning in warnings):
+    folder = str(args.output_dir).rstrip("/")
+    rule = warned_of(warnings)
+    if rule is not None and rule.flags is not None:
+        command = ["qwenvl", "train", *argv, *rule.flags(args), "--output_dir", folder + "-2"]
+        return f"{shlex.join(command)}   (again: {rule.name})"
+    if rule is not None:
         catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
         names = [str(args.dataset_use), "--n", "8", "--model", str(args.model_name_or_path)]
-        command = ["qwenvl", "preview", *names, *catalog]
-        return f"{shlex.join(command)}   (what does the model see?)"
+        return f"{shlex.join(['qwenvl', 'preview', *names, *catalog])}   (what does the model see?)"
     if args.lora_enable:
         return f"load the adapter in {args.output_dir} with peft, as docs/quickstart.md shows"
-    folder = str(args.output_dir).rstrip("/")
     more = ["--model_name_or_path", folder, "--output_dir", folder + "-2"]
     if args.start_from_weights:
         more += ["--start_from_weights", folder]

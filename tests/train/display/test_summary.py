@@ -1,4 +1,4 @@
-"""The warning of equal rewards, and the lines at the end of a run."""
+"""The lines at the end of a run, and what to do next."""
 
 from __future__ import annotations
 
@@ -8,53 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.runlog import RunLog
-from qwenvl.train.display.summary import EqualRewardsWarning, collected_warnings, next_step, run_summary
-
-
-def watched(shares, prompts=1, iterations=1, ends=True):
-    """The callback after a run with these shares of equal groups, one log entry a step."""
-    callback = EqualRewardsWarning()
-    args = SimpleNamespace(
-        num_iterations=iterations, per_device_train_batch_size=prompts, gradient_accumulation_steps=1, world_size=1
-    )
-    state = SimpleNamespace(global_step=0)
-    callback.on_train_begin(args, state, None)
-    for step, share in enumerate(shares, 1):
-        state.global_step = step
-        logs = {"loss": 0.0} if share is None else {"group/zero_std_frac": share, "reward/total": 0.25}
-        callback.on_log(args, state, None, logs=logs)
-    if ends:
-        callback.on_train_end(args, state, None)
-
-
-def test_equal_rewards_are_told_of_once_after_24_groups(caplog):
-    watched([1.0] * 23, ends=False)
-    assert not caplog.text
-    watched([1.0] * 60)
-    assert caplog.text.count("over 90% of the last 24 groups had equal rewards (mean reward 0.250)") == 1
-    assert caplog.text.count("had equal rewards") == 1 and "--generation_temperature" in caplog.text
-
-
-def test_three_steps_of_eight_prompts_are_enough(caplog):
-    watched([1.0] * 3, prompts=8, ends=False)
-    assert "the last 24 groups had equal rewards" in caplog.text
-
-
-def test_only_steps_that_sample_count(caplog):
-    watched([1.0, None] * 11, prompts=2, iterations=2, ends=False)
-    assert not caplog.text
-    watched([1.0, None] * 12, prompts=2, iterations=2, ends=False)
-    assert "the last 24 groups" in caplog.text
-
-
-def test_a_group_with_spread_begins_the_count_anew(caplog):
-    watched(([1.0] * 20 + [0.5]) * 3)
-    assert not caplog.text
-
-
-def test_a_short_run_is_judged_at_its_end(caplog):
-    watched([1.0] * 3)
-    assert "over 90% of the 3 groups of this run had equal rewards" in caplog.text
+from qwenvl.train.display.summary import collected_warnings, next_step, run_summary
+from qwenvl.train.health import RULES
 
 
 def test_a_run_that_can_learn_nothing_is_told_so(make_trainer, caplog, capsys):
@@ -83,6 +38,7 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
     ]
 
 
+REMEDIES = {rule.name: rule.remedy for rule in RULES}
 MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
 
 
@@ -103,14 +59,24 @@ MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
         ({"lora_enable": True}, [], "load the adapter in runs/a with peft, as docs/quickstart.md shows"),
         (
             {},
-            ["over 90% of the last 24 groups had equal rewards"],
+            ["another", f"so it is. {REMEDIES['cut off']}", f"and so. {REMEDIES['equal rewards']}"],
             "qwenvl preview 'my data.json' --n 8 --model base   (what does the model see?)",
+        ),
+        (
+            {"lora_enable": True},
+            [f"so it is. {REMEDIES['entropy collapsed']}", f"and so. {REMEDIES['cut off']}"],
+            "qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: cut off)",
+        ),
+        (
+            {},
+            [f"so it is. {REMEDIES['KL grows']}"],
+            "qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: KL grows)",
         ),
     ],
 )
 def test_the_next_command(settings, warnings, expected):
     defaults = {"resume_from_checkpoint": None, "lora_enable": False, "dataset_catalog": None, "output_dir": "runs/a"}
-    defaults["start_from_weights"] = None
+    defaults |= {"start_from_weights": None, "learning_rate": 1e-6, "generation_max_length": 512}
     args = SimpleNamespace(**defaults | {"dataset_use": "my data.json", "model_name_or_path": "base"} | settings)
     assert next_step(args, ["run.yaml"], warnings) == expected
 

@@ -1,0 +1,222 @@
+"""Rules over made-up histories: what each needs, what it is silent about, and that it does not count log entries."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from qwenvl.train.callbacks import HealthWarnings
+from qwenvl.train.health import RULES, Entry, findings, warned_of
+
+
+def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[Entry]:
+    """A log of so many groups a step, from the values of each step by metric, ``a__b`` for ``a/b``.
+
+    Args:
+        every: steps of a log entry, whose values are means.
+    """
+    named = {name.replace("__", "/"): values for name, values in series.items()}
+    steps = len(next(iter(named.values())))
+    entries = []
+    for start in range(0, steps, every):
+        part = range(start, min(start + every, steps))
+        values = {name: sum(values[k] for k in part) / len(part) for name, values in named.items()}
+        if "reward/max" in named:
+            values["reward/max"] = max(named["reward/max"][k] for k in part)
+        entries.append(Entry(part[-1] + 1, len(part), groups * len(part), values))
+    return entries
+
+
+def first_found(entries: list[Entry], name: str) -> int | None:
+    """The step at which a rule holds for the first time. None where it never does."""
+    for count in range(1, len(entries) + 1):
+        if name in dict(findings(entries[:count], told=set())):
+            return entries[count - 1].step
+    return None
+
+
+def ramp(start: float, end: float, steps: int) -> list[float]:
+    return [start + (end - start) * k / (steps - 1) for k in range(steps)]
+
+
+def test_equal_rewards_need_24_groups_on_end():
+    def shares(values, groups):
+        entries = history(groups, group__zero_std_frac=values, reward__total=[0.25] * len(values))
+        return first_found(entries, "equal rewards")
+
+    assert shares([1.0] * 60, groups=1) == 24
+    assert shares([1.0] * 60, groups=8) == 3
+    assert shares(([1.0] * 20 + [0.5]) * 2 + [1.0] * 18, groups=1) is None
+    (words,) = dict(findings(history(1, group__zero_std_frac=[1.0] * 24, reward__total=[0.25] * 24), set())).values()
+    assert words.startswith("over 90% of the last 24 groups had equal rewards (mean reward 0.250)")
+    assert "--generation_temperature" in words
+
+
+def test_equal_rewards_of_a_short_run_are_told_of_at_its_end():
+    short = history(1, group__zero_std_frac=[1.0] * 3, reward__total=[0.0] * 3)
+    assert dict(findings(short, set())) == {}
+    (words,) = dict(findings(short, set(), ended=True)).values()
+    assert words.startswith("over 90% of the 3 groups of this run had equal rewards")
+    assert dict(findings(history(1, group__zero_std_frac=[1.0, 0.5]), set(), ended=True)) == {}
+    assert dict(findings([], set(), ended=True)) == {}
+
+
+def test_a_format_that_is_never_reached():
+    name = "format never reached"
+    assert first_found(history(4, reward__strict_format=[0.0] * 20), name) == 12  # 48 groups
+    assert first_found(history(4, reward__strict_format=[0.0] * 5 + [0.01] + [0.0] * 20), name) is None
+    assert first_found(history(4, reward__format=[math.nan] * 5 + [0.0] * 14), name) == 17
+    assert first_found(history(4, **{"reward/strict_format/skipped": [0.0] * 20}), name) is None
+    assert first_found(history(4, reward__accuracy=[0.0] * 20), name) is None
+
+
+def test_completions_that_are_cut_off():
+    def cut(values):
+        return first_found(history(4, completion__truncated_frac=values), "cut off")
+
+    assert cut([0.3] * 20) == 12  # two windows of 24 groups
+    assert cut([0.2] * 30) is None
+    assert cut([0.0] * 20 + [0.8] * 20) == 22  # a third of the last window
+    assert cut(ramp(1.0, 0.0, 24)) is None  # the model learns to stop
+
+
+def test_a_kl_that_grows_without_the_reward():
+    def grows(kl, reward):
+        return first_found(history(4, kl=kl, reward__total=reward), "KL grows")
+
+    falls, rises = ramp(0.5, 0.2, 60), ramp(0.2, 0.9, 60)
+    assert grows([0.0] * 30 + ramp(0.0, 2.0, 30), falls) == 50  # when the last 24 have 0.5 on average
+    assert grows([0.0] * 30 + ramp(0.0, 2.0, 30), rises) is None
+    assert grows([0.02] * 24 + [0.2] * 36, falls) is None  # small
+    assert grows([0.8] * 60, falls) is None  # high, and as high as before
+    assert grows([0.0] * 24 + [2.0] * 24, [math.nan] * 48) is None  # no reward to compare with
+
+
+def test_an_entropy_that_collapses_without_a_gain():
+    def collapsed(entropy, reward, best=1.0):
+        entries = history(4, entropy=entropy, reward__total=reward, reward__max=[best] * len(reward))
+        return first_found(entries, "entropy collapsed")
+
+    falls = [1.0] * 10 + [0.1] * 30
+    assert collapsed(falls, [0.3] * 40) == 16  # six steps are 24 groups
+    assert collapsed(falls, ramp(0.1, 0.9, 40)) is None  # it learns
+    assert collapsed(falls, [0.95] * 40) is None  # nothing left to learn
+    assert collapsed(falls, [0.3] * 40, best=0.32) is None
+    assert collapsed([1.0] * 10 + [0.3] * 30, [0.3] * 40) is None
+    assert collapsed([0.01] * 40, [0.3] * 40) is None  # so it was from the beginning
+
+
+def test_a_reward_that_does_not_rise():
+    def flat(reward, best=1.0, equal=0.0):
+        more = {"reward__max": [best] * len(reward), "group__zero_std_frac": [equal] * len(reward)}
+        return first_found(history(4, reward__total=reward, **more), "reward flat")
+
+    assert flat([0.3] * 160) == 100  # 100 steps of 4 groups are 400
+    assert flat(ramp(0.3, 0.35, 300)) is None
+    assert flat([0.95] * 160) is None
+    assert flat([0.0] * 160, equal=1.0) is None  # of equal rewards it is told already
+    assert first_found(history(1, reward__total=[0.3] * 500), "reward flat") == 400
+
+
+SERIES = {
+    "equal rewards": {"group__zero_std_frac": [1.0] * 200, "reward__total": [0.2] * 200},
+    "format never reached": {"reward__format": [0.0] * 200},
+    "cut off": {"completion__truncated_frac": [0.5] * 200},
+    "KL grows": {"kl": [0.01] * 100 + [1.0] * 100, "reward__total": [0.3] * 200},
+    "entropy collapsed": {"entropy": [1.0] * 100 + [0.1] * 100, "reward__total": [0.3] * 200},
+    "reward flat": {"reward__total": [0.3] * 200},
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("every", [10, 25, 50])
+def test_few_log_entries_are_enough(rule, every):
+    """What is logged less often is found too, once there are as many entries as windows."""
+    often = first_found(history(4, 1, **SERIES[rule.name]), rule.name)
+    rarely = first_found(history(4, every, **SERIES[rule.name]), rule.name)
+    assert often is not None and rarely is not None and often <= rarely <= often + 2 * every
+
+
+def test_a_healthy_run_is_told_of_nothing():
+    """The reward rises, entropy falls and KL grows with it, completions learn to stop, and all is solved at last."""
+    steps = 300
+    learned = [1 / (1 + math.exp(-(k - 80) / 20)) for k in range(steps)]
+    noise = [0.03 * math.sin(7.3 * k) for k in range(steps)]
+    entries = history(
+        8,
+        reward__total=[0.3 + 0.85 * x + e for x, e in zip(learned, noise, strict=True)],
+        reward__max=[1.2] * steps,
+        reward__strict_format=[0.2 + 0.8 * x for x in learned],
+        entropy=[0.5 - 0.48 * x for x in learned],
+        kl=[1.5 * x for x in learned],
+        completion__truncated_frac=[max(0.0, 0.6 - 0.05 * k) for k in range(steps)],
+        group__zero_std_frac=[0.2 + 0.5 * x for x in learned],
+    )
+    assert [first_found(entries, rule.name) for rule in RULES] == [None] * len(RULES)
+
+
+def test_a_warning_names_its_rule():
+    entries = history(4, completion__truncated_frac=[0.5] * 20)
+    ((name, words),) = findings(entries, set())
+    assert warned_of(["something else", words]).name == name == "cut off"
+    assert warned_of(["something else"]) is None
+    assert not list(findings(entries, {"cut off"}))
+
+
+def args_of(tmp_path=None, **settings):
+    defaults = {"num_iterations": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    defaults |= {"world_size": 1, "reward_aggregation": "sum", "output_dir": str(tmp_path)}
+    return SimpleNamespace(**defaults | settings)
+
+
+def state_of(step: int):
+    return SimpleNamespace(global_step=step, is_world_process_zero=True)
+
+
+def watched(args, rows, step=0) -> None:
+    """What the callback makes of a run, or of one resumed from the checkpoint of ``step``, with one row a step."""
+    callback, state = HealthWarnings(), state_of(step)
+    callback.on_train_begin(args, state, None)
+    for row in rows:
+        state.global_step += 1
+        callback.on_log(args, state, None, logs={"loss": 0.0} | row)
+
+
+EQUAL = {"group/zero_std_frac": 1.0, "reward/total": 0.25}
+
+
+def test_each_is_told_of_once(caplog):
+    watched(args_of(), [EQUAL] * 60)
+    assert caplog.text.count("had equal rewards") == 1
+    assert caplog.text.count("over 90% of the last 24 groups") == 1
+
+
+def test_only_steps_that_sample_have_groups(caplog):
+    twice = args_of(num_iterations=2, per_device_train_batch_size=2)
+    watched(twice, [EQUAL, {}] * 11)
+    assert not caplog.text
+    watched(twice, [EQUAL, {}] * 12)
+    assert "the last 24 groups" in caplog.text
+
+
+def test_totals_that_are_0_by_definition_are_no_flat_reward(caplog):
+    rows = [{"reward/total": 0.0, "reward/max": 1.0}] * 120
+    watched(args_of(gradient_accumulation_steps=4, reward_aggregation="normalize_then_sum"), rows)
+    assert not caplog.text
+    watched(args_of(gradient_accumulation_steps=4), rows)
+    assert "the reward has not risen in 100 steps: 0.000 over their first quarter" in caplog.text
+
+
+def test_a_resumed_run_goes_on_with_the_history_of_its_folder(tmp_path, caplog):
+    rows = [{"step": step, "loss": 0.0, **EQUAL} for step in range(1, 31)]  # those after the checkpoint do not count
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    watched(args_of(tmp_path), [EQUAL] * 3, step=20)
+    assert not caplog.text
+    watched(args_of(tmp_path), [EQUAL] * 4, step=20)
+    assert "the last 24 groups" in caplog.text
+    caplog.clear()
+    watched(args_of(tmp_path), [EQUAL] * 23)  # begun anew
+    assert not caplog.text
