@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
+RESAMPLES = 5000  # of the bootstrap: its ends then move by a few hundredths of the interval from seed to seed
 SAME = 1e-6  # rewards that differ by no more are equal, as in qwenvl.grpo.diagnostics
 
 
@@ -89,3 +92,67 @@ def share_interval(values: Sequence[float], draws: int = 1) -> Interval:
     half = math.sqrt(z * mean * (1 - mean) + z * z / 4) / (1 + z)
     # At 0 and at 1 the formula has these ends exactly, but for rounding.
     return Interval(mean, 0.0 if mean == 0 else centre - half, 1.0 if mean == 1 else centre + half, n)
+
+
+def clustered_interval(values: Sequence[float], clusters: Sequence[Hashable], seed: int = 0) -> Interval:
+    """The mean of values that depend on each other within clusters, such as the questions about one clip.
+
+    The interval is that of the percentile bootstrap over clusters: as many clusters as there are, drawn with
+    replacement, each with all of its values (Davison and Hinkley, 1997, section 3.8). Taken one by one, values of a
+    clip would count as independent, and the interval would be too narrow.
+
+    Args:
+        values: one for each record.
+        clusters: what each record belongs to.
+        seed: of the draws. The same seed gives the same interval.
+
+    Returns:
+        The mean over records. Its ends are NaN where there are fewer than two clusters. ``n`` counts clusters.
+
+    Raises:
+        ValueError: a value is NaN or infinite.
+
+    Example:
+        >>> clustered_interval([1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"])  # all a, all b, or one of each
+        Interval(mean=0.5, low=0.0, high=1.0, n=2)
+    """
+    if not all(math.isfinite(value) for value in values):
+        raise ValueError("clustered_interval: a value is NaN or infinite")
+    mean = math.fsum(values) / len(values) if values else math.nan
+    places = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters))}
+    n = len(places)
+    if n < 2:
+        return Interval(mean, math.nan, math.nan, n)
+    sums, counts = np.zeros(n), np.zeros(n)
+    for value, cluster in zip(values, clusters, strict=True):
+        sums[places[cluster]] += value
+        counts[places[cluster]] += 1
+    times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    low, high = np.quantile((times @ sums) / (times @ counts), [0.025, 0.975])
+    return Interval(mean, float(low), float(high), n)
+
+
+def paired_difference(
+    before: Mapping[str, float], after: Mapping[str, float], cluster_of: Mapping[str, Hashable], seed: int = 0
+) -> Interval:
+    """How much better ``after`` is than ``before`` on the same records, with the interval of ``clustered_interval``.
+
+    What makes a record easy or hard for both drops out of its difference: the interval is narrower than those of the
+    two means let expect.
+
+    Args:
+        before, after: the value of each record, by its place.
+        cluster_of: what each record belongs to.
+
+    Raises:
+        ValueError: the two are not about the same records.
+
+    Example:
+        >>> paired_difference({"a": 0.0, "b": 0.5}, {"a": 0.5, "b": 1.0}, {"a": 1, "b": 2})
+        Interval(mean=0.5, low=0.5, high=0.5, n=2)
+    """
+    if before.keys() != after.keys():
+        odd = sorted(before.keys() ^ after.keys())
+        raise ValueError(f"a paired difference needs the same records on both sides: {odd[0]} is on one of them alone")
+    differences = [after[record] - before[record] for record in before]
+    return clustered_interval(differences, [cluster_of[record] for record in before], seed)

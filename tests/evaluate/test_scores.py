@@ -1,11 +1,19 @@
 """Estimators and intervals against all choices counted one by one, and against scipy."""
 
 import math
-from itertools import combinations
+from itertools import combinations, product
 
+import numpy as np
 import pytest
 
-from qwenvl.evaluate.scores import equal_chance, pass_at_k, share_interval
+from qwenvl.evaluate.scores import (
+    RESAMPLES,
+    clustered_interval,
+    equal_chance,
+    paired_difference,
+    pass_at_k,
+    share_interval,
+)
 
 
 def test_pass_at_k_by_hand():
@@ -68,3 +76,70 @@ def test_prompts_that_differ_less_make_a_narrower_interval():
 def test_no_prompt_tells_nothing():
     mean, low, high, n = share_interval([])
     assert math.isnan(mean) and (low, high, n) == (0.0, 1.0, 0)
+
+
+VALUES, CLIPS = [1.0, 0.0, 0.5, 1.0, 1.0, 0.0, 0.25], ["a", "b", "a", "c", "d", "b", "d"]
+
+
+def test_the_bootstrap_draws_whole_clusters():
+    """Against records put together one by one, for the same draws of clusters."""
+    of_clip = {clip: [v for v, own in zip(VALUES, CLIPS, strict=True) if own == clip] for clip in "abcd"}
+    means = []
+    for times in np.random.default_rng(7).multinomial(4, [0.25] * 4, RESAMPLES):
+        drawn = [value for clip, count in zip("abcd", times, strict=True) for value in of_clip[clip] * count]
+        means.append(sum(drawn) / len(drawn))
+    found = clustered_interval(VALUES, CLIPS, seed=7)
+    assert found[:3] == pytest.approx((sum(VALUES) / 7, *np.quantile(means, [0.025, 0.975])))
+    assert found.n == 4 and clustered_interval(VALUES, CLIPS, seed=7) == found
+
+
+def test_the_ends_are_those_of_all_samples_there_are():
+    """Six clusters make 6^6 samples, all equally likely: 2.5 % of them lie beyond each end."""
+    sums, counts = np.array([1.0, 0.0, 3.0, 1.0, 2.0, 0.5]), np.array([1, 2, 3, 2, 2, 1])
+    every = np.array(list(product(range(6), repeat=6)))
+    means = sums[every].sum(1) / counts[every].sum(1)
+    values = [total / count for total, count in zip(sums, counts, strict=True) for _ in range(count)]
+    clusters = [clip for clip, count in enumerate(counts) for _ in range(count)]
+    found = clustered_interval(values, clusters)
+    assert found[1:3] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.02)
+
+
+def test_clusters_of_one_are_scipys_bootstrap():
+    stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(0).normal(size=60)
+    theirs = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=20000, random_state=1)
+    ours = clustered_interval(list(values), range(60))
+    assert ours[1:3] == pytest.approx(tuple(theirs.confidence_interval), abs=0.02)
+    assert ours.mean == pytest.approx(values.mean())
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    """Ten questions about each of 40 clips, a clip being easy or hard as a whole. Without clusters it is far off."""
+    draw, held, held_without = np.random.default_rng(3), 0, 0
+    for _ in range(100):
+        values = draw.beta(1, 1, size=40).repeat(10) + draw.normal(size=400) * 0.1
+        clustered = clustered_interval(list(values), np.arange(40).repeat(10).tolist())
+        held += clustered.low <= 0.5 <= clustered.high
+        alone = values.std() / 20 * 1.96
+        held_without += abs(values.mean() - 0.5) <= alone
+    assert 90 <= held <= 98
+    assert held_without < 60
+
+
+def test_few_clusters_and_wrong_values():
+    mean, low, high, n = clustered_interval([0.0, 1.0], ["a", "a"])
+    assert (mean, n) == (0.5, 1) and math.isnan(low) and math.isnan(high)
+    assert math.isnan(clustered_interval([], []).mean)
+    with pytest.raises(ValueError, match="NaN"):
+        clustered_interval([math.nan], ["a"])
+
+
+def test_paired_differences_are_those_of_each_record():
+    before = {f"data.json[{n}]": value for n, value in enumerate(VALUES)}
+    clips = dict(zip(before, CLIPS, strict=True))
+    after = {where: value + (0.25 if clips[where] == "a" else 0.0) for where, value in before.items()}
+    found = paired_difference(before, dict(reversed(after.items())), clips, seed=5)
+    alone = clustered_interval([0.25 if clip == "a" else 0.0 for clip in CLIPS], CLIPS, seed=5)
+    assert found == pytest.approx(alone) and found.mean == pytest.approx(0.5 / 7)
+    with pytest.raises(ValueError, match=r"same records on both sides: data.json\[7\] is on one of them alone"):
+        paired_difference(before, {**after, "data.json[7]": 1.0}, clips)
