@@ -1,6 +1,6 @@
 """An option: one field of a dataclass with its default, its bounds and its help, in one place.
 
-The rooms keep their options beside the code that reads them; ``qwenvl.config`` joins them to flags.
+The rooms keep their options beside the code that reads them, and ``qwenvl.config`` joins them to flags.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class RunLog:
         _replace(path, json.dumps({**content, "previous": previous}, indent=2, allow_nan=False) + "\n")
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line of numbers to ``metrics.jsonl``; NaN and infinity are written as words and read back."""
+        """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""
         if self.rank == 0:
             self._append(self.folder / "metrics.jsonl", [{"step": step, **metrics} | {"step": step}])
 

@@ -11,6 +11,8 @@ import av
 import numpy as np
 import pytest
 
+from scripts.bench.decode_clips import copy_from
+
 BITS, BLOCK = 8, 16
 
 
@@ -71,26 +73,15 @@ def make_clip(tmp_path) -> Callable[..., Path]:
     return lambda name="clip.mp4", *args, **options: write_clip(tmp_path / name, *args, **options)
 
 
-def copy_from(source: Path, first: int, fps: int = 10) -> Path:
-    """``ffmpeg -ss X -c copy``: packets from the key frame before ``first`` on, hidden by an edit list up to it."""
-    cut = source.with_name("cut.mp4")
-    with av.open(str(source)) as reader, av.open(str(cut), "w") as writer:
-        stream = reader.streams.video[0]
-        start = int(first / fps / stream.time_base)
-        copy = writer.add_stream_from_template(stream)
-        reader.seek(start, stream=stream, backward=True)
-        for packet in reader.demux(stream):
-            if packet.dts is not None:
-                packet.pts, packet.dts = packet.pts - start, packet.dts - start
-                packet.stream = copy
-                writer.mux(packet)
-    return cut
-
-
 @pytest.fixture
 def cut_clip() -> Callable[..., Path]:
     """``cut_clip(path, first)`` -> path of a stream copy that begins with frame ``first``."""
-    return copy_from
+
+    def cut(source: Path, first: int, fps: int = 10) -> Path:
+        copy_from(source, source.with_name("cut.mp4"), first / fps)
+        return source.with_name("cut.mp4")
+
+    return cut
 
 
 @pytest.fixture

@@ -196,7 +196,7 @@ class GRPODataset(Dataset):
         if self.frame_cache is None:
             return opened()
         keep = not (meta.dynamic_sample and self.rule.training)
-        return self.frame_cache.open(path, opened, self.decoder, meta, keep=keep)
+        return CachedClip(self.frame_cache, path, opened, self.decoder, meta, keep)
 
 
 def _local(path: str) -> str:

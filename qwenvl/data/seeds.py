@@ -9,8 +9,8 @@ import random
 def stable_random(*parts: object) -> random.Random:
     """A generator seeded by the text of ``parts``, for example (run seed, epoch, record id).
 
-    Python's own ``hash`` differs between processes; SHA-256 of the parts does not. Only integers should be drawn from
-    the generator (``randrange``, ``sample``, ``shuffle``): their streams are the same in all supported Pythons.
+    It is seeded by SHA-256, as Python's own ``hash`` differs between processes. Only integers should be drawn from the
+    generator (``randrange``, ``sample``, ``shuffle``): their streams are the same in all supported Pythons.
 
     Example:
         >>> stable_random(0, 1, "clip-7").randrange(100) == stable_random(0, 1, "clip-7").randrange(100)

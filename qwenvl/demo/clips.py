@@ -20,7 +20,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -158,13 +158,14 @@ def draw_clip(clip: Clip) -> Iterator[np.ndarray]:
         station.done.add(step)
 
 
-def encode(path: Path, frames: Iterator[np.ndarray]) -> None:
-    """Write frames as an h264 file of FPS frames per second."""
+def encode(path: Path, frames: Iterable[np.ndarray], rate: int = FPS, options: Mapping[str, str] = H264) -> None:
+    """Write frames, H x W x 3 and uint8, as an h264 file of ``rate`` frames per second."""
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=FPS, options=H264)
-        stream.width = stream.height = SIZE
+        stream = container.add_stream("libx264", rate=rate, options=dict(options))
         stream.pix_fmt = "yuv420p"
-        for frame in frames:
+        for number, frame in enumerate(frames):
+            if number == 0:
+                stream.height, stream.width = frame.shape[:2]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
 

@@ -74,11 +74,8 @@ def table(scores: Mapping[str, Score], format_weight: float, accuracy_weight: fl
     blind, guess = best_blind_accuracy()
     rows = [("", "total reward", "steps (IoU)", "both steps right")]
     for name, score in scores.items():
-        total, accuracy = (
-            f"{score.total:.2f} ± {score.total_ci95:.2f}",
-            f"{score.accuracy:.2f} ± {score.accuracy_ci95:.2f}",
-        )
-        rows.append((name, total, accuracy, f"{score.exact:.0%}"))
+        total = f"{score.total:.2f} ± {score.total_ci95:.2f}"
+        rows.append((name, total, f"{score.accuracy:.2f} ± {score.accuracy_ci95:.2f}", f"{score.exact:.0%}"))
     rows.append(("best without looking*", f"{format_weight + accuracy_weight * blind:.2f}", f"{blind:.2f}", "-"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

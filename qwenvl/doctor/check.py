@@ -83,7 +83,7 @@ class Report:
         self.problems.append({"kind": kind, "message": message})
 
     def summary(self) -> dict[str, Any]:
-        """Numbers for machines: counts, problems by kind, and quantiles of what the good records hold."""
+        """Return what a script may want: counts, problems by kind, and quantiles of what the good records hold."""
         fine = self.findings
         tokens = [finding.tokens for finding in fine if finding.tokens is not None]
         return {
@@ -118,9 +118,10 @@ def examine(
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
     Args:
-        sample_options: how frames are chosen and decoded. What fails must be an error (``on_bad_sample``).
+        sample_options: how frames are chosen and decoded. With ``on_bad_sample`` other than ``error``
+            failures are not told.
         jobs: clips decoded at the same time, each in a process of its own.
-        progress: wraps what comes one by one for each row, given the number of rows.
+        progress: a function as tqdm is. It gets an iterator, which yields once for each row, and the number of rows.
     """
     report = Report()
     files = list(_opened(sources, options, check_record, report))
@@ -155,7 +156,7 @@ def examine(
 
 
 def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead: int) -> Iterator:
-    """``pool.map`` that asks for the next place only when one is done, so that few records are in memory."""
+    """Map as ``pool.map`` does, but take the next place only when one is done, so that few records are in memory."""
     waiting: deque = deque()
     for place in places:
         waiting.append(pool.submit(look, place))
@@ -166,7 +167,7 @@ def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Least, median, 95th percentile and most. Empty without values."""
+    """Return the least, the median, the 95th percentile and the most. Empty without values."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -216,7 +217,7 @@ def _finding(
 
 
 def _repeated(record: Record, asked: dict[int, tuple[str, str]]) -> list[dict[str, str]]:
-    """A warning if the record asks the same of the same media as one in ``asked``. Adds it there if not.
+    """Return a warning if the record asks the same of the same media as one in ``asked``. Add it there if not.
 
     Questions are known by their hash: of a billion, one would be taken for another by a chance of 3 %.
     """

@@ -26,14 +26,14 @@ SHOWN_PER_KIND = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that ``argv`` begins with; 1 when the data are bad, 2 when the command is."""
+    """Run the command that ``argv`` begins with. Return 1 when the data are bad, 2 when the command is."""
     args = _parser().parse_args(argv)
     with told_to_the_user(f"qwenvl data {args.command}"):
         return args.run(args)
 
 
 def check(args: argparse.Namespace) -> int:
-    """Decode every record and report; 1 if any is bad."""
+    """Decode every record and report. Return 1 if any is bad."""
     with redirect_stdout(sys.stderr):  # some libraries announce themselves on the way; the report is to stand alone
         report = examine(
             sources_of(args),
@@ -83,7 +83,7 @@ def stats(args: argparse.Namespace) -> int:
 
 
 def _count(records: Iterable[Record]) -> tuple[dict[str, int], dict[str, dict[str, float]], Counter[str]]:
-    """Numbers of what there is, spreads of lengths, and how often each solution occurs, read one record at a time."""
+    """Return counts, spreads of lengths, and how often each solution occurs. One record at a time is in memory."""
     numbers = dict.fromkeys(("records", "clips", "images", "with meta"), 0)
     media: set[int] = set()
     prompts: set[int] = set()
@@ -130,7 +130,7 @@ def _written(written: Written, path: str) -> str:
 
 
 def render(report: Report, name: str) -> str:
-    """The report for people."""
+    """Return the report as text to be read."""
     numbers = report.summary()
     lines = [
         f"{name}: {numbers['records']:,} records, {numbers['good']:,} good, {numbers['bad']:,} bad",

@@ -1,4 +1,4 @@
-"""Records back to rows, in each of the forms and kinds of file that can be read. One record at a time is in memory."""
+"""Writes records to files, in each of the forms and kinds that can be read. One record at a time is in memory."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Written(NamedTuple):
 
 
 def write_records(records: Iterable[Record], path: Path) -> Written:
-    """Write records to a file whose kind its name tells.
+    """Write records to a file. The ending of its name says which kind of file it is.
 
     ``.json`` and ``.jsonl`` (also with ``.gz``) hold the conversations form, ``.parquet`` the messages form, ``.csv``
-    and ``.tsv`` one question a row. Media inside the file's folder are written as paths relative to it, others in full;
-    what came as bytes is copied to the folder ``NAME.media`` beside it.
+    and ``.tsv`` one question a row. Media inside the file's folder are written as paths relative to it, others in full.
+    What came as bytes is copied to the folder ``NAME.media`` beside it.
 
     Args:
-        records: gone through twice for ``.parquet``, ``.csv`` and ``.tsv``, whose columns must be known ahead.
+        records: are read twice for ``.parquet``, ``.csv`` and ``.tsv``, whose columns must be known ahead.
 
     Raises:
         ValueError: another ending, or a record that the kind of file can't hold.
@@ -70,7 +70,7 @@ def write_records(records: Iterable[Record], path: Path) -> Written:
 
 
 class MediaPaths:
-    """Media as a file writes them that lies beside ``folder``.
+    """Says how a file of records names each medium. The file lies beside ``folder``.
 
     Attributes:
         copied, outside: hashes of the paths that were copied to ``folder``, and of those named in full.
@@ -83,7 +83,7 @@ class MediaPaths:
         self.outside: set[int] = set()
 
     def __call__(self, path: str) -> Any:
-        """The path to write, or the list of them for a clip that is a list of frames."""
+        """Return the path to write. For a clip that is a list of frames, return the list of their paths."""
         if (frames := frame_list(path)) is not None:
             return [self(frame) for frame in frames]
         if Path(path).is_relative_to(self._root):
@@ -100,7 +100,7 @@ class MediaPaths:
 
 
 def conversations_row(record: Record, media: MediaPaths) -> dict[str, Any]:
-    """The record in the conversations form."""
+    """Return the record in the conversations form."""
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
     row: dict[str, Any] = {"id": record.id, "conversations": [*turns, {"from": "gpt", "value": record.solution}]}
     row |= _media_columns(record, media)
@@ -111,7 +111,7 @@ def conversations_row(record: Record, media: MediaPaths) -> dict[str, Any]:
 
 
 def messages_row(record: Record, media: MediaPaths) -> dict[str, Any]:
-    """The record in the messages form."""
+    """Return the record in the messages form."""
     row: dict[str, Any] = {"id": record.id}
     row["messages"] = [{"role": message.role, "content": message.text} for message in record.messages]
     row["solution"] = record.solution
@@ -125,7 +125,7 @@ def messages_row(record: Record, media: MediaPaths) -> dict[str, Any]:
 
 
 def plain_row(record: Record, media: MediaPaths) -> dict[str, str]:
-    """The record as cells of text. What is not text is written as JSON.
+    """Return the record as cells of text. What is not text is written as JSON.
 
     Raises:
         ValueError: more than one turn.
@@ -208,7 +208,7 @@ def _json(value: Any) -> str:
 
 
 def _media_columns(record: Record, media: MediaPaths) -> dict[str, Any]:
-    """One medium as it is, several as a list. A single clip that is a list of frames is a list in a list."""
+    """A single medium is written as it is, and several as a list. A single list of frames is a list in a list."""
     columns = {}
     for key, paths in (("video", record.videos), ("image", record.images)):
         if paths:

@@ -11,20 +11,20 @@ from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
-    """The data set and how its rows are read."""
+    """Add the flags that name the data set and say how its rows are read."""
     parser.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, %%NN, :weight")
     add_options(parser, ReadingOptions, without={"stream_above_mb"})
 
 
 def add_frame_flags(parser: argparse.ArgumentParser) -> None:
-    """What is shown of media, with the names and defaults of training."""
+    """Add the flags that say what is shown of media, with the names and defaults of training."""
     parser.add_argument("--model", help="a checkpoint: make the prompts with its processor and count their tokens")
     add_options(parser, SampleOptions, without={"on_bad_sample"})
     add_options(parser, PromptOptions, without={"on_long_prompt"})
 
 
 def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
-    """A collator that gives prompts that are too long as bad samples. None without ``--model``."""
+    """Return a collator that makes a bad sample of a prompt that is too long. Return None without ``--model``."""
     if args.model is None:
         if args.max_prompt_length is not None:
             raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
@@ -39,5 +39,5 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
 
 
 def sources_of(args: argparse.Namespace) -> list[DatasetSource]:
-    """The data sets named."""
+    """Return the data sets that the command line names."""
     return resolve_datasets(args.dataset, args.dataset_catalog)

@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def preview(args: argparse.Namespace) -> str:
-    """The page for the flags of ``main``."""
+    """Return the page that the flags ask for."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
     files = [RecordFile(each, seed=0, options=ReadOptions.of(args)) for each in sources_of(args)]
@@ -130,7 +130,7 @@ def _spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
 
 
 def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric) -> Shown:
-    """What the page says of one sample."""
+    """Return what the page says of one sample."""
     record = sample.record
     plain = "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages)
     shown = Shown(record, prompt=plain, scores=own_scores(record, rubric))
@@ -168,7 +168,7 @@ def _show_prompt(shown: Shown, sample: Sample, collator: GRPOCollator) -> list[t
 
 
 def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
-    """The prompt as text, each run of vision tokens folded: ``<video: 8 frames, 4x6 patches, 96 tokens>``.
+    """Return the prompt as text, each run of vision tokens folded: ``<video: 8 frames, 4x6 patches, 96 tokens>``.
 
     Patches are those of one frame, before the vision tower merges them.
     """
@@ -207,7 +207,7 @@ def _folded_images(n_tokens: int, grids: Any, merge_size: int) -> list[str]:
 
 
 def own_scores(record: Record, rubric: Rubric) -> str:
-    """How the accuracy reward reads the solution, and what the rewards give it as a completion."""
+    """Say how the accuracy reward reads the solution, and what the rewards give it as a completion."""
     truth = solution_of(record.solution)
     numbers = action_numbers(truth)
     read = f"actions {numbers}" if numbers else f"phrases {action_phrases(truth)}"

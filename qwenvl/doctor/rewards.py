@@ -1,4 +1,4 @@
-"""``qwenvl rewards``: what rewards there are, and what one gives by hand."""
+"""``qwenvl rewards``: lists the reward functions, and scores one completion by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def listing() -> str:
-    """One line for each function of the table, and for what has a flag of its own: name, range, summary."""
+    """Return a line for each function of the table, and for each with a flag of its own: name, range, summary."""
     entries = TABLE | {f"--{flag}": entry for flag, entry in BY_FLAG.items()}
     rows = [(name, f"{entry.low:g} to {entry.high:g}", entry.summary) for name, entry in entries.items()]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
@@ -88,7 +88,7 @@ def _setting_names() -> list[str]:
 
 
 def _field(text: str) -> tuple[str, Any]:
-    """The name and the value of ``name=json``, where text that is no JSON stands for itself."""
+    """Split ``name=json`` into the name and the value. Text that is no JSON stands for itself."""
     name, found, value = text.partition("=")
     if not found:
         raise argparse.ArgumentTypeError(f"expected NAME=JSON, got {text!r}")

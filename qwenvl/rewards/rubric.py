@@ -144,7 +144,7 @@ class Rubric:
         Unlike ``score`` it accepts rows that no function applies to.
 
         Args:
-            completions, columns, trainer_state: see ``score``; ``reward`` may name functions of another rubric.
+            completions, columns, trainer_state: see ``score``. ``reward`` may name functions of another rubric.
             logged: takes what the functions log.
             unfinished: takes the rows that a function could not finish.
 
@@ -276,18 +276,11 @@ def normalized(values: Values, group_size: int) -> Values:
         [-1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     """
     result: Values = []
-    for group in _groups(values, group_size):
-        mean, known = _mean(group), [value for value in group if value is not None]
+    for start in range(0, len(values), group_size):
+        group = values[start : start + group_size]
+        known = [value for value in group if value is not None]
+        mean = math.fsum(known) / max(len(known), 1)
         variance = math.fsum((value - mean) ** 2 for value in known) / max(len(known) - 1, 1)
         spread = math.sqrt(variance) + 1e-4
         result += [None if value is None else (value - mean) / spread for value in group]
     return result
-
-
-def _groups(values: Values, group_size: int) -> list[Values]:
-    return [values[start : start + group_size] for start in range(0, len(values), group_size)]
-
-
-def _mean(group: Values) -> float:
-    known = [value for value in group if value is not None]
-    return math.fsum(known) / len(known) if known else 0.0

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import av
 import numpy as np
 import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
 
 from qwenvl import GRPOConfig, GRPOTrainer
+from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import save_tiny
 from qwenvl.model.loading import apply_tuning
 from qwenvl.model.options import TuneOptions
@@ -95,12 +95,7 @@ def ours(options: argparse.Namespace, folder: Path, checkpoint: Path, clips: lis
     """A run of this library, on clips as mp4."""
     records = []
     for n, pictures in enumerate(clips):
-        with av.open(str(folder / f"{n}.mp4"), "w") as container:
-            stream = container.add_stream("libx264", rate=2)
-            stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-            for picture in (p for p in pictures for _ in range(2)):
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-            container.mux(stream.encode())
+        encode(folder / f"{n}.mp4", (picture for picture in pictures for _ in range(2)), rate=2, options={})
         turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
         records.append({"id": str(n), "video": f"{n}.mp4", "conversations": turns})
     (folder / "clips.json").write_text(json.dumps(records))

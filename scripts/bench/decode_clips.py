@@ -90,12 +90,18 @@ def encode_rotated(path: Path) -> None:
 
 
 def encode_cut(path: Path, first: int = 67) -> None:
-    """Copy packets from the key frame before ``first`` on, hiding the ones up to it: ``ffmpeg -ss X -c copy``."""
+    """Encode a longer clip, and keep what comes from frame ``first`` on."""
     source = path.with_stem("source")
     encode(source, 250)
-    with av.open(str(source)) as reader, av.open(str(path), "w") as writer:
+    copy_from(source, path, first / 25)
+    source.unlink()
+
+
+def copy_from(source: Path, target: Path, seconds: float) -> None:
+    """``ffmpeg -ss X -c copy``: packets from the key frame before that second on, hidden by an edit list up to it."""
+    with av.open(str(source)) as reader, av.open(str(target), "w") as writer:
         stream = reader.streams.video[0]
-        start = int(first / 25 / stream.time_base)
+        start = int(seconds / stream.time_base)
         copy = writer.add_stream_from_template(stream)
         reader.seek(start, stream=stream, backward=True)
         for packet in reader.demux(stream):
@@ -103,7 +109,6 @@ def encode_cut(path: Path, first: int = 67) -> None:
                 packet.pts, packet.dts = packet.pts - start, packet.dts - start
                 packet.stream = copy
                 writer.mux(packet)
-    source.unlink()
 
 
 def uneven_times(frame_count: int) -> list[float]:

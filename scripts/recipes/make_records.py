@@ -10,19 +10,20 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 from PIL import Image, ImageDraw
+
+from qwenvl.demo.clips import encode
 
 THINK = "Think between <think> and </think>, then give {} between <answer> and </answer>."
 COLOURS = {"red": (214, 69, 65), "green": (63, 160, 90), "blue": (65, 105, 214), "yellow": (232, 190, 60)}
 BACKGROUND = (38, 42, 48)
-FPS = 4
+FPS, OPTIONS = 4, {"preset": "veryfast", "threads": "1"}  # of clips
 
 
 def record(name: str, question: str, answer: str, **fields: Any) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def grounding(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
     bright = range(start * FPS, end * FPS)
     colour = rng.choice(list(COLOURS.values()))
     frames = (_frame([(38, 38, colour if k in bright else (60, 64, 70))]) for k in range(duration * FPS))
-    _encode(folder / f"{name}.mp4", frames)
+    encode(folder / f"{name}.mp4", frames, FPS, OPTIONS)
     question = "<video>\nFrom when to when is the square lit? " + THINK.format('the seconds as "start to end"')
     return record(name, question, f"{start} to {end}", video=f"{name}.mp4", duration=duration)
 
@@ -99,7 +100,7 @@ def video_choice(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
     way, (dx, dy) = rng.choice(list(moves.items()))
     colour, choices = rng.choice(list(COLOURS.values())), rng.sample(list(moves), 4)
     steps = np.linspace(-34, 34, 4 * FPS)
-    _encode(folder / f"{name}.mp4", (_frame([(38 + dx * s, 38 + dy * s, colour)]) for s in steps))
+    encode(folder / f"{name}.mp4", (_frame([(38 + dx * s, 38 + dy * s, colour)]) for s in steps), FPS, OPTIONS)
     listed = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCD", choices, strict=True))
     question = f"<video>\nWhere does the square move?\n{listed}\n" + THINK.format("the letter")
     return record(name, question, "ABCD"[choices.index(way)], video=f"{name}.mp4")
@@ -136,16 +137,6 @@ def _frame(squares: list[tuple[float, float, tuple[int, int, int]]]) -> np.ndarr
     for x, y, colour in squares:
         ImageDraw.Draw(picture).rectangle((x, y, x + 36, y + 36), fill=colour)
     return np.asarray(picture)
-
-
-def _encode(path: Path, frames: Iterator[np.ndarray]) -> None:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=FPS, options={"preset": "veryfast", "threads": "1"})
-        stream.width = stream.height = 112
-        stream.pix_fmt = "yuv420p"
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
 
 
 def main() -> None:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 import torch
 from transformers import TrainerCallback
+
+from qwenvl.demo.clips import encode
 
 PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
 
@@ -19,16 +20,11 @@ def write_clip(path: Path, seed: int, frames: int = 16, size: int = 56, rate: in
     """A coloured square that moves; h264."""
     draw = np.random.default_rng(seed)
     colour, direction = draw.integers(64, 255, 3), draw.integers(-2, 3, 2)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=rate)
-        stream.width = stream.height = size
-        stream.pix_fmt = "yuv420p"
-        for k in range(frames):
-            picture = np.zeros((size, size, 3), np.uint8)
-            y, x = (size // 2 + k * direction) % (size - 12)
-            picture[y : y + 12, x : x + 12] = colour
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode())
+    pictures = np.zeros((frames, size, size, 3), np.uint8)
+    for k, picture in enumerate(pictures):
+        y, x = (size // 2 + k * direction) % (size - 12)
+        picture[y : y + 12, x : x + 12] = colour
+    encode(path, pictures, rate, options={})
 
 
 @pytest.fixture(scope="session")

@@ -42,19 +42,6 @@ class FrameCache:
         self.ruler = ruler
         self.store = DiskStore(folder, max_bytes, ".frames")
 
-    def open(self, path: str, open_clip: Callable[[], Clip], decoder: str, meta: ClipMeta, keep: bool) -> CachedClip:
-        """A clip that is looked up in the cache first. ``open_clip`` opens it where the cache lacks something.
-
-        Args:
-            decoder: the backend that ``open_clip`` uses. Each backend has its own entries.
-            meta: of the clip, for its pixel bounds.
-            keep: whether to look frames up and keep them. False is for frames that are drawn anew each time.
-
-        Raises:
-            BadMediaError: the file can't be read, or ``open_clip`` finds something wrong with it.
-        """
-        return CachedClip(self, path, open_clip, decoder, meta, keep)
-
     def content(self, path: str) -> str:
         """The hash of a file's content. The file is read once, and then known by its path, size and times.
 
@@ -77,11 +64,20 @@ class FrameCache:
 
 
 class CachedClip:
-    """A clip whose times and frames are looked up in the cache, and a context manager.
+    """A clip whose times and frames are looked up in the cache first, and a context manager.
+
+    Args:
+        open_clip: opens the clip where the cache lacks something.
+        decoder: the backend that ``open_clip`` uses. Each backend has its own entries.
+        meta: of the clip, for its pixel bounds.
+        keep: whether to look frames up and keep them. False is for frames that are drawn anew each time.
 
     Attributes:
         hit: whether the frames of the last read were found.
         decoded_size: height and width of the frames in the file, or None until they are known.
+
+    Raises:
+        BadMediaError: the file can't be read, or ``open_clip`` finds something wrong with it.
     """
 
     def __init__(

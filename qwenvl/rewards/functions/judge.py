@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qwenvl.files import cache_root, check_installed, require, written_whole
 from qwenvl.rewards.function import RewardError, RewardFunction, call_plain
 from qwenvl.rewards.functions.text import answer_of, solution_of
+from qwenvl.rewards.options import FunctionSettings
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -61,12 +62,12 @@ class JudgeReward:
         judge_base_url: str | None,
         judge_model: str | None,
         judge_prompt: str | None = None,
-        judge_correct: float = 1.0,
-        judge_wrong: float = 0.0,
-        judge_bad_format: float = 0.0,
-        judge_timeout: float = 60.0,
-        judge_retries: int = 4,
-        judge_concurrency: int = 16,
+        judge_correct: float = FunctionSettings.judge_correct,
+        judge_wrong: float = FunctionSettings.judge_wrong,
+        judge_bad_format: float = FunctionSettings.judge_bad_format,
+        judge_timeout: float = FunctionSettings.judge_timeout,
+        judge_retries: int = FunctionSettings.judge_retries,
+        judge_concurrency: int = FunctionSettings.judge_concurrency,
         judge_cache: str | None = None,
     ) -> None:
         if not judge_base_url or not judge_model:

@@ -114,20 +114,16 @@ def check_text(solution: str, fields: Mapping[str, Any]) -> str | None:
 
 def check_letters(solution: str, fields: Mapping[str, Any]) -> str | None:
     """Why a record cannot be scored by its choice: its solution makes none."""
-    return (
-        None
-        if letters(solution_of(solution))
-        else f'the solution must choose letters like "B" or "A, C", got {solution[:80]!r}'
-    )
+    if letters(solution_of(solution)):
+        return None
+    return f'the solution must choose letters like "B" or "A, C", got {solution[:80]!r}'
 
 
 def check_yes_no(solution: str, fields: Mapping[str, Any]) -> str | None:
     """Why a record cannot be scored by yes or no: its solution says neither."""
-    return (
-        None
-        if affirms(solution_of(solution)) is not None
-        else f"the solution must say yes or no, got {solution[:80]!r}"
-    )
+    if affirms(solution_of(solution)) is not None:
+        return None
+    return f"the solution must say yes or no, got {solution[:80]!r}"
 
 
 class _Words:

@@ -23,7 +23,7 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
     """The checkpoint to resume from, with everything in it that a resumed run goes on from.
 
     Args:
-        resume: a folder; ``True`` (or "true", as it comes from a command line) for the newest checkpoint in
+        resume: a folder, or ``True`` ("true", as it comes from a command line) for the newest checkpoint in
             ``output_dir``. None or False to start anew. A checkpoint without its state, which is written last, is
             passed over.
 
@@ -170,7 +170,7 @@ def require_same_tuning(checkpoint: str | Path, lora: bool) -> None:
     Raises:
         ValueError: naming it, and how to go on from it.
     """
-    adapters = (Path(checkpoint) / "adapter_config.json").is_file()
+    adapters = (Path(checkpoint) / _ADAPTER_CONFIG).is_file()
     if adapters and not lora:
         raise ValueError(f"{checkpoint}: holds LoRA adapters; go on with --lora_enable, as that run was made")
     if lora and not adapters:
