@@ -8,6 +8,7 @@ from transformers import get_scheduler
 
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16
+from tests.config.conftest import refusal
 
 NAMED_DEFAULTS = {
     "tune_mm_llm": True,
@@ -45,17 +46,6 @@ NAMED_DEFAULTS = {
     "response_format": "think_answer",
     "remove_unused_columns": False,
 }
-
-
-@pytest.fixture
-def make(tmp_path):
-    return lambda **settings: GRPOConfig(output_dir=str(tmp_path), use_cpu=True, **settings)
-
-
-def refusal(make, **settings) -> str:
-    with pytest.raises(ValueError) as error:
-        make(**settings)
-    return str(error.value)
 
 
 @pytest.mark.parametrize("name", NAMED_DEFAULTS)

@@ -2,20 +2,9 @@
 
 import pytest
 
-from qwenvl.config.grpo_config import GRPOConfig
+from tests.config.conftest import refusal
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5}
-
-
-@pytest.fixture
-def make(tmp_path):
-    return lambda **settings: GRPOConfig(output_dir=str(tmp_path), use_cpu=True, **settings)
-
-
-def refusal(make, **settings) -> str:
-    with pytest.raises(ValueError) as error:
-        make(**settings)
-    return str(error.value)
 
 
 @pytest.mark.parametrize(
