@@ -217,7 +217,7 @@ class PromptBatch:
         rows = list(rows)
         mask = self.attention_mask[rows]
         start = int(mask.any(0).float().argmax()) if mask.numel() else 0
-        images, videos = _places(self.images_per_prompt, rows), _places(self.videos_per_prompt, rows)
+        images, videos = places_of(self.images_per_prompt, rows), places_of(self.videos_per_prompt, rows)
         return PromptBatch(
             records=[self.records[row] for row in rows],
             epochs=[self.epochs[row] for row in rows],
@@ -248,7 +248,7 @@ class PromptBatch:
         return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
 
-def _places(counts: Sequence[int], rows: Sequence[int]) -> list[int]:
+def places_of(counts: Sequence[int], rows: Sequence[int]) -> list[int]:
     """Where the items of ``rows`` lie in a list that holds ``counts[p]`` items of each prompt p, in order."""
     starts = [0, *accumulate(counts)]
     return [place for row in rows for place in range(starts[row], starts[row + 1])]
@@ -256,7 +256,7 @@ def _places(counts: Sequence[int], rows: Sequence[int]) -> list[int]:
 
 def _patches(grids: Tensor | None, media: Sequence[int]) -> list[int]:
     """Where the patches of ``media`` lie, from the grids of all media."""
-    return [] if grids is None else _places(grids.prod(-1).tolist(), media)
+    return [] if grids is None else places_of(grids.prod(-1).tolist(), media)
 
 
 def _media(tensor: Tensor | None, places: Sequence[int]) -> Tensor | None:

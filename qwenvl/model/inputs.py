@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwenvl.model.positions import PositionRule, prompt_positions
-from qwenvl.types import PromptBatch
+from qwenvl.types import PromptBatch, places_of
 
 
 @dataclass
@@ -182,8 +182,7 @@ def _select_media(
     if values is None or grids is None or not len(values):  # blank media belong to no prompt and stay
         return values, grids
     by_medium = values.split(grids.prod(-1).tolist())
-    ends = torch.tensor([0, *per_prompt]).cumsum(0).tolist()
-    media = [m for row in rows for m in range(ends[row], ends[row + 1])]
+    media = places_of(per_prompt, rows)
     if not media:
         return None, None
     return torch.cat([by_medium[m] for m in media]), grids[media]
