@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from qwenvl.config.command_line import config_from, raising, split_file
 from qwenvl.config.flags import FLAG_GROUPS, add_options
 from qwenvl.config.trainer_options import TrainerOptions
-from qwenvl.data.options import DataOptions
+from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.evaluate.options import ProbeOptions
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.model.options import LoraOptions, ModelOptions, TuneOptions
+from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.option import all_options
 from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.options import SamplingOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -28,39 +27,33 @@ USAGE = (
     "qwenvl probe MODEL DATA [--samples 8] [--limit 200] [--flag of training value ...]\n       qwenvl probe run.yaml"
 )
 
+# A new option of one of these groups is of data, prompts or rewards, and so a probe's too.
+_GROUPS = (ReadingOptions, SampleOptions, PromptOptions, RewardOptions)
+_LEFT_OUT = ("on_bad_sample", "on_long_prompt")
+READ = {
+    *(each.name for group in _GROUPS for each in all_options(group) if each.name not in _LEFT_OUT),
+    *("model_name_or_path", "attn_implementation", "shared_prefix", "vision_cache", "vision_cache_gb"),
+    *("logit_memory_gb", "dataset_use", "frame_cache", "frame_cache_gb"),
+    *("grpo_sample_size", "generation_max_length", "generation_temperature", "generation_top_p", "generation_top_k"),
+    *("generation_min_p", "generation_repetition_penalty", "stop_strings", "rollout_token_budget", "compile_decoding"),
+    *("bf16", "fp16", "tf32", "use_cpu", "seed", "data_seed"),
+    *("dataloader_num_workers", "dataloader_prefetch_factor"),
+}
+"""The flags of training that mean the same in a probe."""
+
 _LEARNS = "nothing learns in a probe"
-_LEFT_OUT = "a probe leaves such records out, counts and names them"
-_OTHER = "it is of training, and a probe takes no step"
 WITHOUT_EFFECT = {
-    **{each.name: _LEARNS for group in (TuneOptions, LoraOptions) for each in all_options(group)},
     **{each.name: "a probe computes no loss" for each in all_options(ObjectiveOptions)},
-    "mm_projector_lr": _LEARNS,
-    "vision_tower_lr": _LEARNS,
+    **{each.name: _LEARNS for group in (TuneOptions, LoraOptions) for each in all_options(group)},
+    **dict.fromkeys(("mm_projector_lr", "vision_tower_lr"), _LEARNS),
+    **dict.fromkeys(_LEFT_OUT, "a probe leaves such records out, counts and names them"),
     "start_from_weights": "give that folder as MODEL",
     "eval_dataset_use": "give the data as DATA",
     "train_sampling_strategy": "a probe takes a random sample of the records",
-    "on_bad_sample": _LEFT_OUT,
-    "on_long_prompt": _LEFT_OUT,
     "eval_sample_size": "completions are sampled as in training; --samples says how many",
-    "check_parity": "a probe does not compute the trainer's log-probs",
+    "check_parity": "a probe does not compare with the trainer's log-probs",
 }
-"""Options of the rooms that a probe does not read, and why."""
-
-OF_THE_TRAINER = (
-    *("bf16", "fp16", "tf32", "use_cpu", "seed", "data_seed"),
-    *("dataloader_num_workers", "dataloader_prefetch_factor"),
-)
-"""What a probe reads beside the options of the rooms."""
-
-READ = {
-    *(
-        each.name
-        for group in (ModelOptions, DataOptions, RewardOptions, SamplingOptions)
-        for each in all_options(group)
-    ),
-    *OF_THE_TRAINER,
-} - set(WITHOUT_EFFECT)
-"""The flags of training that mean the same in a probe."""
+"""Why a probe does not read an option of a room. Of all others the reason is that they are of training."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +127,8 @@ def refuse_meaningless(flags: Sequence[str]) -> None:
     for token in flags:
         name = setting_of(token)
         if name in known and name not in READ:
-            raise ValueError(f"--{name} has no effect: {WITHOUT_EFFECT.get(name, _OTHER)}; leave it out")
+            reason = WITHOUT_EFFECT.get(name, "it is of training, and a probe takes no step")
+            raise ValueError(f"--{name} has no effect: {reason}; leave it out")
 
 
 def help_text() -> str:
@@ -150,13 +144,12 @@ def help_text() -> str:
         "completion passes where the reward --pass_by is at least --pass_at.",
     )
     add_options(parser.add_argument_group("a probe"), ProbeOptions)
-    for group in (*FLAG_GROUPS[:4], TrainerOptions):
-        add_options(
-            parser.add_argument_group(f"as in training: {group.__doc__.rstrip('.').lower()}"),
-            group,
-            without={each.name for each in all_options(group)} - READ,
-        )
-    parser.add_argument_group("of the Trainer", " ".join(f"--{name}" for name in OF_THE_TRAINER))
+    read_groups = [group for group in FLAG_GROUPS if group is not TrainerOptions]
+    for group in read_groups:
+        title = f"as in training: {str(group.__doc__).rstrip('.').lower()}"
+        add_options(parser.add_argument_group(title), group, without={each.name for each in all_options(group)} - READ)
+    others = sorted(READ - {each.name for group in read_groups for each in all_options(group)})
+    parser.add_argument_group("of the Trainer", " ".join(f"--{name}" for name in others))
     return parser.format_help()
 
 

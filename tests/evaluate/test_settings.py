@@ -4,21 +4,34 @@ from dataclasses import fields
 
 import pytest
 
-from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.config.trainer_options import TrainerOptions
+from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.evaluate.settings import READ, WITHOUT_EFFECT, settings_of
-from qwenvl.option import own_options
+from qwenvl.rewards.options import RewardOptions
+from qwenvl.rollout.engine import SamplingParams
 
 PLACES = ["model", "data.json"]
 
 
-def test_every_setting_of_the_rooms_is_read_or_has_a_reason():
-    names = {each.name for group in FLAG_GROUPS if group is not TrainerOptions for each in fields(group)}
-    assert names <= READ | set(WITHOUT_EFFECT)
-    assert not READ & set(WITHOUT_EFFECT)
-    assert READ | set(WITHOUT_EFFECT) <= {each.name for each in fields(GRPOConfig)}
-    assert not READ & {each.name for each in own_options(TrainerOptions)} - {"bf16"}
+def test_what_decides_what_is_sampled_is_read():
+    """The objects that answers are made from take these options and no others."""
+    known = {each.name for each in fields(GRPOConfig)}
+    assert known >= READ and set(WITHOUT_EFFECT) <= known and not READ & set(WITHOUT_EFFECT)
+    groups = (FrameOptions, ReadingOptions, PromptOptions, RewardOptions)
+    assert {each.name for group in groups for each in fields(group)} - READ == {"on_long_prompt"}
+    asked_for = Asking()
+    SamplingParams.of(asked_for)
+    assert asked_for.names <= READ and len(asked_for.names) == len(fields(SamplingParams))
+
+
+class Asking:
+    """Options of which the names that are asked for are kept."""
+
+    def __init__(self):
+        self.names = set()
+
+    def __getattr__(self, name: str) -> None:
+        self.names.add(name)
 
 
 def test_words_and_flags():
@@ -73,6 +86,7 @@ def test_several_processes_are_refused(monkeypatch):
         ),
         ([*PLACES, "--no_tune_mm_llm"], "--tune_mm_llm has no effect: nothing learns in a probe; leave it out"),
         ([*PLACES, "--grpo-beta=0"], "--grpo_beta has no effect: a probe computes no loss"),
+        ([*PLACES, "--sync_ref_model"], "--sync_ref_model has no effect: it is of training"),
         ([*PLACES, "--start_from_weights", "x"], "--start_from_weights has no effect: give that folder as MODEL"),
         ([*PLACES, "--eval_sample_size", "4"], "--samples says how many"),
         ([*PLACES, "--on_bad_sample", "error"], "counts and names them"),
