@@ -137,6 +137,7 @@ def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
     _make_model(demo)
     _train(demo)
     scores = _evaluate(demo)
+    _report(demo)
     minutes = (time.time() - started) / 60
     finished = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     result = {
@@ -241,6 +242,13 @@ def _evaluate(demo: Demo) -> dict[str, Score]:
     }
 
 
+def _report(demo: Demo) -> None:
+    """Pages of the run, with its frames."""
+    from qwenvl.doctor.report import add_pictures, make_report
+
+    add_pictures(make_report([demo.run], demo.run / "report"))
+
+
 def _show(demo: Demo, scores: dict[str, Score]) -> None:
     print(table(scores, format_weight=0.3, accuracy_weight=0.7))
     if found := example(demo.run, demo.steps):
@@ -252,6 +260,7 @@ def _show(demo: Demo, scores: dict[str, Score]) -> None:
         f"\nclips     {here(demo.data / 'clips')}"
         f"\nmetrics   {here(demo.run / 'metrics.jsonl')}"
         f"\nrollouts  {here(demo.run / 'rollouts')}: every completion with its rewards"
+        f"\nreport    {here(demo.run / 'report' / 'index.html')}: curves, frames and groups; open it in a browser"
         f"\nmodel     {here(demo.run)}: loads with transformers"
         f"\nagain     {_command(demo)}"
     )

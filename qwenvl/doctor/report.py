@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from qwenvl.report.run import read_runs
+from qwenvl.report.serve import ReportServer, state_of
 from qwenvl.report.write import ReportError, Written, write_pictures, write_report
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.runlog import RunLogError
 
 MOST_PICTURES = 300
+MORE_PICTURES = 24  # when a report that is followed is written again: decoding takes time from the run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report and say where it is. Ends with status 2 where a folder is none of a run."""
+    """Write the report, say where it is, and serve it if asked to.
+
+    Ends with status 2 where a folder is none of a run, or the port is taken.
+    """
     args = _parser().parse_args(argv)
     out = args.out or args.run[0] / "report"
     try:
@@ -27,7 +34,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"wrote {written.page}; open it in a browser")
     if told := add_pictures(written, args.pictures):
         print(told)
-    return 0
+    if args.serve is None:
+        return 0
+    try:
+        with ReportServer(written.folder, args.serve) as server:
+            print(f"{server.address} follows the run; Ctrl-C ends it", flush=True)
+            _follow(server, args.run, out, args.pictures)
+    except KeyboardInterrupt:
+        return 0
+    except OSError as error:
+        print(f"qwenvl report: --serve {args.serve}: {error.strerror}; give another port", file=sys.stderr)
+        return 2
+
+
+def _follow(server: ReportServer, folders: Sequence[Path], out: Path, pictures: int) -> NoReturn:
+    """Write the report again whenever the run has written something. A fifth of the time goes into it at most."""
+    server.state = state_of(folders)
+    pause = 3.0
+    while True:
+        time.sleep(pause)
+        if (state := state_of(folders)) == server.state:
+            continue
+        started = time.monotonic()
+        try:
+            add_pictures(make_report(folders, out), min(pictures, MORE_PICTURES))
+        except RunLogError as error:  # a run that begins anew replaces its files one by one
+            print(f"qwenvl report: not written again: {error}", file=sys.stderr)
+        server.state = state
+        pause = max(3.0, 4 * (time.monotonic() - started))
 
 
 def make_report(folders: Sequence[Path], out: Path) -> Written:
@@ -73,6 +107,15 @@ def _parser() -> argparse.ArgumentParser:
         default=MOST_PICTURES,
         help="clips and images to decode for thumbnails, at least 0, the newest first; those of earlier calls are kept "
         "and do not count [%(default)s]",
+    )
+    parser.add_argument(
+        "--serve",
+        type=_count,
+        nargs="?",
+        const=8477,
+        metavar="PORT",
+        help="go on and follow a run: write the report again when the run has logged more, and serve it to browsers of "
+        "this machine alone, at 127.0.0.1 and this port, 0 for any free one [8477]",
     )
     return parser
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -116,12 +117,13 @@ def suspicions(group: Group) -> list[str]:
     if empty * 2 >= size:
         reasons.append(f"{empty} of {size} completions keep the form and have nothing right")
     text, count = _most_frequent(group)
-    content = [value for each in group.rollouts if _plain(each.completion) == text for value in _content(each.rewards)]
+    content = [value for each in group.rollouts if each.completion.strip() == text for value in _content(each.rewards)]
     if count * 2 >= size and content and fmean(content) < HALF_RIGHT:
         reasons.append(f"{count} of {size} completions are the same text, which is not right")
     return reasons
 
 
+@cache
 def is_form(name: str) -> bool:
     """Whether a reward judges the form of a completion, by its name. All others judge what it says.
 
@@ -143,12 +145,8 @@ def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
 
 
 def _most_frequent(group: Group) -> tuple[str, int]:
-    """The text that most completions have, white space aside, and how many."""
-    return Counter(_plain(each.completion) for each in group.rollouts).most_common(1)[0]
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())
+    """The text that most completions have, outer white space aside, and how many."""
+    return Counter(each.completion.strip() for each in group.rollouts).most_common(1)[0]
 
 
 @dataclass(frozen=True)

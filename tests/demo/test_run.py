@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import shutil
 from contextlib import redirect_stdout
@@ -46,6 +47,9 @@ def test_first_call_trains_and_says_where_everything_is(first_call):
         line = next(line for line in out.splitlines() if line.startswith(name))
         assert re.search(r"\d\.\d\d ± (\d\.\d\d|nan)", line), line
     assert "2 held-out clips" in out
+    named = re.search(r"\nreport +(\S+index.html):", out)[1]
+    assert os.path.samefile(named, folder / "run" / "report" / "index.html")
+    assert any((folder / "run" / "report" / "pictures").iterdir())
     AutoProcessor.from_pretrained(folder / "run")
     AutoModelForImageTextToText.from_pretrained(folder / "run")
     result = json.loads((folder / "result.json").read_text())

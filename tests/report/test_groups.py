@@ -58,7 +58,11 @@ def test_marks_are_added_up():
     [
         ([0.0, 0.0, 1.0, 1.0], None, ["2 of 4 completions keep the form and have nothing right"]),
         ([0.0, 0.5, 1.0, 1.0], None, []),
-        ([0.4, 0.4, 1.0, 1.0], ["a b", "a  b", "c", "d"], ["2 of 4 completions are the same text, which is not right"]),
+        (
+            [0.4, 0.4, 1.0, 1.0],
+            ["a b", " a b\n", "c", "d"],
+            ["2 of 4 completions are the same text, which is not right"],
+        ),
         ([1.0, 1.0, 1.0, 1.0], ["a"] * 4, []),  # solved
         ([0.0, 0.0], ["a"] * 2, []),  # too few to tell
     ],

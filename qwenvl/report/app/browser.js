@@ -174,7 +174,8 @@ async function fromAddress(first = false) {
   for (const name of Object.keys(NO_FILTERS)) state.filters[name] = words.get(`f_${name}`) || "";
   if (!linked) state.filters.split = "train"; // what most readers come for
   const run = Math.min(report.data.runs.length - 1, Math.max(0, Number(words.get("run")) || 0));
-  if (await openRun(run, words) && linked) document.querySelector("#groups").scrollIntoView();
+  const again = first && performance.getEntriesByType("navigation")[0]?.type === "reload"; // keeps its place
+  if (await openRun(run, words) && linked && !again) document.querySelector("#groups").scrollIntoView();
 }
 
 // The first group with the step, record and split of an address. Those that it does not name may be any.

@@ -105,6 +105,7 @@ async function follow() {
   if (known === null) return; // served by something else
   setInterval(async () => {
     const now = await state().catch(() => known);
-    if (now !== known && now !== null) location.reload();
+    const typing = document.activeElement && document.activeElement.closest("input, select");
+    if (now !== known && now !== null && !typing) location.reload();
   }, 3000);
 }
