@@ -145,7 +145,9 @@ def next_command(findings: Sequence[Finding], words: Words, config: GRPOConfig, 
     file = [] if words.file is None else ["--config", str(words.file)]
     if flags:
         places = [] if words.model is None else [words.model, str(words.data)]
-        return shlex.join(["qwenvl", "probe", *places, *file, *kept, *flags, *words.own])
+        # By default there are as many samples as a group has, or more.
+        own = _without(words.own, ["--samples"]) if "--grpo_sample_size" in flags else words.own
+        return shlex.join(["qwenvl", "probe", *places, *file, *kept, *flags, *own])
     if [finding.name for finding in findings] != [GOOD]:
         catalog = ["--dataset_catalog", config.dataset_catalog] if config.dataset_catalog else []
         return shlex.join(["qwenvl", "preview", data, "--n", "8", "--model", base or model, *catalog])

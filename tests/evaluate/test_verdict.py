@@ -1,14 +1,16 @@
 """What the numbers say, rule by rule, and the command that follows."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from qwenvl.config.command_line import parse_args
 from qwenvl.evaluate.facts import Facts, Question
 from qwenvl.evaluate.scores import Interval
-from qwenvl.evaluate.settings import Words
+from qwenvl.evaluate.settings import Words, settings_of
 from qwenvl.evaluate.verdict import Finding, next_command, verdict
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
@@ -142,3 +144,26 @@ WIDER = Finding("no diversity", "", ("--generation_top_p", "1.0"))
 )
 def test_what_to_type_next(finding, words, base, command):
     assert next_command([finding], words, CONFIG, base) == command
+
+
+def test_larger_groups_have_as_many_samples():
+    _, _, words = settings_of(["m", "data.json", "--samples", "8", "--grpo_sample_size", "8", "--limit", "9"])
+    larger = Finding("too easy", "", ("--grpo_sample_size", "16"))
+    command = shlex.split(next_command([larger], words, CONFIG))
+    assert command == "qwenvl probe m data.json --grpo_sample_size 16 --limit 9".split()
+    settings_of(command[2:])
+
+
+@pytest.mark.parametrize("places", [["m", "data/sop.json"], ["run.yaml"]])
+def test_training_takes_the_command_that_a_good_probe_ends_with(places, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("model_name_or_path: m\ndataset_use: data/sop.json\nmax_steps: 7\nuse_cpu: true\n")
+    probed, _, words = settings_of(
+        [*places, "--use_cpu", "--reward_funcs", "count", "--samples", "16", "--video_fps=1"]
+    )
+    command = shlex.split(next_command([GOOD], words, probed))
+    assert command[:2] == ["qwenvl", "train"]
+    trained = parse_args(command[2:])
+    for name in ("model_name_or_path", "dataset_use", "reward_funcs", "video_fps", "use_cpu"):
+        assert getattr(trained, name) == getattr(probed, name), name
+    assert trained.max_steps == (7 if places == ["run.yaml"] else -1)
