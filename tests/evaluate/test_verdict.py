@@ -150,7 +150,7 @@ def test_larger_groups_have_as_many_samples():
     _, _, words = settings_of(["m", "data.json", "--samples", "8", "--grpo_sample_size", "8", "--limit", "9"])
     larger = Finding("too easy", "", ("--grpo_sample_size", "16"))
     command = shlex.split(next_command([larger], words, CONFIG))
-    assert command == "qwenvl probe m data.json --grpo_sample_size 16 --limit 9".split()
+    assert command == ["qwenvl", "probe", "m", "data.json", "--grpo_sample_size", "16", "--limit", "9"]
     settings_of(command[2:])
 
 
