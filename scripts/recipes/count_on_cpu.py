@@ -1,6 +1,7 @@
 """Counting, learned on a CPU in minutes: a tiny Qwen2.5-VL with random weights, a warm-up, then GRPO.
 
     python scripts/recipes/count_on_cpu.py --folder out/count
+    python scripts/recipes/count_on_cpu.py --folder out/count --loss_type dapo
 
 The warm-up shows the form and how to count up to three; above three its targets are drawn by lot among four, five and
 six. What is right there only the reward tells. Printed at the end: held-out scores before and after, and those of the
@@ -16,16 +17,19 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any, get_args
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
 
 from make_records import make  # noqa: E402 (both work without an installed package)
 from PIL import Image  # noqa: E402
+from transformers import PreTrainedModel, ProcessorMixin  # noqa: E402
 
 from qwenvl import GRPOConfig, GRPOTrainer  # noqa: E402
 from qwenvl.data.dataset import load_dataset  # noqa: E402
 from qwenvl.demo.tiny import make_model, make_processor  # noqa: E402
 from qwenvl.demo.warmup import warm_up  # noqa: E402
+from qwenvl.grpo.options import LossType  # noqa: E402
 
 QUESTION = "How many things?"
 THINKING = "<think>I count them.</think> "
@@ -60,10 +64,10 @@ def _read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def run(
-    folder: Path, seed: int, steps: int, warmup_steps: int, train: int = 800, heldout: int = 150
-) -> dict[str, dict]:
-    """The whole of it; evaluations by name."""
+def begin(
+    folder: Path, seed: int, warmup_steps: int, train: int = 800, heldout: int = 150
+) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """What GRPO begins with: the records in ``folder``, and a model that has learned from those of the warm-up."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "warmup.jsonl").is_file():
         raise SystemExit(f"{folder}: not made by this recipe; choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
@@ -73,7 +77,12 @@ def run(
     sizes = {"hidden_size": 128, "num_layers": 2, "vision_hidden_size": 64, "vision_depth": 1}
     model = make_model("qwen2_5_vl", processor, seed, **sizes, initializer_range=0.08)
     warm_up(model, processor, load_dataset(str(folder / "warmup.jsonl"), seed=seed, training=True), progress=_show)
-    args = GRPOConfig(
+    return model, processor
+
+
+def settings(folder: Path, seed: int, steps: int, **changes: Any) -> GRPOConfig:
+    """The settings of GRPO, with the run in ``folder / "run"``."""
+    chosen = dict(
         output_dir=str(folder / "run"),
         seed=seed,
         use_cpu=True,
@@ -96,6 +105,13 @@ def run(
         reward_weights=[1.0, 0.2],
         save_strategy="no",
     )
+    return GRPOConfig(**{**chosen, **changes})
+
+
+def run(folder: Path, seed: int, steps: int, warmup_steps: int, **changes: Any) -> dict[str, dict]:
+    """The whole of it; evaluations by name. ``changes`` are settings in the place of the recipe's."""
+    model, processor = begin(folder, seed, warmup_steps)
+    args = settings(folder, seed, steps, **changes)
     data = {split: str(folder / f"{split}.jsonl") for split in ("train", "heldout", "grey")}
     trainer = GRPOTrainer(model, args, data["train"], data["heldout"], processor)
     scores = {"before": trainer.evaluate()}
@@ -117,10 +133,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=200, help="of GRPO")
     parser.add_argument("--warmup_steps", type=int, default=150)
+    parser.add_argument("--loss_type", default="grpo", choices=get_args(LossType))
     options = parser.parse_args()
-    begin = time.monotonic()
-    scores = run(options.folder, options.seed, options.steps, options.warmup_steps)
-    print(f"\nheld-out pictures counted right (95 % interval), {time.monotonic() - begin:.0f} s in all")
+    started = time.monotonic()
+    scores = run(options.folder, options.seed, options.steps, options.warmup_steps, loss_type=options.loss_type)
+    print(f"\nheld-out pictures counted right (95 % interval), {time.monotonic() - started:.0f} s in all")
     for name, values in scores.items():
         print(f"  {name:<14} {values['eval_count_reward']:.3f} +- {values['eval_count_reward_ci95']:.3f}")
 
