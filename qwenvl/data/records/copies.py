@@ -64,7 +64,7 @@ def _make_room(new: Path) -> None:
     excess = sum(size for _, size, _ in copies) - MAX_BYTES
     for _, size, path in copies:
         if excess > 0 and path != str(new):
-            with suppress(OSError), open(path, "rb") as file:
+            with suppress(OSError), open(path, "rb+") as file:  # network file systems lock what may be written alone
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where a process holds it
                 os.unlink(path)
                 excess -= size
