@@ -103,8 +103,8 @@ not apply. It gets the columns that its signature names, all of them with `**col
   log, and is counted in `reward/math_accuracy/unfinished`.
 - A completion that no function gave a value has no reward. Its group is compared without it: it counts in no mean and
   no standard deviation, its advantage is 0, and its row in the run folder has the total `null`. In a group with fewer
-  than two rewards every advantage is 0. Evaluation leaves such completions out. Where none is left it has no metrics and
-  a warning, or ends the run if `--metric_for_best_model` needs one.
+  than two rewards every advantage is 0. Evaluation leaves such completions out. Where none is left it has no metrics
+  and a warning, or ends the run if `--metric_for_best_model` needs one.
 - `total`, `std` and `temporal_contrast` are the run's own metrics, and no function can have one of these names.
 
 ## Functions written for other libraries

@@ -3,7 +3,7 @@
     pip install trl
     python scripts/bench/against_trl.py
 
-Same checkpoint, group, completion length, temperature, beta and float32; one prompt per step, frozen vision tower, no
+Same checkpoint, group, completion length, temperature, beta and float32, one prompt per step, frozen vision tower, no
 gradient checkpointing (faster for both). TRL drops video, so it is given as many images as the clip has temporal
 patches, of the same size: the same number of vision tokens. A step is all that happens between the ends of two steps:
 reading and decoding, sampling, rewards, reference, policy, backward, update, logging.

@@ -41,10 +41,10 @@ class Case:
 
 
 class Step:
-    """One prompt with a video, and what a GRPO step does with it by either path; every token is sampled (no end token).
+    """One prompt with a video, and what a GRPO step does with it by either path. Every token is sampled (no end token).
 
-    The tower is frozen; the reference is a copy of the rest, or with LoRA the model with its adapter off. By the shared
-    path the tower runs once for sampling and training; its time is counted in training.
+    The tower is frozen. The reference is a copy of the rest, or with LoRA the model with its adapter off. By the shared
+    path the tower runs once for sampling and training, and its time is counted in training.
     """
 
     def __init__(self, model: torch.nn.Module, prompts: PromptInputs, case: Case):
@@ -60,7 +60,7 @@ class Step:
 
     @classmethod
     def of(cls, case: Case, family: str) -> Step:
-        """For the bench model: text 256 wide, 8 layers; vision 128 wide, 4 layers; random weights, float32."""
+        """For the bench model: text 256 wide with 8 layers, vision 128 wide with 4 layers, random weights, float32."""
         processor = make_processor(family)
         sizes = {"hidden_size": 256, "num_layers": 8, "vision_hidden_size": 128, "vision_depth": 4}
         model = make_model(family, processor, **sizes)
@@ -102,11 +102,11 @@ class Step:
         )
 
     def shared_sample(self) -> None:
-        """Prefill once, keys and values of the prompt once; the tower has run."""
+        """Prefill once, keys and values of the prompt once. The tower has run before."""
         self.sample(self.case.length)
 
     def compiled_sample(self) -> None:
-        """The same with ``--compile_decoding``; its first call waits for the compiler."""
+        """The same with ``--compile_decoding``. Its first call waits for the compiler."""
         self.sample(self.case.length, compiled=True)
 
     def sample(self, length: int, compiled: bool = False) -> None:
@@ -141,7 +141,7 @@ class Step:
             return completion_logprobs(frozen, prompts, self.completion_ids, self.mask, **LOGPROB_SETTINGS)
 
     def update(self, completion_logprobs, prompts: PromptInputs, of_reference: torch.Tensor) -> None:
-        """The policy's forward and backward; the gradient is dropped."""
+        """The policy's forward and backward. The gradient is dropped."""
         of_policy = completion_logprobs(self.model, prompts, self.completion_ids, self.mask, **LOGPROB_SETTINGS)
         difference = of_reference - of_policy
         (self.weights * of_policy + difference.exp() - difference).mean().backward()
@@ -175,7 +175,7 @@ def video_prompt(model: torch.nn.Module, tokens: int) -> PromptInputs:
 def ideal_flops(step: Step) -> float:
     """Floating-point operations of a step that computes nothing twice.
 
-    The tower once; then five forwards' worth of P + G C tokens: sampling 1, reference 1, policy 3 (its backward pass is
+    The tower once, then five forwards' worth of P + G C tokens: sampling 1, reference 1, policy 3 (its backward pass is
     twice its forward).
     """
     return tower_flops(step) + 5 * forward_flops(step)

@@ -113,7 +113,7 @@ class Reading:
         return self.failed is None and (wanted is None or self.right == wanted)
 
     def median(self, kind: str) -> float:
-        """Milliseconds; not a number where the clip was not read."""
+        """Milliseconds. Not a number where the clip was not read."""
         return 1e3 * statistics.median(getattr(self, kind)) if self.failed is None else float("nan")
 
     def cell(self, kind: str, wanted: int | None) -> str:
@@ -254,7 +254,7 @@ def table(readings: dict[str, dict[str, Reading]], kind: str, wanted: int | None
 
     Args:
         kind: ``cpu`` or ``wall``.
-        wanted: frames asked of each clip; None where they can't be checked.
+        wanted: frames asked of each clip. None where they can't be checked.
     """
     names = list(next(iter(readings.values())))
     reliable = [

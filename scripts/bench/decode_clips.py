@@ -26,7 +26,7 @@ class BenchClip:
 
 
 def make_clips(folder: Path) -> dict[str, BenchClip]:
-    """The clips by name; those that are in ``folder`` already are kept."""
+    """The clips by name. Those that are in ``folder`` already are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     vp9 = {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8"}}
     makers: dict[str, tuple[str, int, int, Callable[[Path], None]]] = {

@@ -1,4 +1,4 @@
-"""Run the demo on several seeds and print a table; ends with status 1 where one of them did not clearly learn.
+"""Run the demo on several seeds and print a table. It ends with status 1 where one of them did not clearly learn.
 
     python scripts/bench/demo_seeds.py                    # seeds 0 to 4, a few minutes each
     python scripts/bench/demo_seeds.py --seeds 3 7 --steps 200

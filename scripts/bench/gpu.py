@@ -140,7 +140,7 @@ def report_plain(step: Step, options: argparse.Namespace, shared: float) -> None
 def timed(
     name: str, run: Callable[[], object], options: argparse.Namespace, work: float | None = None, rate: float = 1.0
 ) -> float:
-    """Median seconds after one run that is not counted; prints them with the peak memory."""
+    """Median seconds after one run that is not counted. Prints them with the peak memory."""
     gpu = options.device.startswith("cuda")
     times = []
     for turn in range(options.repeats + 1):

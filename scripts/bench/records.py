@@ -107,7 +107,7 @@ def child(path: Path, stream: bool, cache: Path) -> dict[str, float]:
 
 
 def show(kind: str, folder: Path, count: int) -> None:
-    """One line of the table; the file and its copies in the cache are deleted afterwards."""
+    """One line of the table. The file and its copies in the cache are deleted afterwards."""
     path, cache = folder / f"bench.{kind}", folder / "cache"
     try:
         write(path, count)
@@ -148,7 +148,7 @@ def main() -> None:
 
 
 def versioned(name: str) -> str:
-    """``, name version``; nothing where the package is not installed."""
+    """``, name version``. Nothing where the package is not installed."""
     try:
         return f", {name} {version(name)}"
     except PackageNotFoundError:

@@ -3,7 +3,7 @@
     python scripts/bench/step.py                      # the table of docs/benchmarks.md, about 40 minutes
     python scripts/bench/step.py --cases 1000,8,64    # prompt tokens, completions, completion tokens
 
-Both paths run in turn in one process, so that a busy machine slows both; the medians of CPU seconds are compared. Peak
+Both paths run in turn in one process, so that a busy machine slows both. The medians of CPU seconds are compared. Peak
 memory is taken in a process of its own for each path and phase, over what the process held before the phase. By the
 shared path the tower runs once for both phases and is counted in the first, by the plain path it runs in every forward.
 """

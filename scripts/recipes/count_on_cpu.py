@@ -3,7 +3,7 @@
     python scripts/recipes/count_on_cpu.py --folder out/count
     python scripts/recipes/count_on_cpu.py --folder out/count --loss_type dapo
 
-The warm-up shows the form and how to count up to three; above three its targets are drawn by lot among four, five and
+The warm-up shows the form and how to count up to three. Above three its targets are drawn by lot among four, five and
 six. What is right there only the reward tells. Printed at the end: held-out scores before and after, and those of the
 trained model that is shown grey pictures.
 """
@@ -109,7 +109,7 @@ def settings(folder: Path, seed: int, steps: int, **changes: Any) -> GRPOConfig:
 
 
 def run(folder: Path, seed: int, steps: int, warmup_steps: int, **changes: Any) -> dict[str, dict]:
-    """The whole of it; evaluations by name. ``changes`` are settings in the place of the recipe's."""
+    """The whole of it. Returns the evaluations by name. ``changes`` are settings in the place of the recipe's."""
     model, processor = begin(folder, seed, warmup_steps)
     args = settings(folder, seed, steps, **changes)
     data = {split: str(folder / f"{split}.jsonl") for split in ("train", "heldout", "grey")}

@@ -27,13 +27,13 @@ FPS, OPTIONS = 4, {"preset": "veryfast", "threads": "1"}  # of clips
 
 
 def record(name: str, question: str, answer: str, **fields: Any) -> dict[str, Any]:
-    """One row of a data set; the media's tags already stand in the question."""
+    """One row of a data set. The media's tags already stand in the question."""
     turns = [{"from": "human", "value": question}, {"from": "gpt", "value": f"<answer>{answer}</answer>"}]
     return {"id": name, "conversations": turns, **fields}
 
 
 def clevr_count(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
-    """A picture of one to six things on a table; how many are there?"""
+    """A picture of one to six things on a table. How many are there?"""
     number = rng.randint(1, 6)
     picture = Image.new("RGB", (112, 112), BACKGROUND)
     draw = ImageDraw.Draw(picture)
@@ -47,7 +47,7 @@ def clevr_count(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
 
 
 def countdown(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
-    """Three or four numbers and a target that they reach; text only."""
+    """Three or four numbers and a target that they reach. Text only."""
     while True:
         nums = [rng.randint(1, 99) for _ in range(rng.choice([3, 4]))]
         value, expression = Fraction(nums[0]), str(nums[0])
@@ -66,7 +66,7 @@ def countdown(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
 
 
 def geometry(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
-    """A drawn triangle with two of its angles written in; how large is the third?"""
+    """A drawn triangle with two of its angles written in. How large is the third?"""
     a, b = rng.randrange(25, 100, 5), rng.randrange(25, 75, 5)
     picture = Image.new("RGB", (224, 168), "white")
     draw = ImageDraw.Draw(picture)
@@ -82,7 +82,7 @@ def geometry(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
 
 
 def grounding(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
-    """A clip in which a square lights up for a while; from when to when?"""
+    """A clip in which a square lights up for a while. From when to when?"""
     duration = rng.randint(6, 10)
     start = rng.randint(0, duration - 3)
     end = start + rng.randint(2, duration - start)
@@ -95,7 +95,7 @@ def grounding(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
 
 
 def video_choice(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
-    """A clip of a square that moves; where does it move, of four choices in an order drawn by lot?"""
+    """A clip of a square that moves. Where does it move, of four choices in an order drawn by lot?"""
     moves = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
     way, (dx, dy) = rng.choice(list(moves.items()))
     colour, choices = rng.choice(list(COLOURS.values())), rng.sample(list(moves), 4)
@@ -107,7 +107,7 @@ def video_choice(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
 
 
 def mixed(folder: Path, name: str, rng: random.Random) -> dict[str, Any]:
-    """Text, pictures and clips side by side; each record names the reward that scores it."""
+    """Text, pictures and clips side by side. Each record names the reward that scores it."""
     task, reward = rng.choice([(countdown, "countdown"), (clevr_count, "count"), (video_choice, "multiple_choice")])
     return {**task(folder, name, rng), "reward": ["strict_format", reward]}
 
@@ -118,7 +118,7 @@ TASKS: dict[str, Callable[[Path, str, random.Random], dict[str, Any]]] = {
 
 
 def make(task: str, folder: Path, train: int = 400, heldout: int = 100, seed: int = 0) -> None:
-    """Write the records of a task and their media; those of procedures are the demo's."""
+    """Write the records of a task and their media. Those of procedures are the demo's."""
     if task == "procedure":
         from qwenvl.demo.clips import ClipSettings, make_clips
 
