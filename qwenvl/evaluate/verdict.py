@@ -43,7 +43,7 @@ class Finding:
 
 
 def verdict(facts: Facts, sampling: SamplingOptions, rewards: RewardOptions) -> list[Finding]:
-    """What stands in the way of training, the first thing to mend first; or that nothing does.
+    """What stands in the way of training, the first thing to mend first, or that nothing does.
 
     - cut off: 10 % of the completions or more end at the limit.
     - format missing: fewer than 5 % have the form that the format reward asks for, and at least half are whole.

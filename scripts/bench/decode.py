@@ -5,7 +5,7 @@
     python scripts/bench/decode.py --files my/clips/*.mp4           # your own clips: times, no check of the frames
 
 The task is that of a training sample: N frames, evenly spaced, at the size that the model sees. Each reader has a
-process of its own, which is killed when it hangs; in every turn all of them read the clip one after the other, so that
+process of its own, which is killed when it hangs. In every turn all of them read the clip one after the other, so that
 a busy machine slows them alike. CPU times are those of the reader's process and of what it started, in medians.
 """
 

@@ -3,7 +3,7 @@
     python scripts/bench/gpu.py --model 3b --cases 2000,8,256 8000,8,256 16000,16,256
     python scripts/bench/gpu.py --model 7b --lora --cases 2000,8,256 --plain
 
-Qwen2.5-VL shapes with random weights in bfloat16, gradient checkpointing, one prompt; the optimizer's update is left
+Qwen2.5-VL shapes with random weights in bfloat16, gradient checkpointing, one prompt. The optimizer's update is left
 out. Rates are relative to what this device reaches in a large matrix product and in a large copy, measured first.
 """
 
