@@ -70,7 +70,10 @@ option --max_prompt_length           MAX_PROMPT     ""
 option --gradient_checkpointing      CHECKPOINTING  True  # less memory, about a fifth more time
 option --dataloader_num_workers      WORKERS        4     # processes that decode video, for each GPU
 option --save_steps                  SAVE_STEPS     ""
-option --save_total_limit            SAVE_LIMIT     3     # checkpoints kept
+case " $* " in
+    *" --save_strategy=no "* | *" --save_strategy no "*) ;; # a limit would have no effect
+    *) option --save_total_limit     SAVE_LIMIT     3 ;; # checkpoints kept
+esac
 option --report_to                   REPORT_TO      ""
 
 if [[ -n "${EVAL_DATASET-}" ]]; then

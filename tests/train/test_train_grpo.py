@@ -102,9 +102,14 @@ def test_adapters_and_whole_weights_do_not_go_on_from_each_other(lora, flags, tm
     assert line.startswith(f"qwenvl train: {tmp_path}/out/checkpoint-1: holds {held} --lora_enable")
 
 
+SKIP = ["--on_nonfinite", "skip"]
+
+
 def test_the_command_ends_with_a_summary_that_names_the_next_one(flags, tmp_path, capfd):
-    main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2"])
+    main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2", *SKIP])
     lines = capfd.readouterr().err.splitlines()
     summary = lines[lines.index(f"{tmp_path}/out: 1 steps") :]
     assert [line.split()[0] for line in summary[1:]] == ["reward", "eval", "warnings", "look", "next"]
+    (row,) = read_metrics(tmp_path / "out", "train")
+    assert row["nonfinite/skipped_steps"] == 0 and row["group/unique_frac"] > 0 and row["reward/max"] == 0
     assert "had equal rewards" in summary[3] and summary[5].startswith("  next      qwenvl preview example%20 --n 8")
