@@ -41,7 +41,7 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         ratio=options.importance_sampling_level or row.ratio,
         bounds=bounds,
         alpha=options.grpo_alpha,
-        beta=options.grpo_beta,
+        beta=0.0 if options.kl_in_reward else options.grpo_beta,
         kl_estimator=options.kl_estimator,
         kl_unbiased=options.kl_unbiased,
         max_completion_length=max_completion_length,

@@ -57,6 +57,32 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -
     return KL_ESTIMATORS[estimator](difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
+def completion_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """The sum over each completion's tokens of k1 = l' - q: what ``kl_in_reward`` takes off its reward, times beta.
+
+    In expectation over completions it is KL(policy || reference) of a completion (REINFORCE++, arXiv:2501.03262).
+
+    Args:
+        logprobs, ref_logprobs: N x T, of the policy that sampled the completions and of the reference.
+        mask: N x T bool, the tokens of the completions. Anything may stand in the log-probs where it is false.
+
+    Returns:
+        N float64, in nats. A difference counts as 20 at most.
+
+    Raises:
+        ValueError: a token of a completion has a log-prob that is no number.
+
+    Example:
+        >>> completion_kl(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, False]]))
+        tensor([0.5000], dtype=torch.float64)
+    """
+    ours, theirs = (values.double().masked_fill(~mask, 0.0) for values in (logprobs, ref_logprobs))
+    total = kl_estimate(ours, theirs, "k1").sum(dim=1)
+    if total.isnan().any():
+        raise ValueError(f"completion {int(total.isnan().nonzero()[0])}: a token has a log-prob that is no number")
+    return total
+
+
 def at_least_float32(values: Tensor) -> Tensor:
     """The values in float32, or in float64 where they are."""
     return values if values.dtype == torch.float64 else values.float()

@@ -101,6 +101,11 @@ class ObjectiveOptions(Options):
         "Estimator of the KL divergence from d = reference - policy log-prob. k1: -d. k2: d^2 / 2. "
         "k3: exp(d) - d - 1, never negative and of low variance.",
     )
+    kl_in_reward: bool = option(
+        False,
+        "Take the KL off the reward in the place of a term of the loss (REINFORCE++): before advantages are made, each "
+        "completion's reward is lowered by --grpo_beta x the sum over its tokens of policy - reference log-prob.",
+    )
     kl_unbiased: bool = option(
         False,
         "Multiply the KL of a token by its importance ratio, so that its gradient stays unbiased for completions of an "
@@ -121,8 +126,16 @@ class ObjectiveOptions(Options):
         if self.advantage_estimator != "grpo" and was_set(self, "scale_rewards"):
             brings = "has no scale" if self.advantage_estimator == "rloo" else "brings its own scale"
             yield f"--scale_rewards has no effect with --advantage_estimator {self.advantage_estimator}, which {brings}"
+        if self.kl_in_reward and self.advantage_estimator == "gdpo":
+            yield (
+                "--kl_in_reward cannot be used with --advantage_estimator gdpo, which normalises each reward function "
+                "by itself: the KL is none of them"
+            )
+        for name in ("kl_estimator", "kl_unbiased"):
+            if self.kl_in_reward and was_set(self, name):
+                yield f"--{name} has no effect with --kl_in_reward: the loss has no KL term then, and the reward has k1"
         if self.grpo_beta == 0:
-            for name in ("kl_estimator", "kl_unbiased"):
+            for name in ("kl_estimator", "kl_unbiased", "kl_in_reward"):
                 if was_set(self, name):
                     yield f"--{name} has no effect with --grpo_beta 0: there is no KL term"
 

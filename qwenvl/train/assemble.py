@@ -39,6 +39,7 @@ from qwenvl.train.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.fast_paths import Paths
 from qwenvl.train.meter import Meter
+from qwenvl.train.penalty import KlPenalty
 from qwenvl.types import Record
 
 
@@ -155,12 +156,20 @@ def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContra
 
 
 def build_collector(
-    args: GRPOConfig, paths: Paths, bare: nn.Module, processor, rubric: Rubric, accelerator: Accelerator, meter: Meter
+    args: GRPOConfig,
+    paths: Paths,
+    bare: nn.Module,
+    processor,
+    rubric: Rubric,
+    accelerator: Accelerator,
+    meter: Meter,
+    penalty: KlPenalty | None = None,
 ) -> Collector:
     """What samples, scores and compares completions, in training and in evaluation.
 
     Args:
         bare: the model without adapter or engine.
+        penalty: what takes the KL off rewards. None where nothing does.
     """
     return Collector(
         engine=paths.engine,
@@ -171,6 +180,7 @@ def build_collector(
         group_size=args.grpo_sample_size,
         advantage_estimator=args.advantage_estimator,
         scale_rewards=args.scale_rewards,
+        penalty=penalty,
         contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
         device=args.device,
         seed=args.seed,

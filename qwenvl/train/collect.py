@@ -19,6 +19,7 @@ from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import EnginePrompts, RolloutEngine, SamplingParams
 from qwenvl.train.contrast import NAME, TemporalContrast
+from qwenvl.train.penalty import KlPenalty, Penalty, lowered
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
@@ -37,6 +38,7 @@ class Collector:
         params: how completions of training are drawn.
         group_size: completions per prompt in training.
         advantage_estimator, scale_rewards: how rewards become advantages, see ``group_advantages``.
+        penalty: takes the KL of completions off their rewards before they are compared. None without.
         contrast: the bonus for answers that need the order of the frames. None without.
         device: where models run.
         seed: of the run. Draws are a function of it, the process, and the epochs and ids of the records.
@@ -53,6 +55,7 @@ class Collector:
     group_size: int
     advantage_estimator: str = "grpo"
     scale_rewards: RewardScale = "group"
+    penalty: KlPenalty | None = None
     contrast: TemporalContrast | None = None
     device: torch.device | str = "cpu"
     seed: int = 0
@@ -77,8 +80,9 @@ class Collector:
             rewards = self._score(batches, rollouts, state, group_size=self.group_size)
         if self.contrast is not None:
             rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state)
-        advantages = self._advantages(rewards).split(sizes)
-        parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), advantages, strict=True)
+        penalties = self._penalties(prompts, rollouts)
+        advantages = self._advantages(lowered(rewards, penalties)).split(sizes)
+        parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), advantages, penalties, strict=True)
         return [self._experience(*part) for part in parts]
 
     def answer(
@@ -95,14 +99,30 @@ class Collector:
         return [(rollout, self._score([batch], [rollout], state)) for batch, rollout in pairs]
 
     def _experience(
-        self, batch: PromptBatch, prompts: PromptInputs, rollout: RolloutBatch, rewards: RewardBatch, advantages: Tensor
+        self,
+        batch: PromptBatch,
+        prompts: PromptInputs,
+        rollout: RolloutBatch,
+        rewards: RewardBatch,
+        advantages: Tensor,
+        penalty: Penalty | None,
     ) -> Experience:
         if not len(batch):  # a stand-in, see Experience
             token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             prompts, advantages = PromptInputs.of_text(token), torch.zeros(1, device=self.device)
             rollout = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["stop"])
         counted = torch.full((len(advantages),), len(batch) > 0, device=self.device)
-        return Experience(batch, prompts, rollout, rewards, advantages, counted)
+        experience = Experience(batch, prompts, rollout, rewards, advantages, counted)
+        if penalty is not None:
+            experience.penalties, experience.ref_logprobs = penalty.amounts, penalty.ref_logprobs.to(self.device)
+        return experience
+
+    def _penalties(self, prompts: Sequence[PromptInputs], rollouts: Sequence[RolloutBatch]) -> list[Penalty | None]:
+        """What the reference makes of the completions of each micro-batch, if rewards are lowered by their KL."""
+        if self.penalty is None:
+            return [None] * len(rollouts)
+        with self.clock("time/logp_s"):
+            return [*self.penalty.penalties(prompts, rollouts)]
 
     def _contrast(
         self,

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model import logprobs
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
+from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision import accept_features, encode_vision, supports_encode_once
+from qwenvl.model.vision import accept_features, blank_vision, encode_vision, supports_encode_once
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.rollout.engine import RolloutEngine
 from qwenvl.rollout.local import LocalEngine
@@ -36,10 +38,50 @@ class Paths:
         cache: keeps the features of the vision tower on disk. None where they are not kept.
     """
 
-    completion_likelihood: Callable[..., logprobs.Likelihood]
+    completion_likelihood: Callable[..., Likelihood]
     engine: RolloutEngine
     encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
     cache: VisionCache | None = None
+
+
+@dataclass(frozen=True)
+class PathLikelihood:
+    """What policy or reference make of completions, by the path that the run takes.
+
+    Attributes:
+        paths: of the run.
+        logit_chunk_tokens: tokens whose logits exist at one time.
+        several: whether several processes train together, whose forwards wait for each other.
+        autocast: the precision of forwards.
+    """
+
+    paths: Paths
+    logit_chunk_tokens: int
+    several: bool = False
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def __call__(
+        self,
+        model: nn.Module,
+        prompts: PromptInputs,
+        ids: Tensor,
+        mask: Tensor,
+        temperature: float,
+        entropy: EntropyUse = "none",
+    ) -> Likelihood:
+        """Log-probs and entropies of completions (``ids`` and ``mask``, N x T)."""
+        if self.several:
+            prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
+        with self.autocast():  # of itself the reference has none, nor has the policy under FSDP
+            return self.paths.completion_likelihood(
+                model,
+                prompts,
+                ids,
+                mask,
+                temperature=temperature,
+                logit_chunk_tokens=self.logit_chunk_tokens,
+                entropy=entropy,
+            )
 
 
 def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:

@@ -21,6 +21,7 @@ from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.parity import check_parity, wants_parity
 from qwenvl.train.parts import build_parts
+from qwenvl.train.penalty import KlPenalty
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import PromptBatch
@@ -72,7 +73,10 @@ class GRPOTrainer(PolicyTrainer):
         parts = build_parts(args, rubric, model, train_dataset, eval_dataset, processing_class, peft_config)
         super().__init__(parts, args, with_reference=args.grpo_beta > 0, callbacks=callbacks)
         bare, accelerator = unwrap(parts.policy), self.accelerator
-        self.collector = build_collector(args, parts.paths, bare, parts.processor, rubric, accelerator, self.meter)
+        penalty = KlPenalty.of(args, self.reference, self.completion_likelihood)
+        self.collector = build_collector(
+            args, parts.paths, bare, parts.processor, rubric, accelerator, self.meter, penalty
+        )
         self.objective = objective_of(args, args.generation_max_length)
         self.step: Step | None = None  # None until completions are sampled for what was drawn
         self._drawn: list[PromptBatch] = []
@@ -156,8 +160,8 @@ class GRPOTrainer(PolicyTrainer):
         return self.completion_likelihood(model, experience.prompts, ids, mask, temperature, entropy)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
-        if self.reference is None:
-            return None
+        if self.reference is None or experience.ref_logprobs is not None:  # the reward has asked it (kl_in_reward)
+            return experience.ref_logprobs
         with self.reference.model() as reference:
             return self._likelihood(reference, experience).logprobs
 

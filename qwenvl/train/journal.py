@@ -52,6 +52,7 @@ class Journal:
         unique = unique_fraction(rollout.texts, size)
         self._meter.mean("group/unique_frac", unique, weight=len(batch))
         self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
+        self._penalties(experience)
         self._completions(rollout)
         self._prompts(batch)
         self._cached()
@@ -106,6 +107,13 @@ class Journal:
                 self._meter.max("reward/max", total)
         for name, value in rewards.metrics.items():
             self._meter.mean(name, value, weight=rows)
+
+    def _penalties(self, experience: Experience) -> None:
+        """With ``kl_in_reward``: the KL of a completion, and what its reward was once that was taken off."""
+        if experience.penalties is not None:
+            for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
+                self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
+                self._meter.mean("penalty/total", None if total is None else total - amount)
 
     def _rewards_by_dataset(self, batch: PromptBatch, rewards: RewardBatch) -> None:
         if self._datasets:

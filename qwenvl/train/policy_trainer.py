@@ -13,13 +13,12 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
-from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import parameter_groups, unwrap
-from qwenvl.model.logprobs import EntropyUse, Likelihood, tokens_within
+from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.sharding import settle_fsdp
-from qwenvl.model.vision import blank_vision
 from qwenvl.train.assemble import build_sampler
 from qwenvl.train.callbacks import install_callbacks
+from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.model_card import DescribedTrainer
@@ -81,30 +80,12 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         self.journal = Journal(args, self.meter, self.train_dataset, self.paths.cache)
         self._finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
-        self._logit_chunk_tokens = tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
-
-    def completion_likelihood(
-        self,
-        model: nn.Module,
-        prompts: PromptInputs,
-        ids: Tensor,
-        mask: Tensor,
-        temperature: float,
-        entropy: EntropyUse = "none",
-    ) -> Likelihood:
-        """Log-probs and entropies of completions (``ids`` and ``mask``, N x T), by the path that the run takes."""
-        if self.args.world_size > 1:
-            prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
-        with self.accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
-            return self.paths.completion_likelihood(
-                model,
-                prompts,
-                ids,
-                mask,
-                temperature=temperature,
-                logit_chunk_tokens=self._logit_chunk_tokens,
-                entropy=entropy,
-            )
+        self.completion_likelihood = PathLikelihood(
+            parts.paths,
+            tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size),
+            several=args.world_size > 1,
+            autocast=self.accelerator.autocast,
+        )
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.

@@ -28,6 +28,8 @@ class Experience:
         counted: N bool, whether a completion counts in the loss.
         old_logprobs, ref_logprobs: N x T, of the policy before it was trained on these completions, and of the
             reference. They are None until the first step on the experience, which leaves them for the further ones.
+            With ``kl_in_reward`` the collector has given those of the reference.
+        penalties: N, what the reward of each completion was lowered by, in ``kl_in_reward``. None without.
     """
 
     batch: PromptBatch
@@ -38,6 +40,7 @@ class Experience:
     counted: Tensor
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    penalties: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:

@@ -122,6 +122,10 @@ def test_rates_that_follow_the_reward_fall_where_it_does(make):
     assert asked.lr_scheduler_kwargs == {"mode": "min"}
 
 
+def test_gdpo_knows_no_kl_among_its_rewards(make):
+    assert "--kl_in_reward cannot be used" in refusal(make, kl_in_reward=True, advantage_estimator="gdpo")
+
+
 def test_a_group_of_one_is_refused_with_the_reason(make):
     assert "always 0" in refusal(make, grpo_sample_size=1)
 
@@ -144,6 +148,9 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"fit_frames": True},
         {"frame_cache_gb": 5.0},
         {"kl_estimator": "k1", "grpo_beta": 0.0},
+        {"kl_in_reward": True, "grpo_beta": 0.0},
+        {"kl_estimator": "k2", "kl_in_reward": True},
+        {"kl_unbiased": True, "kl_in_reward": True, "num_iterations": 2},
         {"ref_model_name_or_path": "other", "grpo_beta": 0.0},
         {"ref_offload": True, "grpo_beta": 0.0},
         {"ref_offload": True, "lora_enable": True},

@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 
 from qwenvl.grpo.advantages import group_advantages
+from qwenvl.grpo.kl import completion_kl
 from qwenvl.grpo.loss import LOSSES, LossInputs
 from qwenvl.grpo.surrogates import RatioBounds, StepCounts
 
@@ -126,11 +127,13 @@ def test_the_same_advantages(estimator):
         reward_funcs=[None] * 3,
         scale_rewards=scale,
         reward_clip_range=None,
-        beta=0.0,
+        beta=0.3,
         normalize_advantages=False,
     )
+    policy, reference = torch.randn(2, 12, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    mask = torch.arange(4) < torch.arange(12)[:, None] % 4 + 1
     trainer, first = trl.GRPOTrainer, "multi_objective_aggregation"
-    if name == "rloo":
+    if name == "rloo":  # its KL is in the reward
         trainer, first = pytest.importorskip("trl.trainer.rloo_trainer").RLOOTrainer, "self.reward_weights"
     theirs = computed_by(
         trainer._generate_and_score_completions,
@@ -138,11 +141,16 @@ def test_the_same_advantages(estimator):
         "advantages = torch.nan_to_num",
         self=settings,
         rewards_per_func=SCORES.clone(),
+        old_per_token_logps=policy,
+        ref_per_token_logps=reference,
+        completion_mask=mask,
         unscorable_mask=SCORES.isnan().all(dim=1),
         num_generations=3,
         device="cpu",
     )
     totals = (SCORES * WEIGHTS).nansum(dim=1).masked_fill(SCORES.isnan().all(dim=1), torch.nan)
+    if name == "rloo":
+        totals = totals - 0.3 * completion_kl(policy, reference, mask)
     ours = group_advantages(totals, 3, scale or "group", name, components=SCORES, weights=WEIGHTS.tolist())
     assert theirs[4] == 0 and theirs.abs().sum() > 1
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-14)  # TRL rounds n / (n - 1) to float32

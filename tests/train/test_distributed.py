@@ -228,15 +228,15 @@ def test_the_step_and_the_reference_are_whole_where_processes_share_them(
 ):
     """Three prompts in steps of four: one process has one of them, and an empty micro-batch.
 
-    The reference, a checkpoint of its own and in the end a copy of the policy after each step, has the same weights as
-    the policy when a step begins: a KL of 0 says that it was loaded, and mixed, as a whole.
+    The reference, a checkpoint of its own and then a copy of the policy after each step, has the same weights as the
+    policy when a step begins: a KL of 0 says that it was loaded, and mixed, as a whole.
     """
     if engine == "zero3":
         pytest.importorskip("deepspeed")
     start, output = tiny_checkpoint(initializer_range=0.1), tmp_path / "by_prompt"
-    copied = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 1}
-    flags = {"gradient_accumulation_steps": 2, "advantage_estimator": "gdpo", "ref_model_name_or_path": start, **copied}
-    launch(2, start, three_records, output, **flags, **ENGINES[engine])
+    flags = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 1, **ENGINES[engine]}
+    flags |= {"gradient_accumulation_steps": 2, "ref_model_name_or_path": start, "advantage_estimator": "gdpo"}
+    launch(2, start, three_records, output, **flags)
     assert [abs(kl) < 1e-6 and norm > 1e-3 for kl, norm in logged(output, "kl", "grad_norm")] == [True, True]
     rows = [row for row in read_rollouts(output) if row.step == 1]
     rewards = torch.tensor([row.total for row in rows])
@@ -247,6 +247,15 @@ def test_the_step_and_the_reference_are_whole_where_processes_share_them(
     assert len(rows) == 9
     assert [row.advantage for row in rows] == pytest.approx(together.tolist(), rel=1e-5, abs=1e-6)
     assert not torch.allclose(torch.cat([first, second]), together, atol=1e-2)
+
+
+def test_no_process_waits_for_a_reference_that_another_does_not_ask(tiny_checkpoint, three_records, tmp_path):
+    """The reference of an adapter is the model that ZeRO-3 splits. One process has a micro-batch less to ask it of."""
+    pytest.importorskip("deepspeed")
+    flags = {"gradient_accumulation_steps": 2, "kl_in_reward": True, **ENGINES["zero3"], **RECIPES["lora"]}
+    launch(2, tiny_checkpoint(initializer_range=0.1), three_records, tmp_path / "out", **flags)
+    (first,), (second,) = logged(tmp_path / "out", "penalty/kl")
+    assert abs(first) < 1e-4 < abs(second)  # the adapter adds nothing at first
 
 
 def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mixed_data, three_records, tmp_path):

@@ -97,6 +97,8 @@ def test_the_flags_of_the_reference_through_the_command(tiny_checkpoint, other_c
         "sync_ref_model": True,
         "ref_model_mixup_alpha": 0.7,
         "ref_model_sync_steps": 1,
+        "kl_in_reward": True,
+        "advantage_estimator": "reinforce_plus_plus",
         "dataset_use": sop_data,
         "output_dir": tmp_path / "out",
         "use_cpu": True,
