@@ -66,13 +66,13 @@ def verdict(facts: Facts, sampling: SamplingOptions, rewards: RewardOptions) -> 
 
 
 def _cut_off(facts: Facts, sampling: SamplingOptions) -> Iterator[Finding]:
-    share, limit = facts.truncated.mean, sampling.generation_max_length
+    share, limit, stops = facts.truncated.mean, sampling.generation_max_length, sampling.stop_strings or ()
     if share < CUT_OFF:
         return
     said = f"{share:.0%} of the completions end at the limit of {limit} tokens"
-    if facts.truncated_after_answer >= HALF and "</answer>" not in (sampling.stop_strings or ()):
+    if facts.truncated_after_answer >= HALF and "</answer>" not in stops:
         words = f"{said}, {facts.truncated_after_answer:.0%} of these after a whole answer: stop there"
-        yield Finding("cut off", words, ("--stop_strings", "</answer>"))
+        yield Finding("cut off", words, ("--stop_strings", *stops, "</answer>"))
     else:
         yield Finding("cut off", f"{said}: allow more", ("--generation_max_length", str(2 * limit)))
 

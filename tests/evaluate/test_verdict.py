@@ -68,6 +68,8 @@ def test_cut_off():
     assert found(truncated=0.1) == [("cut off", longer)]
     assert found(truncated=0.09) == [("good to train", ())]
     assert found(truncated=0.1, truncated_after_answer=0.5) == [("cut off", ("--stop_strings", "</answer>"))]
+    both = ("--stop_strings", "END", "</answer>")
+    assert found({"stop_strings": ["END"]}, truncated=0.1, truncated_after_answer=0.5) == [("cut off", both)]
     stops = {"stop_strings": ["</answer>"]}
     assert found(stops, truncated=0.1, truncated_after_answer=0.5) == [("cut off", longer)]
     # Whether it has the form is not asked of what is cut; nor whether it is hard.
