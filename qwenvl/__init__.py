@@ -7,14 +7,18 @@ if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig as GRPOConfig
     from qwenvl.data.saved_processor import read_clip as read_clip
     from qwenvl.train.grpo_trainer import GRPOTrainer as GRPOTrainer
+    from qwenvl.train.warmup.config import WarmupConfig as WarmupConfig
+    from qwenvl.train.warmup.trainer import WarmupTrainer as WarmupTrainer
 
 _HOMES = {
     "GRPOConfig": "qwenvl.config.grpo_config",
     "GRPOTrainer": "qwenvl.train.grpo_trainer",
+    "WarmupConfig": "qwenvl.train.warmup.config",
+    "WarmupTrainer": "qwenvl.train.warmup.trainer",
     "read_clip": "qwenvl.data.saved_processor",
 }
 
-__all__ = ["GRPOConfig", "GRPOTrainer", "read_clip"]
+__all__ = ["GRPOConfig", "GRPOTrainer", "WarmupConfig", "WarmupTrainer", "read_clip"]
 
 
 def __getattr__(name: str) -> Any:

@@ -126,7 +126,7 @@ def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda c
         )
         if "problems" in vars(group):
             problems += vars(group)["problems"](config)
-    return [*problems, *more(config)]
+    return list(dict.fromkeys([*problems, *more(config)]))  # an option may stand in two classes
 
 
 def own_options(group: type[Options]) -> list[Field]:

@@ -10,6 +10,7 @@ sys.path.insert(0, str(ROOT))
 
 from qwenvl.config.flags import FLAG_GROUPS, describe  # noqa: E402 (works without an installed package)
 from qwenvl.config.unknown import SUCCESSORS  # noqa: E402
+from qwenvl.train.warmup.options import WarmupOptions  # noqa: E402
 
 HEAD = """# Flags
 
@@ -19,7 +20,7 @@ Made from the options of the rooms (`qwenvl/*/options.py`) by `python scripts/ma
 `GRPOConfig(...)` in a script. All [TrainingArguments](https://huggingface.co/docs/transformers/main_classes/trainer)
 of transformers are flags too, with the defaults they have there, except for those in the table of the Trainer below. A
 value out of range is an error that names the range; a flag that would have no effect beside the others is an error that
-says why.
+says why. `qwenvl warmup` takes those on the model, the data and the Trainer, and its own, in a table below.
 
 A settings file sets the same names, in YAML or JSON, given as the first argument or by `--config`; flags override it:
 
@@ -44,7 +45,7 @@ KINDS = {"str": "text", "int": "integer", "float": "number", "bool": "True, Fals
 def page() -> str:
     """The whole text of docs/flags.md."""
     parts = [HEAD]
-    for group in FLAG_GROUPS:
+    for group in (*FLAG_GROUPS, WarmupOptions):
         rows = []
         for name, kind, default, text in describe(group):
             values = KINDS.get(kind, kind).replace("|", ", ")

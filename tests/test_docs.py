@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from qwenvl.cli import COMMANDS
-from qwenvl.config.command_line import parse_args
+from qwenvl.config.command_line import parse_args, settings_from
 from qwenvl.evaluate.settings import settings_of
+from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,6 +75,8 @@ def check(words: list[str], environment: dict[str, str]) -> None:
             settings_of(rest[1:])
         if rest[0] == "train" and "--help" not in rest:
             check_training(1, words)
+        if rest[0] == "warmup":
+            settings_from([word for word in rest[1:] if word != "--dry_run"], WarmupConfig, "", only=read_by_warmup())
     elif program in ("bash", "python") and rest[0].endswith((".sh", ".py")):
         assert (ROOT / rest[0]).is_file()
     elif program == "python" and rest[:2] == ["-m", "pytest"]:

@@ -17,16 +17,23 @@ from collections.abc import Collection, Sequence
 from dataclasses import Field, field, fields, make_dataclass
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_type_hints
 
 from qwenvl.config.flags import FLAG_GROUPS, describe
 from qwenvl.config.unknown import unknown_flag
-from qwenvl.option import kinds_of
+from qwenvl.option import Options, kinds_of
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
 
-USAGE = "train_grpo.py [FILE.yaml | FILE.json] [--config FILE] [--dry_run] [--flag value ...]"
+Config = TypeVar("Config", bound="GRPOConfig")
+
+FILES_AND_FLAGS = "[FILE.yaml | FILE.json] [--config FILE] [--dry_run] [--flag value ...]"
+USAGE = f"train_grpo.py {FILES_AND_FLAGS}"
+PURPOSE = (
+    "Train Qwen-VL by GRPO. --dry_run shows what a run would do (settings, rewards, parameters that learn, tokens of "
+    "the first prompts) and ends."
+)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> GRPOConfig:
@@ -35,19 +42,38 @@ def parse_args(argv: Sequence[str] | None = None) -> GRPOConfig:
     Wrong settings end the process with status 2 and a message that says where, what and what to do, ``--help`` with 0.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if "--help" in argv or "-h" in argv:
+    if wants_help(argv):
         print(help_text())
         raise SystemExit(0)
+    from qwenvl.config.grpo_config import GRPOConfig
+
+    return settings_from(argv, GRPOConfig, USAGE)
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+    """Whether a command line asks for help."""
+    return bool({"-h", "--help"} & set(argv))
+
+
+def settings_from(argv: Sequence[str], kind: type[Config], usage: str, only: Collection[str] | None = None) -> Config:
+    """The settings of a run of some kind from a command line. Wrong ones end the process with status 2 and a message.
+
+    Args:
+        usage: shown before the message.
+        only: names of the settings that are taken from a file. None for all.
+    """
     try:
-        config = config_from(*split_file(argv))
+        config = config_from(*split_file(argv), kind, only)
         require_what_a_run_needs(config)
     except ValueError as error:
-        print(f"usage: {USAGE}\nerror: {error}", file=sys.stderr)
+        print(f"usage: {usage}\nerror: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     return config
 
 
-def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | None = None) -> GRPOConfig:
+def config_from(
+    file: Path | None, argv: Sequence[str], kind: type[Config], only: Collection[str] | None = None
+) -> Config:
     """The settings of ``file``, overridden by the flags in ``argv``.
 
     Args:
@@ -56,10 +82,8 @@ def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | 
     Raises:
         ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
-
-    parser = make_parser()
-    known = {each.name: each.default for each in fields(GRPOConfig)}
+    parser = make_parser(kind)
+    known = {each.name: each.default for each in fields(kind)}
     namespace = argparse.Namespace()
     for where, tokens in ((f"{file}: ", file_tokens(file, known, only)), ("", list(argv))):
         parser.error = raising(where)
@@ -69,17 +93,15 @@ def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | 
     for name in ("report_to", "optim_target_modules"):
         if isinstance(value := getattr(namespace, name), list) and len(value) == 1:
             setattr(namespace, name, value[0])
-    return GRPOConfig(**vars(namespace))
+    return kind(**vars(namespace))
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """A parser with every field of ``GRPOConfig`` as a flag."""
+def make_parser(kind: type[GRPOConfig]) -> argparse.ArgumentParser:
+    """A parser with every field of ``kind`` as a flag."""
     from transformers import HfArgumentParser
 
-    from qwenvl.config.grpo_config import GRPOConfig
-
-    hints = get_type_hints(GRPOConfig)
-    flags = [(each.name, hints[each.name], for_parser(each, hints[each.name])) for each in fields(GRPOConfig)]
+    hints = get_type_hints(kind)
+    flags = [(each.name, hints[each.name], for_parser(each, hints[each.name])) for each in fields(kind)]
     parser = HfArgumentParser(make_dataclass("Flags", flags), add_help=False, allow_abbrev=False)
     for action in parser._actions:
         if action.dest in ("report_to", "optim_target_modules"):  # a string or a list; read by the parser as a string
@@ -171,19 +193,33 @@ def require_what_a_run_needs(config: GRPOConfig) -> None:
             raise ValueError(f"--{name} has no effect without --push_to_hub")
 
 
-def help_text() -> str:
-    """The flags of this library by topic, with their defaults."""
+def help_text(
+    usage: str = USAGE,
+    purpose: str = PURPOSE,
+    groups: Sequence[type[Options]] = FLAG_GROUPS,
+    without: Collection[str] = (),
+) -> str:
+    """The flags of this library by topic, with their defaults.
+
+    Args:
+        purpose: what the command does, and what ``--dry_run`` shows.
+        groups: the topics. An option that stands in two of them is that of the first.
+        without: names of options that are left out.
+    """
     parser = argparse.ArgumentParser(
-        usage=USAGE,
+        usage=usage,
         add_help=False,
-        description="Train Qwen-VL by GRPO. A file sets the same names as the flags; flags override it. --dry_run "
-        "shows what a run would do (settings, rewards, parameters that learn, tokens of the first prompts) and ends.",
+        description=f"{purpose} A file sets the same names as the flags; flags override it.",
         epilog="Every setting of transformers' TrainingArguments is a flag too, such as --output_dir, --max_steps, "
         "--gradient_accumulation_steps, --eval_strategy, --save_total_limit, --deepspeed, --resume_from_checkpoint.",
     )
-    for group in FLAG_GROUPS:
-        section = parser.add_argument_group(group.__doc__.rstrip("."))
+    told = set(without)
+    for group in groups:
+        section = parser.add_argument_group((group.__doc__ or "").rstrip("."))
         for name, kind, default, text in describe(group):
+            if name in told:
+                continue
+            told.add(name)
             shown = text if default is None else f"{text} [{default}]"
             section.add_argument(f"--{name}", metavar=kind, help=shown.replace("%", "%%"))
     return parser.format_help()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import TrainingArguments
@@ -44,12 +44,14 @@ class GRPOConfig(
         1e-06
     """
 
+    best_metric: ClassVar[str] = "eval_total_reward"
+
     def __new__(cls, *values: Any, **settings: Any) -> GRPOConfig:
         """Names a setting that does not exist, and what to use in its place, where a dataclass would only name it."""
         known = [each.name for each in fields(cls)]
         for name in settings:
             if name not in known:
-                raise TypeError(f"GRPOConfig: {unknown_flag(name, known)}")
+                raise TypeError(f"{cls.__name__}: {unknown_flag(name, known)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class GRPOConfig(
         rate_follows_metric = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
         follows_metric = rate_follows_metric or self.save_strategy == "best" or self.load_best_model_at_end
         if self.metric_for_best_model is None and follows_metric:
-            self.metric_for_best_model = "eval_total_reward"
+            self.metric_for_best_model = self.best_metric
         if getattr(self, "activation_checkpointing", True) is None:
             # The name in newer versions of transformers; the older one, which all versions know, would only warn.
             self.activation_checkpointing = self.gradient_checkpointing

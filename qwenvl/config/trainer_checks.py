@@ -34,8 +34,8 @@ BOUNDS = {
 }
 """Bounds of settings that keep the defaults they have in the Trainer."""
 
-_NO_LABELS = "GRPO has no labels"
-_EVALUATION = "evaluation samples completions as training does and scores them with the reward functions"
+_NO_LABELS = "no loss here reads labels"
+_EVALUATION = "evaluation is made as training is, by this library itself"
 _SCRIPTS = "the command trains, and evaluates where it has data for it"
 WITHOUT_EFFECT = {
     "label_smoothing_factor": _NO_LABELS,

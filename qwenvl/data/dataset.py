@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,15 @@ class GRPODataset(Dataset):
             if self.options.on_bad_sample == "skip":
                 return BadSample(record, message)
             raise BadMediaError(f"{message}. Mend the file or the record, or pass --on_bad_sample skip") from error
+
+    def narrowed(self, keep: Callable[[Record], bool]) -> GRPODataset:
+        """The same data set of the records that ``keep`` says True of. A part that none are left of is left out."""
+        starts = [0, *self._ends]
+        kept = [[i for i in range(*bounds) if keep(self.records[i])] for bounds in pairwise(starts)]
+        parts = [replace(part, size=len(own)) for part, own in zip(self.parts, kept, strict=True) if own]
+        records = [self.records[i] for own in kept for i in own]
+        more: dict[str, Any] = {"limit": self.limit, "frame_cache": self.frame_cache}
+        return GRPODataset(records, self.options, parts=parts, seed=self.rule.seed, training=self.rule.training, **more)
 
     def load(self, record: Record, epoch: int = 0) -> Sample:
         """Return the sample of a record.

@@ -13,90 +13,20 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from qwenvl.demo.clips import ClipSettings, make_clips, tokenizer_texts
+from qwenvl.demo.clips import make_clips, tokenizer_texts
 from qwenvl.demo.counting import Counting
 from qwenvl.demo.results import Score, example, read_score, table
+from qwenvl.demo.settings import CLIPS, MODEL, STEPS, Demo
 
-STEPS, CLIPS = 200, 600
-MODEL: dict[str, Any] = {
-    "hidden_size": 128,
-    "num_layers": 2,
-    "vision_hidden_size": 64,
-    "vision_depth": 1,
-    "initializer_range": 0.08,  # with the usual 0.02 random weights take far longer to begin to learn
-}
-FRAME_PIXELS = 56 * 56
+WARMUP = "warmup.yaml"
 CHECKS = {"blank": "after, shown a blank video", "swapped": "after, shown another clip"}
-
-
-@dataclass(frozen=True)
-class Demo:
-    """One demo: its folder, and all that its result depends on.
-
-    Attributes:
-        folder: clips go to ``data``, the warmed-up model to ``model``, the run to ``run``.
-        steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
-        clips: to train on. A quarter as many are held out.
-    """
-
-    folder: Path
-    seed: int = 0
-    steps: int = STEPS
-    clips: int = CLIPS
-
-    @property
-    def data(self) -> Path:
-        return self.folder / "data"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def clip_settings(self) -> ClipSettings:
-        return ClipSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=8 * self.clips)
-
-    def training_settings(self) -> dict[str, Any]:
-        """What `qwenvl train --config` is given."""
-        return {
-            "model_name_or_path": str(self.model),
-            "dataset_use": "demo_train",
-            "eval_dataset_use": "demo_heldout",
-            "dataset_catalog": str(self.data / "datasets.yaml"),
-            "output_dir": str(self.run),
-            "seed": self.seed,
-            "use_cpu": True,
-            "max_steps": self.steps,
-            "per_device_train_batch_size": 8,
-            "grpo_sample_size": 8,
-            "grpo_beta": 0.04,
-            "generation_temperature": 1.0,
-            "generation_top_p": 1.0,
-            "generation_max_length": 40,
-            "tune_mm_vision": True,  # random weights: the tower has as much to learn as the rest
-            "learning_rate": 5e-4,
-            "lr_scheduler_type": "cosine",
-            "warmup_steps": 0.05,
-            "adam_beta2": 0.99,
-            "max_grad_norm": 0.5,
-            "video_min_frame_pixels": FRAME_PIXELS,
-            "video_max_frame_pixels": FRAME_PIXELS,
-            "eval_on_start": True,
-            "per_device_eval_batch_size": 50,
-            "dataloader_num_workers": 1,
-            "save_strategy": "no",
-        }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,7 +60,7 @@ def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
     demo.folder.mkdir(parents=True, exist_ok=True)
     if fresh:
         _remove(demo.data, demo.data / "settings.json")
-        _remove(demo.model, demo.model / "demo.json")
+        _remove(demo.model, demo.folder / WARMUP)
     usual = " (3 to 4 minutes on two cores)" if (demo.steps, demo.clips) == (STEPS, CLIPS) else ""
     print(f"A tiny Qwen2.5-VL learns to name the steps of videos, in {demo.folder}{usual}")
     _make_clips(demo)
@@ -185,27 +115,31 @@ def _make_clips(demo: Demo) -> None:
 
 
 def _make_model(demo: Demo) -> None:
-    """A checkpoint that keeps the form of an answer and half guesses what it says."""
-    from qwenvl.data.dataset import load_dataset
-    from qwenvl.demo.tiny import make_model, make_processor
-    from qwenvl.demo.warmup import WarmupSettings, warm_up
+    """A checkpoint that keeps the form of an answer and half guesses what it says, by a warm-up of random weights.
 
-    settings = WarmupSettings(frame_pixels=FRAME_PIXELS, batch_size=min(32, demo.clip_settings.warmup))
+    A real checkpoint can talk and see before GRPO begins. A policy that never scores has nothing to learn from. Most
+    targets name one of the two steps only, and some pairs of steps never occur (see ``qwenvl.demo.clips``): to name
+    both, whatever they are, is left to GRPO to find out.
+    """
+    from qwenvl.demo.tiny import make_model, make_processor
+    from qwenvl.train.warmup import command
+
+    settings = demo.warmup_settings()
+    anywhere = {name: value for name, value in settings.items() if not str(value).startswith(str(demo.folder))}
     # The clips' own settings say by which code they were drawn.
-    wanted = {"model": MODEL, "warmup": asdict(settings), "clips": _read(demo.data / "settings.json")}
+    wanted = {"model": MODEL, "warmup": anywhere, "clips": _read(demo.data / "settings.json")}
     if _read(demo.model / "demo.json") == wanted:
         print("[2/4] warm-up: already done")
         return
-    _remove(demo.model, demo.model / "demo.json")
+    config = demo.folder / WARMUP
+    for folder in (demo.start, demo.model):
+        _remove(folder, config)
+    config.write_text(yaml.safe_dump(settings, sort_keys=False))
     processor = make_processor("qwen2_5_vl", tokenizer_texts())
-    model = make_model("qwen2_5_vl", processor, demo.seed, **MODEL)
-    dataset = load_dataset("demo_warmup", catalog_path=demo.data / "datasets.yaml", seed=demo.seed)
-    with Counting("[2/4] warm-up", "step") as steps:
-        told = lambda done, most, loss: steps.advance(done, most, f"loss {loss:.2f}")
-        warm_up(model, processor, dataset, settings, told)
-        steps.end()  # it may end before the last step
-    model.save_pretrained(demo.model)
-    processor.save_pretrained(demo.model)
+    make_model("qwen2_5_vl", processor, demo.seed, **MODEL).save_pretrained(demo.start)
+    processor.save_pretrained(demo.start)
+    print(f"[2/4] warm-up: {_command('warmup', config)}")
+    command.main(["--config", str(config)])
     (demo.model / "demo.json").write_text(json.dumps(wanted, indent=1) + "\n")
 
 
@@ -217,7 +151,7 @@ def _train(demo: Demo) -> None:
     _remove(demo.run, config)  # an earlier run, finished or not
     (demo.folder / "result.json").unlink(missing_ok=True)
     config.write_text(yaml.safe_dump(demo.training_settings(), sort_keys=False))
-    print(f"[3/4] GRPO: {_command(demo)}")
+    print(f"[3/4] GRPO: {_command('train', config)}")
     train_grpo.main(["--config", str(config)])
 
 
@@ -262,14 +196,14 @@ def _show(demo: Demo, scores: dict[str, Score]) -> None:
         f"\nrollouts  {here(demo.run / 'rollouts')}: every completion with its rewards"
         f"\nreport    {here(demo.run / 'report' / 'index.html')}: curves, frames and groups; open it in a browser"
         f"\nmodel     {here(demo.run)}: loads with transformers"
-        f"\nagain     {_command(demo)}"
+        f"\nagain     {_command('train', demo.folder / 'run.yaml')}"
     )
 
 
-def _command(demo: Demo) -> str:
-    """What trains the same model again, as it can be typed here."""
+def _command(name: str, config: Path) -> str:
+    """A command with its settings file, as it can be typed here."""
     program = "qwenvl" if shutil.which("qwenvl") else os.path.relpath(Path(sys.executable).with_name("qwenvl"))
-    return f"{program} train --config {os.path.relpath(demo.folder / 'run.yaml')}"
+    return f"{program} {name} --config {os.path.relpath(config)}"
 
 
 def finished(demo: Demo) -> dict[str, Any] | None:

@@ -82,6 +82,8 @@ def settings_of(argv: Sequence[str]) -> tuple[GRPOConfig, ProbeOptions, Words]:
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
+    from qwenvl.config.grpo_config import GRPOConfig
+
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
     named, rest = _places(argv)
@@ -93,7 +95,7 @@ def settings_of(argv: Sequence[str]) -> tuple[GRPOConfig, ProbeOptions, Words]:
         if any(setting_of(token) == name for token in flags):
             raise ValueError(f"--{name} is given twice: leave out the flag or the word {value}")
     tokens = [f"--{name}={value}" for name, value in named.items()]
-    config = config_from(file, [*tokens, *flags], only={*READ, "start_from_weights"})
+    config = config_from(file, [*tokens, *flags], GRPOConfig, only={*READ, "start_from_weights"})
     for name, word in (("model_name_or_path", "MODEL"), ("dataset_use", "DATA")):
         if getattr(config, name) is None:
             raise ValueError(f"{word} is missing: the words before the flags are MODEL DATA")

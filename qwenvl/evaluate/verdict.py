@@ -91,7 +91,7 @@ def _form(facts: Facts, rewards: RewardOptions) -> Iterator[Finding]:
         yield Finding("format missing", words, ("--system", f"Reply in this form: {tags}."))
     else:
         words = (
-            f"{said}, though the prompts name its tags: show an example of it there, or warm the model up on solutions"
+            f"{said}, though the prompts name its tags: show an example of it there, or teach it first by qwenvl warmup"
         )
         yield Finding("format missing", words)
 
@@ -103,7 +103,7 @@ def _spread(facts: Facts, sampling: SamplingOptions) -> Iterator[Finding]:
     if best <= HARDLY_EVER_RIGHT and facts.equal_answers.mean >= FEW_TEACH:
         words = (
             f"of {most} completions one passes for {best:.0%} of the prompts: there is nothing to prefer. Take easier "
-            "records, a reward with finer steps or a larger model, or warm the model up on solutions first"
+            "records, a reward with finer steps or a larger model, or teach the solutions first by qwenvl warmup"
         )
         if equal < FEW_TEACH:
             words += ". Its rewards differ, but not by the answer"

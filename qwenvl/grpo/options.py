@@ -112,13 +112,6 @@ class ObjectiveOptions(Options):
         "older policy. Needs --num_iterations above 1.",
     )
 
-    on_nonfinite: Literal["stop", "skip"] = option(
-        "stop",
-        "What becomes of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
-        "step changes no weight and is counted, and after three in a row the run ends. Either way nonfinite/ in the "
-        "run folder has its records, completions and seed.",
-    )
-
     def problems(self) -> Iterator[str]:
         for name in (*CLIP_OPTIONS, "cispo_bound", "importance_sampling_level", "kl_unbiased"):
             if was_set(self, name) and (reason := self._without_effect(name)):

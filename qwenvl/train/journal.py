@@ -14,7 +14,7 @@ from qwenvl.grpo.loss import LossOutput
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
-from qwenvl.train.step import Experience, Step, TrainedOn
+from qwenvl.train.step import Experience, MicroBatch, Step, TrainedOn
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -32,7 +32,7 @@ class Journal:
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.bad_samples: dict[str, BadSample] = {}
         self.drawn_for_training = Counter(used=0, left_out=0)
-        self.trained_on: list[TrainedOn] = []  # in the present optimizer step
+        self.trained_on: list[MicroBatch] = []  # in the present optimizer step
         self._args = args
         self._decoder = getattr(dataset, "decoder", None)
         parts = getattr(dataset, "parts", ())
@@ -54,8 +54,7 @@ class Journal:
         self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
         self._penalties(experience)
         self._completions(rollout)
-        self._prompts(batch)
-        self._cached()
+        self.seen(batch)
         advantages = experience.advantages.tolist()
         self.runlog.log_rollouts(rollout_rows(step, "train", batch, rollout, rewards, advantages))
 
@@ -136,7 +135,9 @@ class Journal:
             self._meter.mean("vision_cache/hit_s", hit)
             self._meter.mean("vision_cache/compute_s", computed)
 
-    def _prompts(self, batch: PromptBatch) -> None:
+    def seen(self, batch: PromptBatch) -> None:
+        """Metrics of the prompts of a micro-batch: how long they are, how many frames they have, what was cached."""
+        self._cached()
         if self._args.fit_frames:
             self._meter.count("data/fitted_prompts", sum(fitted is not None for fitted in batch.fitted))
         if self._args.per_device_train_batch_size > 1:

@@ -11,6 +11,7 @@ from transformers import ProcessorMixin, Trainer
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings, bounds_whole_clips
 
 CARD = "README.md"
+METHOD = "GRPO"
 _BEGIN, _END = "<!-- inputs: written by qwenvl -->", "<!-- end of inputs -->"
 
 
@@ -19,7 +20,10 @@ class DescribedTrainer(Trainer):
 
     Attributes:
         prompt_settings: of the run. They must be there before the first model is saved.
+        trained_by: how, for the title of the card.
     """
+
+    trained_by = METHOD
 
     prompt_settings: PromptSettings
 
@@ -27,23 +31,29 @@ class DescribedTrainer(Trainer):
         """Write the Trainer's own card, as a push to the hub does, and our section into it."""
         super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            self._describe(self.args.output_dir)
+            self.describe(self.args.output_dir)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self._describe(output_dir or self.args.output_dir)
+            self.describe(output_dir or self.args.output_dir)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():  # the Trainer copies weights and processor from the checkpoint, but no card
-            self._describe(self.args.output_dir)
+            self.describe(self.args.output_dir)
         super()._push_from_checkpoint(checkpoint_folder)
 
-    def _describe(self, folder: str | Path) -> None:
-        describe_inputs(folder, self.prompt_settings, self.processing_class)
+    def describe(self, folder: str | Path) -> None:
+        """Write the settings of prompts beside a saved model, and the section on them into its card."""
+        describe_inputs(folder, self.prompt_settings, self.processing_class, self.trained_by)
 
 
-def describe_inputs(folder: str | Path, settings: PromptSettings, processor: ProcessorMixin) -> None:
+def describe_inputs(
+    folder: str | Path,
+    settings: PromptSettings,
+    processor: ProcessorMixin,
+    trained_by: str = DescribedTrainer.trained_by,
+) -> None:
     """Write the settings of prompts beside a saved model, and a section on them into its card.
 
     What else the card says stays, and an earlier section gives way.
@@ -51,10 +61,11 @@ def describe_inputs(folder: str | Path, settings: PromptSettings, processor: Pro
     Args:
         settings: of the run.
         processor: that is saved beside the card.
+        trained_by: for the title of a card that is not there yet.
     """
     settings.save(folder)
     path = Path(folder) / CARD
-    title = f"# {Path(settings.base_model).name}, trained by GRPO\n"
+    title = f"# {Path(settings.base_model).name}, trained by {trained_by}\n"
     card = path.read_text(encoding="utf-8") if path.is_file() else title
     section = f"{_BEGIN}\n{inputs_section(settings, bounds_whole_clips(processor))}\n{_END}"
     earlier = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)

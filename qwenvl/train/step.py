@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -54,9 +55,24 @@ class Experience:
         )
 
 
+class MicroBatch(Protocol):
+    """A micro-batch that a loss was computed of, as a run tells of it where that is not finite."""
+
+    @property
+    def loss(self) -> float:
+        """Its share of the loss of the step. It may be NaN or infinite."""
+
+    @property
+    def metrics_that_are_not_finite(self) -> list[str]:
+        """Each with its value: ``kl nan``."""
+
+    def report(self) -> dict[str, Any]:
+        """What is needed to compute its loss again, as JSON can hold it."""
+
+
 @dataclass(frozen=True)
 class TrainedOn:
-    """A micro-batch that a loss was computed of.
+    """A micro-batch of completions that a loss was computed of.
 
     Attributes:
         iteration: of its step.
@@ -73,6 +89,29 @@ class TrainedOn:
     def metrics_that_are_not_finite(self) -> list[str]:
         """Each with its value: ``kl nan``."""
         return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
+
+    def report(self) -> dict[str, Any]:
+        """Its loss, and its prompts with their completions, rewards and advantages, as JSON can hold them."""
+        batch, rollout = self.experience.batch, self.experience.rollout
+        size = max(1, len(rollout.texts) // max(1, len(batch)))
+        groups = [
+            {
+                "where": record.where,
+                "id": record.id,
+                "epoch": epoch,
+                "completions": [
+                    {
+                        "ids": rollout.completion_ids[n][rollout.completion_mask[n]].tolist(),
+                        "finish_reason": rollout.finish_reasons[n],
+                        "reward": self.experience.rewards.totals()[n],
+                        "advantage": self.experience.advantages[n].item(),
+                    }
+                    for n in range(p * size, (p + 1) * size)
+                ],
+            }
+            for p, (record, epoch) in enumerate(zip(batch.records, batch.epochs, strict=True))
+        ]
+        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": groups}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 
 from qwenvl.demo.results import Score, best_blind_accuracy
-from qwenvl.demo.run import CHECKS, STEPS, Demo, finished, run_demo
+from qwenvl.demo.run import CHECKS, finished, run_demo
+from qwenvl.demo.settings import STEPS, Demo
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -25,10 +25,8 @@ from make_records import make  # noqa: E402 (both work without an installed pack
 from PIL import Image  # noqa: E402
 from transformers import PreTrainedModel, ProcessorMixin  # noqa: E402
 
-from qwenvl import GRPOConfig, GRPOTrainer  # noqa: E402
-from qwenvl.data.dataset import load_dataset  # noqa: E402
+from qwenvl import GRPOConfig, GRPOTrainer, WarmupConfig, WarmupTrainer  # noqa: E402
 from qwenvl.demo.tiny import make_model, make_processor  # noqa: E402
-from qwenvl.demo.warmup import warm_up  # noqa: E402
 from qwenvl.grpo.options import LossType  # noqa: E402
 
 QUESTION = "How many things?"
@@ -76,7 +74,22 @@ def begin(
     processor = make_processor("qwen2_5_vl", ["user\n", QUESTION, "assistant\n", *numbers])
     sizes = {"hidden_size": 128, "num_layers": 2, "vision_hidden_size": 64, "vision_depth": 1}
     model = make_model("qwen2_5_vl", processor, seed, **sizes, initializer_range=0.08)
-    warm_up(model, processor, load_dataset(str(folder / "warmup.jsonl"), seed=seed, training=True), progress=_show)
+    warm_up = WarmupConfig(
+        output_dir=str(folder / "warmup"),
+        seed=seed,
+        use_cpu=True,
+        learning_rate=2e-3,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=10,
+        adam_beta2=0.99,
+        tune_mm_vision=True,
+        max_pixels=112 * 112,
+        train_sampling_strategy="sequential",
+        per_device_train_batch_size=32,
+        stop_below_loss=0.13,
+        save_strategy="no",
+    )
+    WarmupTrainer(model, warm_up, str(folder / "warmup.jsonl"), processing_class=processor).train()
     return model, processor
 
 
@@ -120,10 +133,6 @@ def run(folder: Path, seed: int, steps: int, warmup_steps: int, **changes: Any) 
     blind = GRPOTrainer(model, args, data["train"], data["grey"], processor)
     scores["grey pictures"] = blind.evaluate()
     return scores
-
-
-def _show(step: int, steps: int, loss: float) -> None:
-    print(f"\rwarm-up: step {step} of {steps}, loss {loss:.3f}", end="\n" if step == steps else "", flush=True)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from every_loss import run_every_loss
+from every_target import run_every_target
 from torch.distributed.fsdp import FSDPModule
 
 from qwenvl import GRPOTrainer
@@ -107,7 +108,10 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if any(flag.startswith("--deepspeed") for flag in flags):
         start_deepspeed_on_a_cpu()
-    args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])
+    flags = [f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags]
+    if "every_target" in output:
+        return run_every_target(flags)
+    args = parse_args(flags)
     if args.fsdp and "refused" not in output:
         start_fsdp_on_a_cpu(args)
     if "every_loss" in output:

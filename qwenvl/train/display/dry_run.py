@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -14,6 +14,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
+from qwenvl.option import Options
 from qwenvl.rewards import Rubric
 from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
 
@@ -35,19 +36,19 @@ def dry_run(args: GRPOConfig) -> str:
     dataset: Any = build_dataset(args.dataset_use, args, rubric, collator.limit, training=True)
     build_dataset(args.eval_dataset_use, args, rubric, collator.limit, training=False)
     sections = {
-        "settings": _settings(args),
+        "settings": settings_lines(args, FLAG_GROUPS),
         "rewards": _rewards(rubric),
-        "parameters that learn": _parameters(policy, weight_dtype(args, args.lora_enable)),
-        "one step": [f"{_prompts_of_a_step(args)} prompts, {args.grpo_sample_size} completions each"],
-        f"prompts of the first of {len(dataset):,} records": _prompts(dataset, collator),
+        "parameters that learn": parameter_lines(policy, weight_dtype(args, args.lora_enable)),
+        "one step": [f"{prompts_of_a_step(args)} prompts, {args.grpo_sample_size} completions each"],
+        f"prompts of the first of {len(dataset):,} records": prompt_lines(dataset, collator),
     }
     lines = [line for title, body in sections.items() for line in (title, *(f"  {line}" for line in body))]
     return "\n".join([*lines, "This was a dry run: nothing was trained or written."])
 
 
-def _settings(args: GRPOConfig) -> Iterator[str]:
-    """All settings of this library, and those of the Trainer that differ from their defaults."""
-    own = {each.name for group in FLAG_GROUPS for each in fields(group)}
+def settings_lines(args: GRPOConfig, groups: Sequence[type[Options]], without: Collection[str] = ()) -> Iterator[str]:
+    """The settings of ``groups`` but those ``without``, and those of the Trainer that differ from their defaults."""
+    own = {each.name for group in groups for each in fields(group)} - set(without)
     for each in fields(args):
         value = getattr(args, each.name)
         if each.name in own or (value not in (None, []) and each.default is not MISSING and value != each.default):
@@ -59,7 +60,8 @@ def _rewards(rubric: Rubric) -> Iterator[str]:
         yield f"{name}: weight {weight:g}"
 
 
-def _parameters(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+def parameter_lines(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:
+    """How many parameters of each part learn."""
     total, learn = dict.fromkeys(("llm", "vision", "mlp"), 0), dict.fromkeys(("llm", "vision", "mlp"), 0)
     for name, parameter in unwrap(policy).named_parameters():
         total[part_of(name)] += parameter.numel()
@@ -69,11 +71,13 @@ def _parameters(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:
     yield f"in all: {sum(learn.values()):,} of {sum(total.values()):,}, kept in {str(dtype).removeprefix('torch.')}"
 
 
-def _prompts_of_a_step(args: GRPOConfig) -> int:
+def prompts_of_a_step(args: GRPOConfig) -> int:
+    """Prompts of an optimizer step, over all processes."""
     return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
 
 
-def _prompts(dataset, collator: GRPOCollator) -> Iterator[str]:
+def prompt_lines(dataset, collator: GRPOCollator) -> Iterator[str]:
+    """How long the first prompts are, and how many frames they have."""
     for index in range(min(RECORDS, len(dataset))):
         batch = collator([dataset[index]])["prompts"]
         yield from (f"left out: {bad.error}" for bad in batch.bad)

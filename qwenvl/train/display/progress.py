@@ -16,7 +16,7 @@ from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.train.display.console import say, shows_bars
 
-SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"))
+SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss"))
 """The metrics that are shown while a run goes on, and their names there. All others are in the run folder."""
 
 
@@ -146,8 +146,19 @@ def latest(logs: Mapping[str, float]) -> dict[str, str]:
 
 def evaluation_lines(step: int, logs: Mapping[str, float]) -> list[str]:
     """One line for each evaluation that a log entry tells of."""
-    totals = [name for name in logs if name.endswith("_total_reward")]
-    return [f"step {step}: {name} {logs[name]:.3f} +- {logs[name + '_ci95']:.3f}" for name in totals]
+    return [f"step {step}: {name} {with_interval(name, logs)}" for name in evaluated(logs)]
+
+
+def evaluated(logs: Mapping[str, float]) -> list[str]:
+    """The metrics of a log entry that say how an evaluation ended: total rewards, or losses."""
+    ends = ("_total_reward", "_loss")
+    return [name for name in logs if name.endswith(ends) and name != "train_loss"]  # the Trainer's own
+
+
+def with_interval(name: str, logs: Mapping[str, float]) -> str:
+    """A metric of an evaluation, with its interval where it has one."""
+    interval = logs.get(f"{name}_ci95")
+    return f"{logs[name]:.3f}" if interval is None else f"{logs[name]:.3f} +- {interval:.3f}"
 
 
 def install_progress(trainer: Trainer) -> None:

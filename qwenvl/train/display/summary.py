@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import say
+from qwenvl.train.display.progress import evaluated, with_interval
 from qwenvl.train.health import warned_of
 
 
@@ -57,7 +58,7 @@ def collected_warnings() -> Iterator[list[str]]:
 
 
 def run_summary(folder: str | Path, warnings: Sequence[str], next_step: str | None = None) -> str:
-    """What became of a run: its folder, rewards, evaluations and warnings, and what to do next.
+    """What became of a run: its folder, rewards or loss, evaluations and warnings, and what to do next.
 
     Args:
         folder: the run folder, written by rank 0.
@@ -65,22 +66,23 @@ def run_summary(folder: str | Path, warnings: Sequence[str], next_step: str | No
         next_step: a command, or words.
     """
     rows = read_metrics(folder)
-    trained = [row for row in rows if "reward/total" in row]
     lines = {}
-    if trained:
-        some = max(1, len(trained) // 10)
-        first, last = _mean_reward(trained[:some]), _mean_reward(trained[-some:])
-        when = f"steps {trained[0]['step']} to" if some > 1 else "step"
-        then = f"steps {trained[-some]['step']} to" if some > 1 else "step"
-        lines["reward"] = f"{first:.3f} at {when} {trained[some - 1]['step']}, "
-        lines["reward"] += f"{last:.3f} at {then} {trained[-1]['step']}"
-    for name in dict.fromkeys(name for row in rows for name in row if name.endswith("_total_reward")):
+    for short, name in (("reward", "reward/total"), ("loss", "target/loss")):
+        if trained := [row for row in rows if name in row]:
+            some = max(1, len(trained) // 10)
+            first, last = (sum(row[name] for row in part) / some for part in (trained[:some], trained[-some:]))
+            when = f"steps {trained[0]['step']} to" if some > 1 else "step"
+            then = f"steps {trained[-some]['step']} to" if some > 1 else "step"
+            lines[short] = f"{first:.3f} at {when} {trained[some - 1]['step']}, "
+            lines[short] += f"{last:.3f} at {then} {trained[-1]['step']}"
+    for name in dict.fromkeys(name for row in rows for name in evaluated(row)):
         found = [row for row in rows if name in row]
         ends = found if len(found) < 2 else (found[0], found[-1])
-        shown = [f"{row[name]:.3f} +- {row[name + '_ci95']:.3f} at step {row['step']}" for row in ends]
+        shown = [f"{with_interval(name, row)} at step {row['step']}" for row in ends]
         lines[name.removesuffix("_total_reward")] = ", ".join(shown)
     lines["warnings"] = "none" if not warnings else f"{len(warnings)}, the first: {_shortened(warnings[0])}"
-    lines["look"] = f"{Path(folder) / 'rollouts'} has every completion with its rewards"
+    if "loss" not in lines:  # a warm-up has no completions
+        lines["look"] = f"{Path(folder) / 'rollouts'} has every completion with its rewards"
     if next_step is not None:
         lines["next"] = next_step
     steps = max((row["step"] for row in rows), default=0)
@@ -114,10 +116,6 @@ def next_step(args: GRPOConfig, argv: Sequence[str], warnings: Sequence[str]) ->
     if args.resume_from_checkpoint:
         more += ["--resume_from_checkpoint", "False"]
     return shlex.join(["qwenvl", "train", *argv, *more]) + "   (train on from the result)"
-
-
-def _mean_reward(rows: Sequence[dict[str, float]]) -> float:
-    return sum(row["reward/total"] for row in rows) / len(rows)
 
 
 def _shortened(warning: str) -> str:

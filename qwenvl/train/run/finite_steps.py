@@ -14,7 +14,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Meter
 from qwenvl.train.run.nonfinite import NonFiniteError, nonfinite, write_report
-from qwenvl.train.step import TrainedOn
+from qwenvl.train.step import MicroBatch
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class FiniteSteps:
             self._meter.count(SKIPPED, 1)
             logger.warning(f"{said}. The step was left out, {self._in_a_row} in a row of at most {MOST_IN_A_ROW}")
 
-    def _losses(self, trained_on: list[TrainedOn]) -> list[str]:
+    def _losses(self, trained_on: list[MicroBatch]) -> list[str]:
         rank = f" of process {self._args.process_index}" if self._args.world_size > 1 else ""
         return [
             f"the loss of micro-batch {n} of {len(trained_on)}{rank} ({', '.join(each.metrics_that_are_not_finite)})"

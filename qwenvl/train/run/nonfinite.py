@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.files import written_whole
-from qwenvl.train.step import TrainedOn
+from qwenvl.train.step import MicroBatch
 
 
 class NonFiniteError(FloatingPointError):
@@ -40,7 +40,7 @@ def write_report(
     step: int,
     what: Sequence[str],
     parameters: Sequence[tuple[str, int, int]],
-    micro_batches: Sequence[TrainedOn],
+    micro_batches: Sequence[MicroBatch],
 ) -> Path:
     """Write what an optimizer step was made of in this process.
 
@@ -62,35 +62,12 @@ def write_report(
         "seed": args.seed,
         "learning_rate": args.learning_rate,
         "parameters": [{"name": name, "nonfinite": count, "of": size} for name, count, size in parameters],
-        "micro_batches": [_micro_batch(each) for each in micro_batches],
+        "micro_batches": [each.report() for each in micro_batches],
         "settings": "run.json",
     }
     with written_whole(path) as unfinished:
         unfinished.write_text(json.dumps(_words(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return path
-
-
-def _micro_batch(trained: TrainedOn) -> dict[str, Any]:
-    batch, rollout = trained.experience.batch, trained.experience.rollout
-    size = max(1, len(rollout.texts) // max(1, len(batch)))
-    groups = [
-        {
-            "where": record.where,
-            "id": record.id,
-            "epoch": epoch,
-            "completions": [
-                {
-                    "ids": rollout.completion_ids[n][rollout.completion_mask[n]].tolist(),
-                    "finish_reason": rollout.finish_reasons[n],
-                    "reward": trained.experience.rewards.totals()[n],
-                    "advantage": trained.experience.advantages[n].item(),
-                }
-                for n in range(p * size, (p + 1) * size)
-            ],
-        }
-        for p, (record, epoch) in enumerate(zip(batch.records, batch.epochs, strict=True))
-    ]
-    return {"loss": trained.loss, "metrics": trained.metrics, "iteration": trained.iteration, "prompts": groups}
 
 
 def _held(tensor: Tensor) -> Tensor:

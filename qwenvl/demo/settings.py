@@ -1,0 +1,112 @@
+"""One demo as a value: its folder, its sizes, and the settings files of its warm-up and of its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwenvl.demo.clips import ClipSettings
+
+STEPS, CLIPS = 200, 600
+MODEL: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_layers": 2,
+    "vision_hidden_size": 64,
+    "vision_depth": 1,
+    "initializer_range": 0.08,  # with the usual 0.02 random weights take far longer to begin to learn
+}
+FRAME_PIXELS = 56 * 56
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One demo: its folder, and all that its result depends on.
+
+    Attributes:
+        folder: clips go to ``data``, random weights to ``start``, the warmed-up model to ``model``, the run to ``run``.
+        steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
+        clips: to train on. A quarter as many are held out.
+    """
+
+    folder: Path
+    seed: int = 0
+    steps: int = STEPS
+    clips: int = CLIPS
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def start(self) -> Path:
+        return self.folder / "start"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def clip_settings(self) -> ClipSettings:
+        return ClipSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=8 * self.clips)
+
+    def warmup_settings(self) -> dict[str, Any]:
+        """What `qwenvl warmup --config` is given."""
+        return {
+            "model_name_or_path": str(self.start),
+            "dataset_use": "demo_warmup",
+            "dataset_catalog": str(self.data / "datasets.yaml"),
+            "output_dir": str(self.model),
+            "seed": self.seed,
+            "use_cpu": True,
+            "train_sampling_strategy": "sequential",
+            "per_device_train_batch_size": 32,
+            "dataloader_drop_last": True,
+            # Random weights begin to look at the pictures sooner or later, by chance. This lets GRPO begin from about
+            # the same place.
+            "stop_below_loss": 0.13,
+            "tune_mm_vision": True,
+            "learning_rate": 2e-3,
+            "lr_scheduler_type": "constant_with_warmup",
+            "warmup_steps": 10,
+            "adam_beta2": 0.99,
+            "video_min_frame_pixels": FRAME_PIXELS,
+            "video_max_frame_pixels": FRAME_PIXELS,
+            "dataloader_num_workers": 1,
+            "save_strategy": "no",
+        }
+
+    def training_settings(self) -> dict[str, Any]:
+        """What `qwenvl train --config` is given."""
+        return {
+            "model_name_or_path": str(self.model),
+            "dataset_use": "demo_train",
+            "eval_dataset_use": "demo_heldout",
+            "dataset_catalog": str(self.data / "datasets.yaml"),
+            "output_dir": str(self.run),
+            "seed": self.seed,
+            "use_cpu": True,
+            "max_steps": self.steps,
+            "per_device_train_batch_size": 8,
+            "grpo_sample_size": 8,
+            "grpo_beta": 0.04,
+            "generation_temperature": 1.0,
+            "generation_top_p": 1.0,
+            "generation_max_length": 40,
+            "tune_mm_vision": True,  # random weights: the tower has as much to learn as the rest
+            "learning_rate": 5e-4,
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 0.05,
+            "adam_beta2": 0.99,
+            "max_grad_norm": 0.5,
+            "video_min_frame_pixels": FRAME_PIXELS,
+            "video_max_frame_pixels": FRAME_PIXELS,
+            "eval_on_start": True,
+            "per_device_eval_batch_size": 50,
+            "dataloader_num_workers": 1,
+            "save_strategy": "no",
+        }

@@ -1,0 +1,212 @@
+"""The warm-up on the Hugging Face Trainer: cross-entropy on targets, by the paths and positions of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import ProcessorMixin, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from qwenvl.data.options import PromptOptions
+from qwenvl.grpo.surrogates import StepCounts
+from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.model.loading import evaluating, unwrap
+from qwenvl.model.positions import position_rule
+from qwenvl.model.sharding import whole_weights
+from qwenvl.train.parts import build_parts
+from qwenvl.train.policy_trainer import PolicyTrainer
+from qwenvl.train.warmup.config import WarmupConfig
+from qwenvl.train.warmup.merged import merged_weights
+from qwenvl.train.warmup.rollouts import RolloutTargets
+from qwenvl.train.warmup.stop_below import StopBelow
+from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator
+from qwenvl.types import PromptBatch
+
+
+class WarmupTrainer(PolicyTrainer):
+    """Teaches a Qwen-VL model to say the targets of its prompts, so that training by rewards has something to prefer.
+
+    The loss is the mean negative log-prob of the target tokens, end tokens included, over the whole optimizer step. The
+    prompts are those of training: the same frames, positions, parts that learn and adapters.
+
+    Args:
+        model, train_dataset, eval_dataset, processing_class, callbacks, peft_config: as for ``GRPOTrainer``.
+        args: the settings.
+
+    Example:
+        >>> args = WarmupConfig("runs/warm", dataset_use="data/sop.json", stop_below_loss=0.5)
+        >>> WarmupTrainer("Qwen/Qwen2.5-VL-3B-Instruct", args).train()
+    """
+
+    trained_by = "a supervised warm-up"
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module | None = None,
+        args: WarmupConfig | None = None,
+        train_dataset: Dataset | str | Path | None = None,
+        eval_dataset: Dataset | str | Path | dict[str, Dataset | str | Path] | None = None,
+        processing_class: ProcessorMixin | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        peft_config: Any = None,
+    ):
+        args = args or WarmupConfig()
+        targets = targets_of(args)
+        parts = build_parts(args, targets, model, train_dataset, eval_dataset, processing_class, peft_config)
+        parts = replace(
+            parts,
+            collator=TargetCollator(parts.processor, PromptOptions.of(args), targets),
+            train_dataset=narrowed(parts.train_dataset, targets, "--dataset_use"),
+            eval_dataset=narrowed(parts.eval_dataset, targets, "--eval_dataset_use"),
+        )
+        super().__init__(parts, args, with_reference=False, callbacks=callbacks)
+        if args.stop_below_loss is not None:
+            self.add_callback(StopBelow(args.stop_below_loss))
+        self.build_inputs = InputBuilder.of(position_rule(unwrap(parts.policy).config), parts.processor)
+        self._counts = StepCounts(0, 0, 1)  # of the step that is being trained
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
+    ) -> Tensor:
+        """The cross-entropy of a micro-batch. Those of a step's micro-batches average to the loss of the step."""
+        counts = self._counts if self.is_in_train else step_counts([inputs])  # a script may call it on its own
+        with self.meter.time("time/logp_s"):
+            loss = -self.target_logprobs(model, inputs).sum()
+        self._tell(TaughtOn(inputs["prompts"], inputs["target_ids"], inputs["target_mask"], loss.item()))
+        self.meter.start("time/backward_s")
+        # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
+        return loss / max(1, counts.tokens) * counts.micro_batches
+
+    def target_logprobs(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """N x T log-probs of the targets, 0 where a row has none. A batch without prompts has a forward that is 0."""
+        batch, ids, mask = inputs["prompts"], inputs["target_ids"], inputs["target_mask"]
+        if not len(batch):  # other processes wait for its forward and backward
+            token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
+            return 0 * self.completion_likelihood(model, PromptInputs.of_text(token), token, token == 0, 1.0).logprobs
+        prompts = self.build_inputs(batch)
+        if self.paths.encode is not None:
+            with whole_weights(self.model, self.model_wrapped), self.accelerator.autocast():
+                prompts = self.paths.encode(model, prompts)
+        return self.completion_likelihood(model, prompts, ids, mask, temperature=1.0).logprobs
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """Draws the micro-batches of one optimizer step, and counts their targets over all processes."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if batches:
+            self.journal.begin_step()
+            self._counts = step_counts(batches)
+            for inputs in batches:
+                self.journal.drawn(inputs["prompts"])
+        return batches, items
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ) -> EvalLoopOutput:
+        """The mean negative log-prob of the target tokens of all prompts, each prompt once."""
+        self.callback_handler.eval_dataloader = dataloader
+        rows: list[tuple[str, float, int]] = []
+        with whole_weights(self.model, self.model_wrapped), evaluating(self.model), torch.no_grad():
+            for inputs in dataloader:
+                inputs = self._prepare_inputs(inputs)
+                logprobs, mask = self.target_logprobs(self.model, inputs), inputs["target_mask"]
+                for p, record in enumerate(inputs["prompts"].records):
+                    own = slice(p * len(mask) // len(inputs["prompts"]), (p + 1) * len(mask) // len(inputs["prompts"]))
+                    rows.append((record.where, -logprobs[own].sum().item(), int(mask[own].sum())))
+                self.journal.left_out(inputs["prompts"])
+                self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        once = {where: (loss, tokens) for where, loss, tokens in gather_object(rows)}  # processes may share a prompt
+        loss, tokens = (sum(column) for column in zip(*once.values(), strict=True)) if once else (0.0, 0)
+        metrics = {f"{metric_key_prefix}_loss": loss / max(1, tokens), f"{metric_key_prefix}_loss_n": len(once)}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(once))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the model, with the adapters of ``--lora_enable`` folded in: training by rewards starts from the whole.
+
+        Checkpoints keep the adapters as they are.
+        """
+        if _internal_call or not self.args.lora_enable:
+            super().save_model(output_dir, _internal_call)
+            return
+        folder = output_dir or self.args.output_dir
+        with whole_weights(self.model, self.model_wrapped):
+            if self.args.should_save:
+                unwrap(self.model).save_pretrained(folder, state_dict=merged_weights(self.model))
+                self.processing_class.save_pretrained(folder)
+                self.describe(folder)
+
+    def _tell(self, taught: TaughtOn) -> None:
+        """Metrics of a micro-batch."""
+        self.journal.trained_on.append(taught)
+        self.journal.seen(taught.batch)
+        lengths = [length for length in taught.mask.sum(1).tolist() if length]
+        for length in lengths:
+            self.meter.mean("target/tokens", length)
+        if lengths:
+            self.meter.mean("target/loss", taught.loss / sum(lengths), weight=sum(lengths))
+
+
+@dataclass(frozen=True)
+class TaughtOn:
+    """A micro-batch of targets that a loss was computed of.
+
+    Attributes:
+        ids, mask: N x T, the targets of the batch's prompts.
+        loss: the negative log-prob of all of them.
+    """
+
+    batch: PromptBatch
+    ids: Tensor
+    mask: Tensor
+    loss: float
+
+    @property
+    def metrics_that_are_not_finite(self) -> list[str]:
+        """The loss, where it is none."""
+        return [] if math.isfinite(self.loss) else [f"target/loss {self.loss}"]
+
+    def report(self) -> dict[str, Any]:
+        """Its loss, and its prompts with the tokens of their targets, as JSON can hold them."""
+        size = len(self.ids) // max(1, len(self.batch))
+        targets = [row[own].tolist() for row, own in zip(self.ids, self.mask, strict=True)]
+        prompts = [
+            {"where": record.where, "id": record.id, "epoch": epoch, "targets": targets[p * size : (p + 1) * size]}
+            for p, (record, epoch) in enumerate(zip(self.batch.records, self.batch.epochs, strict=True))
+        ]
+        return {"loss": self.loss, "prompts": prompts}
+
+
+def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
+    """What the flags have taught.
+
+    Raises:
+        ValueError: ``--from_rollouts`` names a run without a completion to learn from.
+    """
+    if args.from_rollouts is None or args.min_reward is None:
+        return SolutionTargets(args.target_template)
+    return RolloutTargets(args.from_rollouts, args.min_reward, args.max_per_prompt)
+
+
+def narrowed(dataset: Any, targets: SolutionTargets | RolloutTargets, flag: str) -> Any:
+    """The data set, or those by name, without records that have no target."""
+    if dataset is None or isinstance(targets, SolutionTargets):
+        return dataset
+    if isinstance(dataset, dict):
+        return {name: targets.narrow(each, f"{flag} {name}") for name, each in dataset.items()}
+    return targets.narrow(dataset, flag)
+
+
+def step_counts(batches: Sequence[dict[str, Any]]) -> StepCounts:
+    """How many targets and tokens the micro-batches of a step have. All processes must call this together."""
+    masks = [inputs["target_mask"] for inputs in batches]
+    own = (sum(int(mask.any(1).sum()) for mask in masks), sum(int(mask.sum()) for mask in masks))
+    by_process = gather_object([own])
+    targets, tokens = (sum(column) for column in zip(*by_process, strict=True))
+    return StepCounts(targets, tokens, micro_batches=len(batches) * len(by_process))

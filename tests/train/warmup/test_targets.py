@@ -1,0 +1,102 @@
+"""What a warm-up teaches: the text of each target, and its tokens beside the prompt."""
+
+import pytest
+from transformers import AutoProcessor
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.options import PromptOptions
+from qwenvl.rewards import build_rubric, reward_columns
+from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator, shown_targets
+from qwenvl.types import Record
+
+TEMPLATE = "<think>{thinking}</think> <answer>{solution}</answer>"
+
+
+def record(solution: str, **fields) -> Record:
+    return Record("a", (), solution, (), (), (), fields, "data.json[3]")
+
+
+@pytest.mark.parametrize(
+    ("solution", "thinking", "target"),
+    [
+        ("<answer>7</answer>", None, "<answer>7</answer>"),
+        (" 7\n", None, "<answer>7</answer>"),
+        ("7", "3 + 4", "<think>3 + 4</think><answer>7</answer>"),
+        ("<answer>7</answer>", "3 + 4", "<think>3 + 4</think><answer>7</answer>"),
+        ("<think>so</think> <answer>7</answer>", None, "<think>so</think> <answer>7</answer>"),
+        ("<think>so</think> <answer>7</answer>", "3 + 4", "<think>so</think> <answer>7</answer>"),
+        ("<think>so</think> 7", None, "<think>so</think><answer>7</answer>"),
+        ("7", "  ", "<answer>7</answer>"),
+    ],
+)
+def test_a_solution_is_taught_in_the_form_that_rewards_read(solution, thinking, target):
+    assert SolutionTargets().of(record(solution, thinking=thinking), opened_think=False) == [target]
+
+
+def test_a_target_scores_all_of_its_rewards():
+    rows = [record("7", thinking="3 + 4"), record("<answer>(1) take</answer>", thinking="I look.")]
+    texts = [text for row in rows for text in SolutionTargets().of(row, opened_think=False)]
+    rubric = build_rubric(["format", "strict_format", "exact_match"], None)
+    assert rubric.score(texts, reward_columns(rows, 1)).components == [[1.0, 1.0]] * 3
+    rubric.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "solution", "thinking", "target"),
+    [
+        (TEMPLATE, "7", "3 + 4", "<think>3 + 4</think> <answer>7</answer>"),
+        (TEMPLATE, "<think>so</think> <answer>7</answer>", None, "<think>so</think> <answer>7</answer>"),
+        ("Answer: {solution}", "so <answer>7</answer>", None, "Answer: 7"),
+        ("Answer: {solution}", "<think>so</think> 7", None, "Answer: 7"),
+        ("{thinking}|{solution}", "{thinking}", "{solution}", "{solution}|{thinking}"),
+    ],
+)
+def test_a_template_says_how_a_target_is_written(template, solution, thinking, target):
+    targets, row = SolutionTargets(template), record(solution, thinking=thinking)
+    assert targets.check_record(row) is None
+    assert targets.of(row, opened_think=False) == [target]
+
+
+def test_a_record_that_cannot_be_taught_is_named():
+    assert "names {thinking}, and the record has neither" in SolutionTargets(TEMPLATE).check_record(record("7"))
+    with pytest.raises(RecordError, match=r"^data.json\[3\]: `thinking`: expected text, got number 5$"):
+        SolutionTargets().of(record("7", thinking=5), opened_think=False)
+
+
+def test_where_the_prompt_opens_the_think_block_the_target_goes_on_in_it():
+    inside = {"opened_think": True}
+    assert SolutionTargets().of(record("7", thinking="3 + 4"), **inside) == ["3 + 4</think><answer>7</answer>"]
+    closing = SolutionTargets("</think><answer>{solution}</answer>")
+    assert closing.of(record("7"), **inside) == ["</think><answer>7</answer>"]
+    with pytest.raises(RecordError, match=r"data.json\[3\]: the prompt ends inside a think block, and the target has"):
+        SolutionTargets().of(record("7"), **inside)
+
+
+class TwoForTheFirst:
+    """Two targets for the first clip, none for the second, one for all others."""
+
+    def of(self, record, opened_think):
+        return {"clip-0": ["one", "two and more"], "clip-1": []}.get(record.id, ["three"])
+
+
+def test_targets_stand_beside_their_prompts_and_end_with_the_end_token(tiny_checkpoint, sop_data):
+    processor = AutoProcessor.from_pretrained(tiny_checkpoint())
+    collator = TargetCollator(processor, PromptOptions(), TwoForTheFirst())
+    dataset = load_dataset(str(sop_data), base_interval=0.5)
+    inputs = collator([dataset[0], None, dataset[1], dataset[6]])
+    ids, mask = inputs["target_ids"], inputs["target_mask"]
+    assert len(inputs["prompts"]) == 3 and len(ids) == 3 * 2
+    texts = [processor.tokenizer.decode(row[own]) for row, own in zip(ids, mask, strict=True)]
+    assert texts == ["one<|im_end|>", "two and more<|im_end|>", "", "", "three<|im_end|>", ""]
+    assert (ids[~mask] == processor.tokenizer.pad_token_id).all()
+    empty = collator([None])
+    assert empty["target_ids"].shape == empty["target_mask"].shape == (0, 0)
+
+
+def test_the_first_targets_are_shown_as_the_model_reads_them(tiny_checkpoint, sop_data):
+    processor = AutoProcessor.from_pretrained(tiny_checkpoint())
+    collator = TargetCollator(processor, PromptOptions(), SolutionTargets())
+    [line] = shown_targets(load_dataset(str(sop_data)), collator, 1)
+    tokens = len(processor.tokenizer("<answer>(1) step</answer>")["input_ids"]) + 1
+    assert line == f"{sop_data}[0] (id clip-0): {tokens} tokens: '<answer>(1) step</answer><|im_end|>'"
