@@ -73,7 +73,7 @@ def test_two_steps_on_the_tiny_model(recipe, maker, tiny_checkpoint, tmp_path):
     scored = {name for row in steps for name in row if name.startswith("reward/")}
     names = settings_of(recipe, tmp_path).reward_funcs
     assert {"reward/strict_format", "reward/format"} & scored
-    assert scored <= {"reward/total", "reward/std", *(f"reward/{name}" for name in names)}
+    assert scored <= {"reward/total", "reward/std", "reward/max", *(f"reward/{name}" for name in names)}
 
 
 @pytest.mark.slow

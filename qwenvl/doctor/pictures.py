@@ -20,7 +20,7 @@ from qwenvl.report.write import Picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDTH = 160  # of a picture, in pixels
+WIDTH, STILL_WIDTH = 160, 480  # of a frame and of an image, in pixels
 COLUMNS = 8  # pictures side by side in a file
 
 
@@ -65,7 +65,7 @@ def _make(path: Path, strip: Strip) -> Picture:
     except (BadMediaError, OSError) as error:
         return Picture(problem=str(error).removeprefix(f"{strip.path}: "))
     with written_whole(path) as partial:
-        _sheet(frames).save(partial, "JPEG", quality=80)
+        _sheet(frames, WIDTH if strip.indices else STILL_WIDTH).save(partial, "JPEG", quality=80)
     return _picture(path, strip)
 
 
@@ -78,14 +78,14 @@ def _frames(strip: Strip) -> Tensor:
         return clip.read(strip.indices)
 
 
-def _sheet(frames: Tensor) -> Image.Image:
-    """The frames as one picture, row by row."""
-    height = max(1, round(WIDTH * frames.shape[2] / frames.shape[3]))
+def _sheet(frames: Tensor, width: int) -> Image.Image:
+    """The frames as one picture, row by row, each so many pixels wide."""
+    height = max(1, round(width * frames.shape[2] / frames.shape[3]))
     columns, rows = _grid(len(frames))
-    sheet = Image.new("RGB", (columns * WIDTH, rows * height))
+    sheet = Image.new("RGB", (columns * width, rows * height))
     for n, frame in enumerate(frames):
-        picture = Image.fromarray(frame.permute(1, 2, 0).numpy()).resize((WIDTH, height), Image.Resampling.BILINEAR)
-        sheet.paste(picture, (n % columns * WIDTH, n // columns * height))
+        picture = Image.fromarray(frame.permute(1, 2, 0).numpy()).resize((width, height), Image.Resampling.BILINEAR)
+        sheet.paste(picture, (n % columns * width, n // columns * height))
     return sheet
 
 

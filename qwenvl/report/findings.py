@@ -12,8 +12,9 @@ from qwenvl.report.groups import SUSPECT, Row
 from qwenvl.report.run import Run
 
 MOST_EQUAL = 0.9  # share of groups with equal rewards
-MOST_TRUNCATED = 0.1  # share of completions cut at the limit
+MOST_TRUNCATED = 0.25  # share of completions cut at the limit
 HIGH_KL = 0.5
+LEFT_ENTROPY = 0.2  # of that of the first steps
 MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
 
 
@@ -32,7 +33,8 @@ def warnings(run: Run, rows: Sequence[Row]) -> list[Finding]:
     Args:
         rows: the groups of the run.
     """
-    found = [_equal(run), _falls(run), _kl(run), _truncated(run), _worse(run), _left_out(run), _suspect(rows)]
+    found = [_equal(run), _falls(run), _kl(run), _entropy(run), _truncated(run), _worse(run)]
+    found += [_left_out(run), _skipped(run), _suspect(rows)]
     return [*_not_finite(run), *(each for each in found if each is not None)]
 
 
@@ -81,6 +83,14 @@ def _kl(run: Run) -> Finding | None:
     return Finding("kl_drifts", message, "lower --learning_rate, or raise --grpo_beta")
 
 
+def _entropy(run: Run) -> Finding | None:
+    found, reward = (trend([value for _, value in run.values(name)]) for name in ("entropy", "reward/total"))
+    if found is None or found.last >= LEFT_ENTROPY * found.first or (reward is not None and reward.verdict == "rises"):
+        return None
+    message = f"the entropy fell from {found.first:.3g} to {found.last:.3g} and the reward does not rise"
+    return Finding("entropy_collapsed", message, "lower --learning_rate, or raise --generation_temperature")
+
+
 def _truncated(run: Run) -> Finding | None:
     share = last_mean(run, "completion/truncated_frac")
     if share is None or share <= MOST_TRUNCATED:
@@ -106,6 +116,14 @@ def _left_out(run: Run) -> Finding | None:
         return None
     message = f"{count:.0f} samples were left out because they could not be read"
     return Finding("left_out", message, "qwenvl data check names each with its reason")
+
+
+def _skipped(run: Run) -> Finding | None:
+    count = sum(value for _, value in run.values("nonfinite/skipped_steps"))
+    if not count:
+        return None
+    message = f"{count:.0f} steps changed no weight because their loss or gradients were not finite"
+    return Finding("skipped_steps", message, "the folder nonfinite of the run says what they were made of")
 
 
 def _suspect(rows: Sequence[Row]) -> Finding | None:

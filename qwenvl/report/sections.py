@@ -32,8 +32,10 @@ class Shown:
 
 SHOWN = {
     "reward/total": Shown("learning", "total reward", "should rise"),
+    "reward/max": Shown("learning", "best reward", "the highest that a completion had"),
     "reward/std": Shown("learning", "reward spread within groups", "what there is to learn from"),
     "group/zero_std_frac": Shown("learning", "groups with equal rewards", "near 1 nothing is learned"),
+    "group/unique_frac": Shown("learning", "different completions in a group", "near 0 nothing new is tried"),
     "kl": Shown("stable", "KL to the reference", "should stay below a few tenths"),
     "entropy": Shown("stable", "entropy", "a fall to 0 ends exploration"),
     "grad_norm": Shown("stable", "gradient norm", "before clipping"),
@@ -51,11 +53,12 @@ SHOWN = {
     "prompt/frames": Shown("fast", "frames for each prompt"),
 }
 """Metrics in the order they are shown. Others go to the section of their first word, behind these."""
+ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # shown at once even where they never change
 
 BY_WORD = {
     **dict.fromkeys(("reward", "group", "dataset"), "learning"),
-    **dict.fromkeys(("loss", "ratio", "parity", "kl", "health", "probe"), "stable"),
-    **dict.fromkeys(("time", "prompt", "vision_cache", "frame_cache", "memory", "vllm"), "fast"),
+    **dict.fromkeys(("loss", "ratio", "parity", "kl", "nonfinite"), "stable"),
+    **dict.fromkeys(("time", "prompt", "vision_cache", "frame_cache", "memory"), "fast"),
     **dict.fromkeys(("completion", "data"), "wrote"),
 }
 AT_THE_END = ("train_", "total_flos")  # the Trainer's own line when training has ended, of one value each
@@ -89,8 +92,8 @@ def charts(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
         how = shown(metric)
         curves = [curve for number, run in enumerate(runs) if (curve := _curve(number, run, metric))]
         moves = any(value != curve["raw"][0] for curve in curves for value in curve["raw"])
-        main = metric in SHOWN or metric.startswith("reward/")
-        chart = {"metric": metric, "title": how.title, "help": how.help, "main": main and moves, "curves": curves}
+        main = metric in ALWAYS or (moves and (metric in SHOWN or metric.startswith("reward/")))
+        chart = {"metric": metric, "title": how.title, "help": how.help, "main": main, "curves": curves}
         sections[how.section].append(chart)
     return sections
 

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 APP = HERE / "app"
 SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "browser.js")  # in the order that they need each other
 STYLE = "report.css"
+TILES = (("reward/total", "reward in training"), ("kl", "KL"), ("completion/length_mean", "tokens a completion"))
 
 
 class ReportError(ValueError):
@@ -94,7 +95,7 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
     write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
     for name in (*SCRIPTS, STYLE):
         write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
-    title = "Report of " + " and ".join(run.name for run in runs)
+    title = "Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs")
     page = render(
         HERE / "index.html",
         title=title,
@@ -102,6 +103,9 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
         settings=_shown_settings(runs),
         sections=SECTIONS,
         scripts=SCRIPTS,
+        tiles=TILES,
+        evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
+        metrics={name for run in facts["runs"] for name in run["trends"]},
     )
     write_script(folder / "index.html", page)
     return Written(folder / "index.html", facts, _merged([each.wanted() for each in groups]))

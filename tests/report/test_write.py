@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,3 +191,19 @@ def test_rows_of_several_processes_are_all_there(make_run):
     RunLog(run, rank=1, world_size=2).log_rollouts(group([0.0, 1.0], record_id="other", step=2))
     written = make_report([run], run / "report")
     assert written.summary["runs"][0]["groups"]["trained"] == 5
+
+
+def test_the_benchmark_runs():
+    script = Path(__file__).resolve().parents[2] / "scripts" / "bench" / "report.py"
+    done = subprocess.run([sys.executable, str(script), "--groups", "40"], capture_output=True, text=True, timeout=600)
+    assert "320 completions written as a report" in done.stdout, done.stderr
+    assert "errors of the page: []" in done.stdout or "no Chromium found" in done.stdout, done.stdout + done.stderr
+
+
+def test_three_runs_share_a_table(make_run, tmp_path):
+    runs = [make_run("first"), make_run("second", metrics=[(1, {"loss": 0.0})], finished=0), make_run("third")]
+    page = make_report(runs, tmp_path / "report").page.read_text()
+    text = " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    assert "3 runs run steps held-out reward reward in training KL equal rewards s a step warnings" in text
+    assert "first 2 0.6 ± 0.1 0.75 0.01 50 % 3 suspected hacking" in text
+    assert "second 1, goes on – – – 50 % 0 suspected hacking" in text

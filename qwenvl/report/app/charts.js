@@ -6,8 +6,9 @@ const HEIGHT = 170, LEFT = 46, RIGHT = 10, TOP = 8, BOTTOM = 22;
 function drawCharts() {
   for (const box of document.querySelectorAll(".charts")) {
     const charts = report.data.sections[box.dataset.section] || [];
-    const first = charts.filter((each) => each.main).map((each) => card(each, lineChart));
-    if (box.dataset.section === "fast") first.push(...report.data.phases.map((each) => card(phaseCard(each), phaseChart)));
+    const phases = box.dataset.section === "fast" ? report.data.phases : [];
+    const first = phases.map((each) => card(phaseCard(each), phaseChart));
+    first.push(...charts.filter((each) => each.main).map((each) => card(each, lineChart)));
     box.append(...first);
     const rest = charts.filter((each) => !each.main);
     if (rest.length) box.after(moreCharts(rest));
@@ -76,10 +77,17 @@ function frame(scale, width, label) {
   const picture = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
   for (const tick of scale.ticks) {
     picture.append(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: scale.y(tick), y2: scale.y(tick) }));
-    picture.append(svg("text", { class: "tick", x: LEFT - 6, y: scale.y(tick) + 4, "text-anchor": "end" }, brief(tick)));
+    picture.append(svg("text", { class: "tick", x: LEFT - 6, y: scale.y(tick) + 4, "text-anchor": "end" }, tickText(tick, scale.ticks)));
   }
   for (const tick of scale.stepTicks) picture.append(svg("text", { class: "tick", x: scale.x(tick), y: HEIGHT - 6, "text-anchor": "middle" }, String(tick)));
   return picture;
+}
+
+// As many digits as it takes to tell neighbours apart.
+function tickText(tick, ticks) {
+  const size = ticks[1] - ticks[0], largest = Math.max(...ticks.map(Math.abs));
+  if (largest >= 1e6 || size < 1e-5) return tick === 0 ? "0" : tick.toExponential(1);
+  return tick.toLocaleString("en", { maximumFractionDigits: Math.max(0, -Math.floor(Math.log10(size))) });
 }
 
 // Lines of what is there: a value that is null leaves a gap.

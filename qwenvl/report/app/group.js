@@ -11,7 +11,7 @@ function groupView(index, n, group, go) {
     ...group.suspicions.map((each) => h("p", { class: "warning" }, `${each}.`)),
     group.fitted ? h("p", { class: "fine" }, `To fit, the prompt was shown with less: ${JSON.stringify(group.fitted)}`) : null,
     ...group.clips.map(clipView),
-    group.images.length ? h("div", { class: "frames" }, group.images.map((each) => frameView(each.strip, 0, baseName(each.path), each.path))) : null,
+    group.images.length ? h("div", { class: "frames" }, group.images.map(imageView)) : null,
     questionView(group),
     historyView(index, n, go),
     h("div", { class: "completions" }, byAdvantage(together(group.rows)).map((row) => completionView(row, group))));
@@ -35,6 +35,15 @@ function clipView(clip) {
     segments.length ? h("p", { class: "legend" }, "segments of the clip: ", segments.map((each) => h("span", {}, h("i", { class: "key", style: `background:${segmentColor(each)}` }), String(each)))) : null);
 }
 
+function imageView(image) {
+  const figure = frameView(image.strip, 0, baseName(image.path), "");
+  const why = report.strips[image.strip]?.problem;
+  if (why) figure.append(h("span", { class: "bad" }, why));
+  figure.classList.add("still");
+  figure.title = image.path;
+  return figure;
+}
+
 function segmentColor(segment) {
   return `hsl(${(segment * 137) % 360} 70% 50%)`;
 }
@@ -48,7 +57,7 @@ function frameView(key, n, title, caption, segment = null) {
     const [column, row] = [n % strip.columns, Math.floor(n / strip.columns)];
     const share = (place, all) => (all > 1 ? (100 * place) / (all - 1) : 0);
     picture = h("div", {
-      class: "picture", role: "img", "aria-label": `${title}, ${caption}`,
+      class: "picture", role: "img", "aria-label": [title, caption].filter(Boolean).join(", "),
       style: `aspect-ratio:${strip.ratio};background-image:url(pictures/${key}.jpg);background-size:${100 * strip.columns}% ${100 * strip.rows}%;background-position:${share(column, strip.columns)}% ${share(row, strip.rows)}%`,
     });
   }
