@@ -105,7 +105,7 @@ not apply. It gets the columns that its signature names, all of them with `**col
   no standard deviation, its advantage is 0, and its row in the run folder has the total `null`. In a group with fewer
   than two rewards every advantage is 0. Evaluation leaves such completions out. Where none is left it has no metrics
   and a warning, or ends the run if `--metric_for_best_model` needs one.
-- `total`, `std` and `temporal_contrast` are the run's own metrics, and no function can have one of these names.
+- `total`, `std`, `max` and `temporal_contrast` are the run's own metrics: no function can have one of these names.
 
 ## Functions written for other libraries
 

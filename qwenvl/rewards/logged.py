@@ -14,7 +14,9 @@ OWN_FAMILIES = (
     *("group/", "completion/", "prompt/", "time/", "data/", "dataset/", "loss/", "ratio/", "parity/"),
     *("frame_cache/", "vision_cache/", "nonfinite/", "eval_", "train_"),
 )
-"""Beginnings of the names of its other columns; of ``reward/`` only some names are taken."""
+"""Beginnings of the names of its other columns. Of ``reward/`` only some names are taken."""
+OWN_REWARDS = ("total", "std", "max", "temporal_contrast")
+"""What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
 
 
 class Logged:
@@ -26,7 +28,7 @@ class Logged:
 
     def __init__(self, functions: Iterable[str]) -> None:
         ends = ("", "/skipped", "/unfinished")
-        self._rewards = {f"reward/{name}{end}" for name in ("total", "std", "max", *functions) for end in ends}
+        self._rewards = {f"reward/{name}{end}" for name in (*OWN_REWARDS, *functions) for end in ends}
         self._values: dict[str, list[float]] = defaultdict(list)
 
     def __call__(self, name: str, value: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from qwenvl.rewards.adapters import Completion
 from qwenvl.rewards.columns import field_problem, is_routed, record_name, route_problem
 from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
-from qwenvl.rewards.logged import Logged
+from qwenvl.rewards.logged import OWN_REWARDS, Logged
 from qwenvl.rewards.options import Aggregation, OnError
 from qwenvl.rewards.runner import Call, Runner
 from qwenvl.types import Record, RewardBatch
@@ -19,7 +19,6 @@ from qwenvl.types import Record, RewardBatch
 logger = logging.getLogger(__name__)
 
 Values = list[float | None]
-RESERVED = ("total", "std", "max", "temporal_contrast")  # names under which a run has metrics of its own
 
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.
@@ -69,7 +68,7 @@ class Rubric:
             raise RewardError(f"{len(weights)} reward weights for {len(functions)} functions: {', '.join(self.names)}")
         if repeated := [name for name in self.names if self.names.count(name) > 1]:
             raise RewardError(f'two reward functions are named "{repeated[0]}": rename one')
-        if taken := [name for name in self.names if name in RESERVED]:
+        if taken := [name for name in self.names if name in OWN_REWARDS]:
             raise RewardError(
                 f'a reward function is named "{taken[0]}", and the run\'s own metric reward/{taken[0]} has this name: '
                 'rename it, or name it in a plugin by @reward("another_name")'

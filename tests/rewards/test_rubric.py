@@ -211,6 +211,7 @@ def test_refusals():
         (lambda: rubric(length, length), 'two reward functions are named "length"'),
         (lambda: rubric(RewardFunction("total", length)), "the run's own metric reward/total has this name: rename it"),
         (lambda: rubric(length, RewardFunction("std", length)), "the run's own metric reward/std has this name"),
+        (lambda: rubric(RewardFunction("max", length)), "the run's own metric reward/max has this name"),
         (lambda: rubric(length, weights=[math.nan]), "finite"),
     ):
         with pytest.raises(RewardError, match=message):
