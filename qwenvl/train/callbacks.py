@@ -93,7 +93,7 @@ class HealthWarnings(TrainerCallback):
         prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         if args.reward_aggregation != "sum":  # totals are relative to their groups then, and always 0 on average
             values = {name: value for name, value in values.items() if name != "reward/total"}
-        self._history.append(Entry(step, step - self._step, sampled * prompts, dict(values)))
+        self._history.append(Entry.of(step, step - self._step, sampled * prompts, values))
         self._step = step
 
     def _tell(self, ended: bool = False) -> None:

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from qwenvl.config.grpo_config import GRPOConfig
 
+WATCHED = ("reward/total", "reward/max", "group/zero_std_frac", "completion/truncated_frac", "entropy", "kl")
 WINDOW = 24
 """Groups, or optimizer steps where a number is one of the step, that are judged together."""
 EQUAL_SHARE = 0.9
@@ -33,13 +34,18 @@ class Entry:
         step: the last optimizer step that it is about.
         steps: how many it is about.
         groups: how many were sampled in these, over all processes.
-        values: means over these, by the name of the metric.
+        values: means over these, by the name of the metric. Those that no rule reads may be missing.
     """
 
     step: int
     steps: int
     groups: int
     values: Mapping[str, float]
+
+    @classmethod
+    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> Entry:
+        """An entry with what rules read of the log: a run has thousands."""
+        return cls(step, steps, groups, {name: v for name, v in logs.items() if name in WATCHED or _is_format(name)})
 
 
 History = Sequence[Entry]
@@ -86,9 +92,7 @@ def equal_rewards_at_end(history: History) -> str | None:
 
 def format_never_reached(history: History) -> str | None:
     """No completion of the run, of at least 48 groups, has a format reward above 0."""
-    named = (name.partition("/") for entry in history for name in entry.values)
-    functions = dict.fromkeys(name for room, _, name in named if room == "reward" and "format" in name)
-    for name in (f"reward/{name}" for name in functions if "/" not in name):
+    for name in dict.fromkeys(name for entry in history for name in entry.values if _is_format(name)):
         entries = _with(history, name)
         groups = sum(entry.groups for entry in entries)
         if groups >= 2 * WINDOW and max(entry.values[name] for entry in entries) <= 0:
@@ -221,6 +225,10 @@ def findings(history: History, told: set[str], ended: bool = False) -> Iterator[
 def warned_of(warnings: Sequence[str]) -> Rule | None:
     """The first rule of the table that one of these warnings was given by."""
     return next((rule for rule in RULES if any(warning.endswith(rule.remedy) for warning in warnings)), None)
+
+
+def _is_format(name: str) -> bool:
+    return name.startswith("reward/") and "format" in name and name.count("/") == 1
 
 
 def _equal(groups: str, reward: float) -> str:
