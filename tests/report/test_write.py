@@ -205,5 +205,5 @@ def test_three_runs_share_a_table(make_run, tmp_path):
     page = make_report(runs, tmp_path / "report").page.read_text()
     text = " ".join(re.sub(r"<[^>]+>", " ", page).split())
     assert "3 runs run steps held-out reward reward in training KL equal rewards s a step warnings" in text
-    assert "first 2 0.6 ± 0.1 0.75 0.01 50 % 3 suspected hacking" in text
-    assert "second 1, goes on – – – 50 % 0 suspected hacking" in text
+    assert "first 2 0.6 ± 0.1 0.75 0.01 50 % 3 none" in text
+    assert "second 1, goes on – – – 50 % 0 none" in text
