@@ -36,6 +36,8 @@ SHOWN = {
     "reward/std": Shown("learning", "reward spread within groups", "what there is to learn from"),
     "group/zero_std_frac": Shown("learning", "groups with equal rewards", "near 1 nothing is learned"),
     "group/unique_frac": Shown("learning", "different completions in a group", "near 0 nothing new is tried"),
+    "penalty/total": Shown("learning", "total reward with the KL taken off", "what is compared"),
+    "penalty/kl": Shown("stable", "KL of a completion to the reference", "nats"),
     "kl": Shown("stable", "KL to the reference", "should stay below a few tenths"),
     "entropy": Shown("stable", "entropy", "a fall to 0 ends exploration"),
     "grad_norm": Shown("stable", "gradient norm", "before clipping"),

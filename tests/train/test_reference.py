@@ -56,15 +56,15 @@ def test_a_copy_of_the_policy_each_step_leaves_no_kl(make_trainer, tmp_path):
 
 def test_a_killed_run_goes_on_with_the_reference_that_it_had(whole_and_resumed, tmp_path):
     """The run dies after a mixing that its checkpoint does not have, and after one that it has."""
-    common = {"save_strategy": "steps", "save_steps": 1, "max_steps": 6, "learning_rate": 1e-2, **SYNC}
-    whole, resumed = whole_and_resumed(killed=5, resumed_from=3, **common)
+    common = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "learning_rate": 1e-2, **SYNC}
+    whole, resumed = whole_and_resumed(killed=4, resumed_from=3, **common)
     with whole.reference.model() as ours, resumed.reference.model() as theirs:
         moved = weights(ours)
         assert all(torch.equal(value, moved[name]) for name, value in weights(theirs).items())
     assert kl(tmp_path / "whole") == kl(tmp_path / "cut") and max(kl(tmp_path / "cut")) > 1e-4
-    lost = tmp_path / "cut" / "checkpoint-6" / REFERENCE
+    lost = tmp_path / "cut" / "checkpoint-5" / REFERENCE
     lost.unlink()
-    with pytest.raises(ValueError, match=rf"^{lost}: no such file; the newest older checkpoint that is whole is .*-5:"):
+    with pytest.raises(ValueError, match=rf"^{lost}: no such file; the newest older checkpoint that is whole is .*-4:"):
         resumed.train(resume_from_checkpoint=True)
     for name in ("model.safetensors", "optimizer.pt"):
         assert (lost.parent / name).is_file()
