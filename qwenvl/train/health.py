@@ -169,16 +169,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "equal rewards",
         equal_rewards,
-        "Where no completion is ever right, take easier records or a reward with finer steps. Where all are right, "
-        "take harder records. Where they are too alike, try a higher --generation_temperature or a larger "
-        "--grpo_sample_size",
+        "Where no completion is ever right, teach some solutions first (qwenvl warmup), or take easier records or a "
+        "reward with finer steps. Where all are right, take harder records. Where they are too alike, try a higher "
+        "--generation_temperature or a larger --grpo_sample_size",
         judge_at_end=equal_rewards_at_end,
     ),
     Rule(
         "format never reached",
         format_never_reached,
-        "Ask for it in the prompt (--response_format), look at completions in rollouts/, or show it by a short "
-        "supervised warm-up first",
+        "Ask for it in the prompt (--response_format), look at completions in rollouts/, or teach it first on some "
+        "solutions (qwenvl warmup)",
     ),
     Rule(
         "cut off",
