@@ -276,6 +276,8 @@ class RolloutBatch:
         logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-k,
             top-p, min-p, the repetition penalty and the suppression of vision tokens. None where the engine does not
             have them.
+        entropies: N x T, of the distributions that these are log-probs of, in nats. None where they were not asked for,
+            or the engine does not have them.
     """
 
     completion_ids: Tensor
@@ -283,6 +285,7 @@ class RolloutBatch:
     texts: list[str]
     finish_reasons: list[FinishReason]
     logprobs: Tensor | None = None
+    entropies: Tensor | None = None
 
 
 @dataclass

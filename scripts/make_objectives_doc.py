@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -11,7 +12,10 @@ sys.path.insert(0, str(ROOT))
 from qwenvl.grpo.advantages import ESTIMATORS  # noqa: E402 (works without an installed package)
 from qwenvl.grpo.kl import KL_ESTIMATORS  # noqa: E402
 from qwenvl.grpo.loss import LOSSES, Objective  # noqa: E402
+from qwenvl.grpo.options import TermOptions  # noqa: E402
 from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS  # noqa: E402
+from qwenvl.grpo.weighting import CORRECTIONS, entropy_floor, off_policy  # noqa: E402
+from qwenvl.option import own_options  # noqa: E402
 
 PAGE = ROOT / "docs" / "objectives.md"
 START, END = "<!-- tables: made by scripts/make_objectives_doc.py -->", "<!-- end of the tables -->"
@@ -28,10 +32,26 @@ def tables() -> str:
     for title, table in tables.items():
         parts += ["", f"### {title}", "", "| name | formula |", "|---|---|"]
         for name, function in table.items():
-            text = function.__doc__.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
             shown = f"`{name}`" if table is ESTIMATORS else name.replace("_", " ")
-            parts.append(f"| {shown} | {' '.join(text.split())} |")
-    return "\n".join([*parts, ""])
+            parts.append(f"| {shown} | {formula(function)} |")
+    return "\n".join([*parts, *terms(), ""])
+
+
+def terms() -> list[str]:
+    """The tables of what any objective can have besides: its flags, and the formulas behind them."""
+    parts = ["", "### Terms of any objective", "", "| flag | default | what it does |", "|---|---|---|"]
+    for each in own_options(TermOptions):
+        default = "unset" if each.default is None else each.default
+        parts.append(f"| `{each.name}` | {default} | {each.metadata['help']} |")
+    parts += ["", "| flag | choice | formula of the weight |", "|---|---|---|"]
+    parts += [f"| `importance_correction` | `{name}` | {formula(each)} |" for name, each in CORRECTIONS.items()]
+    parts += [f"| `off_policy_mask_threshold` | | {formula(off_policy)} |"]
+    return [*parts, f"| `top_entropy_quantile` | | 1 from this entropy on, else 0. {formula(entropy_floor)} |"]
+
+
+def formula(function: Callable) -> str:
+    """The first sentence of a docstring, for a cell of a table."""
+    return " ".join(function.__doc__.split("\n\n")[0].split()).replace("|", "\\|")
 
 
 def settings(row: Objective) -> str:

@@ -29,6 +29,8 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
             f"--sync_ref_model has no effect: the run ends after {config.max_steps} steps, before the reference was "
             f"mixed; give --ref_model_sync_steps below it (it is {config.ref_model_sync_steps})"
         )
+    if not config.engine_has_own_weights:
+        yield from same_weights(config)
     if config.shared_prefix == "off" and config.compile_decoding:
         yield "--compile_decoding has no effect with --shared_prefix off: it compiles the shared sampling"
     if config.on_nonfinite == "skip":
@@ -37,6 +39,20 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
         if "lomo" in str(getattr(config.optim, "value", config.optim)):
             yield "--on_nonfinite skip has no effect with --optim lomo or adalomo: it updates during the backward pass"
     yield from problems_of_trainer(config)
+
+
+def same_weights(config: Any) -> Iterator[str]:
+    """Problems with options that correct for a sampler of other weights, where the policy samples itself."""
+    if config.importance_correction != "none":
+        yield (
+            f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "
+            "weights are 1; it is for engines with weights of their own"
+        )
+    if config.off_policy_mask_threshold is not None and config.num_iterations == 1:
+        yield (
+            "--off_policy_mask_threshold has no effect with --num_iterations 1: the policy has not moved since it "
+            "sampled; leave one of the two out"
+        )
 
 
 def saves_within_windows(config: Any, save_steps: float, eval_steps: float) -> Iterator[str]:

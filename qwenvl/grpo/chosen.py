@@ -7,6 +7,7 @@ from typing import Any
 
 from qwenvl.grpo.loss import LOSSES, Objective
 from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.grpo.weighting import Weighting
 
 
 def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objective:
@@ -44,5 +45,12 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         beta=0.0 if options.kl_in_reward else options.grpo_beta,
         kl_estimator=options.kl_estimator,
         kl_unbiased=options.kl_unbiased,
+        weighting=Weighting(
+            options.importance_correction,
+            options.importance_correction_min,
+            options.importance_correction_max,
+            options.off_policy_mask_threshold,
+        ),
+        entropy_coef=options.entropy_coef or None,
         max_completion_length=max_completion_length,
     )

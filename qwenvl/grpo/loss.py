@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from qwenvl.grpo.kl import at_least_float32, kl_estimate
-from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS, RatioBounds, StepCounts, Terms
+from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS, RatioBounds, StepCounts, Terms, over_tokens
+from qwenvl.grpo.weighting import Weighting
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class LossInputs:
         mask: N x T bool, true for the tokens that count, a completion's end token among them. Anything may stand in the
             log-probs where it is false.
         entropies: N x T, of the policy's distribution of each token, in nats. None where they are not known.
+        sampler_logprobs: N x T, of the engine that sampled the tokens. None where it does not give them.
+        policy_mask: N x T bool, the tokens that the policy term takes. None for all that count.
     """
 
     logprobs: Tensor
@@ -37,6 +40,8 @@ class LossInputs:
     advantages: Tensor
     mask: Tensor
     entropies: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
+    policy_mask: Tensor | None = None
 
 
 @dataclass
@@ -55,9 +60,10 @@ class LossOutput:
 class Objective:
     """A loss: ``objective(inputs, counts)`` is what one micro-batch adds to the loss of its optimizer step.
 
-    Per token it is -alpha * limit(r, A) + beta * KL, averaged over the whole step. The losses of all micro-batches of
-    all processes sum to the loss of the step, however the step is split (arXiv:2402.03300, equation 3). The average
-    ``micro_batch_tokens`` is the exception.
+    Per token it is -alpha * weight * limit(r, A) + beta * KL, averaged over the whole step (arXiv:2402.03300, equation
+    3). Taken off it is the entropy bonus: ``entropy_coef`` times the mean entropy of the step's tokens, the same under
+    each average, so that the weight means the same. The losses of all micro-batches of all processes sum to the loss
+    of the step, however the step is split. The average ``micro_batch_tokens`` is the exception.
 
     Attributes:
         ratio, limit, average: rows of ``RATIOS``, ``LIMITS`` and ``AVERAGES``.
@@ -66,6 +72,8 @@ class Objective:
         kl_estimator: a row of ``KL_ESTIMATORS``.
         kl_unbiased: multiply the KL of a token by its ratio, so that its gradient stays unbiased for completions of an
             older policy (DeepSeek-V3.2, arXiv:2512.02556).
+        weighting: the weight of each token in the policy term.
+        entropy_coef: weight of the entropy bonus. None is without. 0 is without it in this step.
         max_completion_length: ``generation_max_length``, which the average ``max_length`` divides by.
         about: what is special in it and when to take it, for the docs.
 
@@ -82,6 +90,8 @@ class Objective:
     beta: float = 0.1
     kl_estimator: str = "k3"
     kl_unbiased: bool = False
+    weighting: Weighting = field(default_factory=Weighting)
+    entropy_coef: float | None = None
     max_completion_length: int | None = None
     about: str = ""
 
@@ -89,10 +99,10 @@ class Objective:
         """The share of the step's loss that these N completions have.
 
         Returns:
-            The scalar loss, and metrics. ``loss/policy`` and ``loss/kl`` are the two parts and sum to the loss.
+            The scalar loss, and metrics. ``loss/policy``, ``loss/kl`` and ``loss/entropy`` are its parts and sum to it.
             Shares and means over the tokens of this micro-batch: ``ratio/mean``, ``ratio/clipped_low_frac`` and the
-            like (tokens that the limit leaves without policy gradient, or bounds), with a reference ``kl``, and
-            with entropies ``entropy``.
+            like (tokens that the limit leaves without policy gradient, or bounds), what the weighting logs, with a
+            reference ``kl``, and with entropies ``entropy``.
             The loss is NaN where a token that counts has a log-prob that is not finite.
 
         Raises:
@@ -101,13 +111,21 @@ class Objective:
         _check(inputs, self)
         # A masked position may hold -inf, and 0 * inf is NaN forwards and backwards: replace first, compute afterwards.
         mask, policy = inputs.mask, _counted(inputs.logprobs, inputs.mask)
-        log_ratio = policy - _counted(inputs.old_logprobs.detach(), mask)
+        old = _counted(inputs.old_logprobs.detach(), mask)
+        log_ratio = policy - old
         ratio = RATIOS[self.ratio](log_ratio, mask, policy)
         advantages = inputs.advantages.detach().to(policy.dtype).unsqueeze(1)
         gain, limited = LIMITS[self.limit](Terms(policy, log_ratio, ratio, advantages, mask), self.bounds)
 
-        loss = policy_loss = self._average(-self.alpha * gain, mask, counts)
+        sampler = inputs.sampler_logprobs
+        sampler = None if sampler is None else _counted(sampler, mask)
+        weights, weighed = self.weighting(policy, old, sampler, advantages, mask)
+        if inputs.policy_mask is not None:
+            weights, weighed = weights * inputs.policy_mask, weighed | {"top_entropy/frac": inputs.policy_mask}
+
+        loss = policy_loss = self._average(-self.alpha * weights * gain, mask, counts)
         means = {"ratio/mean": ratio.detach(), **{f"ratio/{name}_frac": where for name, where in limited.items()}}
+        means |= weighed
         metrics = {"loss/policy": policy_loss.item()}
         if inputs.ref_logprobs is not None:
             kl = kl_estimate(policy, _counted(inputs.ref_logprobs, mask), self.kl_estimator)
@@ -115,9 +133,14 @@ class Objective:
             loss = policy_loss + kl_loss if self.beta else policy_loss
             metrics["loss/kl"], means["kl"] = kl_loss.item(), kl.detach()
         if inputs.entropies is not None:
-            means["entropy"] = _counted(inputs.entropies.detach(), mask)
-        tokens = mask.sum().clamp(min=1)
-        return LossOutput(loss, metrics | {name: ((v * mask).sum() / tokens).item() for name, v in means.items()})
+            entropies = _counted(inputs.entropies, mask)
+            means["entropy"] = entropies.detach()
+            if self.entropy_coef is not None:
+                bonus = -self.entropy_coef * over_tokens(entropies * mask, mask, counts, 1)
+                loss = loss + bonus if self.entropy_coef else loss
+                metrics["loss/entropy"], metrics["entropy_coef"] = bonus.item(), self.entropy_coef
+        tokens = max(int(mask.sum()), 1)
+        return LossOutput(loss, metrics | {name: (v * mask).sum().item() / tokens for name, v in means.items()})
 
     def _average(self, per_token: Tensor, mask: Tensor, counts: StepCounts) -> Tensor:
         return AVERAGES[self.average](per_token * mask, mask, counts, self.max_completion_length or 1)
@@ -180,12 +203,21 @@ def _check(inputs: LossInputs, objective: Objective) -> None:
         )
     if inputs.mask.dtype != torch.bool:
         raise ValueError(f"mask: expected bool, got {inputs.mask.dtype}")
-    for name in ("old_logprobs", "ref_logprobs", "entropies"):
+    for name in ("old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "policy_mask"):
         values = getattr(inputs, name)
         if values is not None and tuple(values.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(values.shape)}")
     if objective.beta and inputs.ref_logprobs is None:
         raise ValueError(f"beta is {objective.beta}, but there are no ref_logprobs: give them or set beta to 0")
+    if objective.entropy_coef and inputs.entropies is None:
+        raise ValueError(
+            f"entropy_coef is {objective.entropy_coef}, but there are no entropies: give them or set it to 0"
+        )
+    if objective.weighting.correction != "none" and inputs.sampler_logprobs is None and inputs.mask.any():
+        raise ValueError(
+            f"importance_correction {objective.weighting.correction}: the engine gave no log-probs of its own; take "
+            "one that does, or none"
+        )
     if objective.average == "max_length" and not (objective.max_completion_length or 0) >= 1:
         raise ValueError(
             "dr_grpo needs max_completion_length (at least 1 token), got " + str(objective.max_completion_length)

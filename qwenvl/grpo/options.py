@@ -14,13 +14,97 @@ LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo", "cispo", 
 AdvantageEstimator = Literal["grpo", "rloo", "reinforce_plus_plus", "gdpo"]
 """The rows of ``ESTIMATORS`` in ``qwenvl.grpo.advantages``, held to it likewise."""
 
+Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+"""``none``, and the rows of ``CORRECTIONS`` in ``qwenvl.grpo.weighting``."""
+
 CLIPPED_LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "gspo", "luspo")
 CLIP_OPTIONS = ("grpo_epsilon", "grpo_epsilon_high", "grpo_delta", "dual_clip")
 """What the limit ``clip`` reads, and the losses that have it."""
 
 
 @dataclass
-class ObjectiveOptions(Options):
+class TermOptions(Options):
+    """Which tokens the loss takes, with what weight, and the entropy bonus: what any objective can have besides."""
+
+    mask_truncated_completions: bool = option(
+        False,
+        "Tokens of completions that were cut at --generation_max_length do not count in the loss. The completions "
+        "still count where a loss divides by their number.",
+    )
+    top_entropy_quantile: float = option(
+        1.0,
+        "The policy term takes only this share of the step's tokens, those that were sampled from the distributions "
+        "of highest entropy, above 0 to 1; 0.2 is usual, 1 takes all. What a loss divides by stays.",
+        above=0,
+        most=1,
+    )
+    entropy_coef: float = option(
+        0.0,
+        "Weight of the entropy bonus: the mean entropy of the counted tokens, in nats, times this is taken off the "
+        "loss, at least 0; 0.001 to 0.01 is usual. More: completions stay different for longer.",
+        least=0,
+    )
+    entropy_target: float | None = option(
+        None,
+        "Entropy in nats, above 0. Where the sampled tokens have at most this on average, the weight of the bonus "
+        "grows by --entropy_coef_step, and where they have more it shrinks and the bonus is left out. --entropy_coef "
+        "is where the weight begins.",
+        unset="the weight stays",
+        above=0,
+    )
+    entropy_coef_step: float = option(
+        0.005,
+        "How far the weight of the entropy bonus moves each time completions are sampled, above 0. Needs "
+        "--entropy_target.",
+        above=0,
+    )
+    off_policy_mask_threshold: float | None = option(
+        None,
+        "Leave completions with a negative advantage out of the policy term where the policy has moved away from them: "
+        "where their mean log-prob per token has fallen by more than this many nats since they were sampled, above 0. "
+        "Needs --num_iterations above 1.",
+        unset="none is left out",
+        above=0,
+    )
+    importance_correction: Correction = option(
+        "none",
+        "Weigh the policy term by how much likelier a token is to the policy than to the engine that sampled it, where "
+        "the engine has weights of its own. token: each token by itself. sequence: the product over a completion. "
+        "truncate: weights are held within the bounds. mask: what is out of bounds is left out.",
+    )
+    importance_correction_max: float = option(
+        3.0, "Largest weight of --importance_correction, above 0. Less: less noise, more bias.", above=0
+    )
+    importance_correction_min: float | None = option(
+        None, "Smallest weight of --importance_correction, above 0.", unset="no such bound", above=0
+    )
+
+    @property
+    def reads_sampled_entropies(self) -> bool:
+        """Whether the engine has to give the entropies of the distributions that it samples from."""
+        return self.top_entropy_quantile < 1 or self.entropy_target is not None
+
+    def problems(self) -> Iterator[str]:
+        if self.entropy_target is not None and not self.entropy_coef:
+            yield (
+                "--entropy_target has no effect without --entropy_coef, the weight of the bonus that it moves: add it "
+                "(0.001, say) or leave both out"
+            )
+        if self.entropy_target is None and was_set(self, "entropy_coef_step"):
+            yield "--entropy_coef_step has no effect without --entropy_target: the weight stays as it is"
+        if self.importance_correction == "none":
+            for name in ("importance_correction_max", "importance_correction_min"):
+                if was_set(self, name):
+                    yield f"--{name} has no effect without --importance_correction, whose weights it bounds"
+        elif (self.importance_correction_min or 0) >= self.importance_correction_max:
+            yield (
+                f"--importance_correction_min must be below --importance_correction_max, "
+                f"{self.importance_correction_max:g}, got {self.importance_correction_min:g}"
+            )
+
+
+@dataclass
+class ObjectiveOptions(TermOptions):
     """Advantages and loss."""
 
     grpo_alpha: float = option(0.5, "Weight of the policy-gradient term, above 0.", above=0)
@@ -127,6 +211,8 @@ class ObjectiveOptions(Options):
         for name in ("kl_estimator", "kl_unbiased"):
             if self.kl_in_reward and was_set(self, name):
                 yield f"--{name} has no effect with --kl_in_reward: the loss has no KL term then, and the reward has k1"
+        if self.loss_type == "vespo" and self.importance_correction != "none":
+            yield "--importance_correction has no effect with --loss_type vespo: it weighs whole completions by itself"
         if self.grpo_beta == 0:
             for name in ("kl_estimator", "kl_unbiased", "kl_in_reward"):
                 if was_set(self, name):

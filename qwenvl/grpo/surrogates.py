@@ -65,11 +65,17 @@ class Terms:
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What an optimizer step has, over all its micro-batches and processes."""
+    """What an optimizer step has, over all its micro-batches and processes.
+
+    Attributes:
+        completions, tokens: those that count in the loss.
+        entropy: mean over these tokens of the entropy that they were sampled with, in nats. None where nobody asks.
+    """
 
     completions: int
     tokens: int
     micro_batches: int = 1
+    entropy: float | None = None
 
 
 def token_ratio(log_ratio: Tensor, mask: Tensor, logprobs: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.logprobs import Likelihood
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.types import PromptBatch, RolloutBatch
 
@@ -28,6 +30,7 @@ class SamplingParams:
         repetition_penalty: positive logits of tokens that stand in the prompt or the completion are divided by it,
             negative ones multiplied, also when greedy (arXiv:1909.05858, section 4.1).
         stop_strings: texts that end a completion, with finish reason ``stop``. Their tokens and their text stay in it.
+        entropies: give the entropies of the distributions too. They cost a few passes over each token's logits.
     """
 
     max_new_tokens: int
@@ -37,9 +40,10 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     stop_strings: tuple[str, ...] = ()
+    entropies: bool = False
 
     @classmethod
-    def of(cls, options: SamplingOptions) -> SamplingParams:
+    def of(cls, options: SamplingOptions, entropies: bool = False) -> SamplingParams:
         """How the options have completions of training drawn."""
         return cls(
             max_new_tokens=options.generation_max_length,
@@ -49,6 +53,7 @@ class SamplingParams:
             min_p=options.generation_min_p,
             repetition_penalty=options.generation_repetition_penalty,
             stop_strings=tuple(options.stop_strings or ()),
+            entropies=entropies,
         )
 
 
@@ -87,7 +92,7 @@ def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutB
                 rollout.completion_mask[rows, :width],
                 rollout.texts[rows],
                 rollout.finish_reasons[rows],
-                None if rollout.logprobs is None else rollout.logprobs[rows, :width],
+                *(None if each is None else each[rows, :width] for each in (rollout.logprobs, rollout.entropies)),
             )
         )
         start += size
@@ -135,3 +140,16 @@ def completion_mask(is_end: Tensor) -> Tensor:
     """
     ends_before = is_end.long().cumsum(1) - is_end.long()
     return ends_before == 0
+
+
+def joined_draws(parts: Sequence[tuple[Tensor, Likelihood]], pad_id: int) -> tuple[Tensor, Likelihood]:
+    """Tokens and likelihoods of batches that were drawn one after the other, each as wide as its longest, as one."""
+    width = max(ids.shape[1] for ids, _ in parts)
+
+    def joined(tensors: Sequence[Tensor], fill: float) -> Tensor:
+        """One tensor of ordinary ones, which the loss may keep for its backward pass."""
+        return torch.cat([nn.functional.pad(each, (0, width - each.shape[1]), value=fill) for each in tensors])
+
+    ids, likelihoods = zip(*parts, strict=True)
+    columns = zip(*likelihoods, strict=True)
+    return joined(ids, pad_id), Likelihood(*(None if each[0] is None else joined(each, 0.0) for each in columns))

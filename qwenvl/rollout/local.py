@@ -19,7 +19,15 @@ from transformers import (
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
-from qwenvl.rollout.engine import EnginePrompts, SamplingParams, completion_mask, split_rollouts, within_budget
+from qwenvl.model.logprobs import Likelihood, entropy_of
+from qwenvl.rollout.engine import (
+    EnginePrompts,
+    SamplingParams,
+    completion_mask,
+    joined_draws,
+    split_rollouts,
+    within_budget,
+)
 from qwenvl.rollout.stops import StopStrings
 from qwenvl.types import RolloutBatch
 
@@ -64,7 +72,8 @@ class LocalEngine:
         if params.repetition_penalty != 1.0:
             prompts = padded_with_own(prompts)
         with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
-            return self._finish(*self._draw(bare, prompts, group_size, params), self.stops(params))
+            ids, likelihood = self._draw(bare, prompts, group_size, params)
+            return self._finish(ids, likelihood, self.stops(params))
 
     def stops(self, params: SamplingParams) -> StopStrings | None:
         """What recognises the stop strings, if there are any."""
@@ -75,22 +84,17 @@ class LocalEngine:
 
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
-    ) -> tuple[Tensor, Tensor]:
-        """N x T tokens, whatever fills finished rows, and their log-probs."""
+    ) -> tuple[Tensor, Likelihood]:
+        """N x T tokens, whatever fills finished rows, and what the model makes of them."""
         cost = group_size * (prompts.input_ids.shape[1] + params.max_new_tokens)
         parts = []
         with generation_settings(model, self._settings(params)):
             for rows in within_budget(range(len(prompts)), self.token_budget, cost=lambda row: cost):
                 parts.append(self._generate(model, prompts.select(rows).repeat(group_size), params))
-        width = max(ids.shape[1] for ids, _ in parts)
-        ids, logprobs = (
-            torch.cat([nn.functional.pad(part[k], (0, width - part[k].shape[1]), value=fill) for part in parts])
-            for k, fill in ((0, self.tokenizer.pad_token_id), (1, 0.0))
-        )
-        return ids, logprobs
+        return joined_draws(parts, self.tokenizer.pad_token_id)
 
-    def _generate(self, model: nn.Module, rows: PromptInputs, params: SamplingParams) -> tuple[Tensor, Tensor]:
-        recorder = LogprobRecorder(params.temperature or 1.0)
+    def _generate(self, model: nn.Module, rows: PromptInputs, params: SamplingParams) -> tuple[Tensor, Likelihood]:
+        recorder = LikelihoodRecorder(params.temperature or 1.0, params.entropies)
         processors = LogitsProcessorList([recorder])
         if params.repetition_penalty != 1.0:  # in the settings it would come before the recorder
             processors.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
@@ -106,9 +110,9 @@ class LocalEngine:
             **rows.vision(),
         )
         completion_ids = sequences[:, prompt_tokens:]
-        return completion_ids, recorder.logprobs(completion_ids)
+        return completion_ids, recorder.likelihood(completion_ids)
 
-    def _finish(self, completion_ids: Tensor, logprobs: Tensor, stops: StopStrings | None) -> RolloutBatch:
+    def _finish(self, completion_ids: Tensor, likelihood: Likelihood, stops: StopStrings | None) -> RolloutBatch:
         """Masks, decodes and names the ends of N x T sampled tokens."""
         is_end = torch.isin(completion_ids, torch.tensor(self.end_ids, device=completion_ids.device))
         if stops is not None:
@@ -120,7 +124,8 @@ class LocalEngine:
             completion_mask=mask,
             texts=self.tokenizer.batch_decode(kept, skip_special_tokens=True),
             finish_reasons=["stop" if ended else "length" for ended in is_end.any(1).tolist()],
-            logprobs=logprobs.masked_fill(~mask, 0.0),
+            logprobs=likelihood.logprobs.masked_fill(~mask, 0.0),
+            entropies=None if likelihood.entropies is None else likelihood.entropies.masked_fill(~mask, 0.0),
         )
 
     def _settings(self, params: SamplingParams) -> GenerationConfig:
@@ -138,16 +143,17 @@ class LocalEngine:
         )
 
 
-class LogprobRecorder(LogitsProcessor):
-    """Keeps log softmax(logits / temperature) of each token that is sampled.
+class LikelihoodRecorder(LogitsProcessor):
+    """Keeps log softmax(logits / temperature) of each token that is sampled, and the entropy if it is asked for.
 
     It must be the first processor, so that it sees the raw logits. A step's token is known only at the next step: the
     distribution is kept until then, and no more than one (rows x V) at a time.
     """
 
-    def __init__(self, temperature: float):
+    def __init__(self, temperature: float, entropies: bool = False):
         self._temperature = temperature
         self._columns: list[Tensor] = []
+        self._entropies: list[Tensor] | None = [] if entropies else None
         self._last: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -155,12 +161,15 @@ class LogprobRecorder(LogitsProcessor):
         if self._last is not None:
             self._take(input_ids[:, -1])
         self._last = (scores.float() / self._temperature).log_softmax(-1)
+        if self._entropies is not None:  # log-probs are logits that need no normaliser
+            self._entropies.append(entropy_of(self._last, self._last.new_zeros(())))
         return scores
 
-    def logprobs(self, completion_ids: Tensor) -> Tensor:
-        """N x T, for the tokens that were sampled. Call it once, after ``generate``."""
+    def likelihood(self, completion_ids: Tensor) -> Likelihood:
+        """For the tokens that were sampled, N x T. Call it once, after ``generate``."""
         self._take(completion_ids[:, -1])
-        return torch.stack(self._columns, dim=1)
+        columns = (self._columns, self._entropies)
+        return Likelihood(*(None if each is None else torch.stack(each, dim=1) for each in columns))
 
     def _take(self, tokens: Tensor) -> None:
         self._columns.append(self._last.gather(1, tokens[:, None])[:, 0])

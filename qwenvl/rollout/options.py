@@ -82,6 +82,14 @@ class SamplingOptions(Options):
         "and stop where they differ: it catches wrong positions, frames and templates.",
     )
 
+    @property
+    def engine_has_own_weights(self) -> bool:
+        """Whether another process samples, with weights that are not quite the policy's. No engine does so yet.
+
+        This is the one place that says so: options that correct for it are refused where it is False.
+        """
+        return False
+
     def problems(self) -> Iterator[str]:
         if self.generation_top_k == 1:
             yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"

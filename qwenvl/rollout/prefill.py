@@ -21,12 +21,13 @@ from transformers import (
 )
 
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharing.prefix_attention import install_prefix_attention
 from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.shared_prefix import pack
 from qwenvl.rollout.decoding import Decoder
-from qwenvl.rollout.engine import SamplingParams, within_budget
+from qwenvl.rollout.engine import SamplingParams, joined_draws, within_budget
 
 
 def logits_processors(
@@ -69,7 +70,7 @@ def sample_shared(
     stopping: Callable[[Tensor], Tensor] | None = None,
     token_budget: int | None = None,
     compiled: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Likelihood]:
     """Draws ``group_size`` completions of each prompt.
 
     Args:
@@ -86,8 +87,8 @@ def sample_shared(
         compiled: compile the layers' step that follows the first token (see ``decoding``).
 
     Returns:
-        Completion ids N x T, and log softmax(logits / temperature) of each token, before what narrows the choice, 0.0
-        at padding. At temperature 0 these are at temperature 1.
+        Completion ids N x T, and what softmax(logits / temperature) makes of each token, before what narrows the
+        choice, 0.0 at padding. At temperature 0 that is at temperature 1.
     """
     install_prefix_attention()
     processors = logits_processors(params, suppress, prompts.input_ids.device)
@@ -98,18 +99,10 @@ def sample_shared(
     rounds = torch.is_autocast_enabled(prompts.input_ids.device.type)
     with torch.no_grad() if rounds else torch.inference_mode():
         drawn = [
-            _Draw(model, prompts.select(rows), group_size, params.max_new_tokens, pad_id, compiled).run(
-                params.temperature, processors, end_ids, stopping
-            )
+            _Draw(model, prompts.select(rows), group_size, params, pad_id, compiled).run(processors, end_ids, stopping)
             for rows in batches
         ]
-    longest = max(ids.shape[1] for ids, _ in drawn)
-
-    def stacked(parts: list[Tensor], fill: float) -> Tensor:
-        """One tensor of ordinary ones, which the loss may keep for its backward pass."""
-        return torch.cat([nn.functional.pad(part, (0, longest - part.shape[1]), value=fill) for part in parts])
-
-    return stacked([ids for ids, _ in drawn], pad_id), stacked([logprobs for _, logprobs in drawn], 0.0)
+    return joined_draws(drawn, pad_id)
 
 
 class _Draw:
@@ -120,34 +113,35 @@ class _Draw:
         model: nn.Module,
         prompts: PromptInputs,
         group_size: int,
-        max_new_tokens: int,
+        params: SamplingParams,
         pad_id: int,
         compiled: bool,
     ):
-        self._model = model
+        self._model, self._params = model, params
         self._compiled = compiled
         self._prompts = prompts
         self._group_size = group_size
+        max_new_tokens = params.max_new_tokens
         self._positions = completion_positions(prompts.position_ids, group_size, max_new_tokens)
         device = prompts.input_ids.device
         rows, self._start = len(prompts) * group_size, prompts.input_ids.shape[1]
         self._ids = torch.full((rows, self._start + max_new_tokens), pad_id, device=device)
         self._ids[:, : self._start] = prompts.input_ids.repeat_interleave(group_size, dim=0)
         self._logprobs = torch.zeros(rows, max_new_tokens, device=device)
+        self._entropies = torch.zeros_like(self._logprobs) if params.entropies else None
         self._going = torch.arange(rows, device=device)
         lengths = tuple(prompts.attention_mask.sum(1).tolist())
         self._cache = PrefixCache(lengths, group_size, max_new_tokens, device, fixed_sizes=compiled)
 
     def run(
         self,
-        temperature: float,
         processors: LogitsProcessorList,
         end_ids: list[int],
         stopping: Callable[[Tensor], Tensor] | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Likelihood]:
         """See ``sample_shared``. The processors get prompt + completion ids, as ``generate`` shows them."""
         ends = torch.tensor(end_ids, device=self._ids.device)
-        length = self._logprobs.shape[1]
+        length, temperature = self._params.max_new_tokens, self._params.temperature
         logits = self._prefill()
         decoder = Decoder(self._model, self._cache, self._compiled)
         for t in range(length):
@@ -155,19 +149,28 @@ class _Draw:
             scores = processors(self._ids[self._going, :now], logits)
             tokens = scores.argmax(-1) if temperature == 0 else scores.softmax(-1).multinomial(1)[:, 0]
             self._ids[self._going, now] = tokens
-            chosen = (logits / (temperature or 1.0)).log_softmax(-1).gather(1, tokens[:, None])
-            self._logprobs[self._going, t] = chosen[:, 0]
+            self._note(t, logits / (temperature or 1.0), tokens)
             done = torch.isin(tokens, ends)
             if stopping is not None:
                 done = done | stopping(self._ids[self._going, self._start : now + 1])
             ended = int(done.sum())  # a GPU is waited for here, so it is asked once
             if t + 1 == length or ended == len(done):
-                return self._ids[:, self._start : now + 1], self._logprobs[:, : t + 1]
+                return self._ids[:, self._start : now + 1], self._likelihood(t + 1)
             if ended:
                 self._going, tokens = self._going[~done], tokens[~done]
                 decoder.keep(~done)
             logits = decoder.step(tokens, self._positions[:, self._going, t])
         raise AssertionError("the loop returns at its last token")
+
+    def _note(self, t: int, logits: Tensor, tokens: Tensor) -> None:
+        """What the model made of the tokens that were drawn at place t of the completions that go on."""
+        logprobs = logits.log_softmax(-1)
+        self._logprobs[self._going, t] = logprobs.gather(1, tokens[:, None])[:, 0]
+        if self._entropies is not None:  # log-probs are logits that need no normaliser
+            self._entropies[self._going, t] = entropy_of(logprobs, logprobs.new_zeros(()))
+
+    def _likelihood(self, length: int) -> Likelihood:
+        return Likelihood(self._logprobs[:, :length], None if self._entropies is None else self._entropies[:, :length])
 
     def _prefill(self) -> Tensor:
         """N x V logits of the first completion tokens, from all prompts in one row."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.logprobs import Likelihood
 from qwenvl.rollout.decoding import require_compiler
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
@@ -38,7 +39,7 @@ class SharedPrefixEngine(LocalEngine):
 
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Likelihood]:
         return sample_shared(
             model,
             prompts,

@@ -176,7 +176,7 @@ def build_collector(
         build_inputs=InputBuilder.of(position_rule(bare.config), processor),
         encode=paths.encode,
         rubric=rubric,
-        params=SamplingParams.of(args),
+        params=SamplingParams.of(args, entropies=args.reads_sampled_entropies),
         group_size=args.grpo_sample_size,
         advantage_estimator=args.advantage_estimator,
         scale_rewards=args.scale_rewards,

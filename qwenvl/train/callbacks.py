@@ -18,6 +18,7 @@ from qwenvl.train.display.summary import RunSummary
 from qwenvl.train.health import Entry, findings
 from qwenvl.train.journal import Journal
 from qwenvl.train.reference import ReferenceSync
+from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite_weights import FiniteWeights
 from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resumed import Resumed
@@ -121,6 +122,8 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     install_progress(trainer)
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
+    if (target := EntropyTarget.of(trainer.args)) is not None:
+        trainer.add_callback(target)
     trainer.add_callback(FiniteWeights(journal))
     if trainer.reference is not None and trainer.args.sync_ref_model:
         trainer.add_callback(ReferenceSync(trainer.reference))

@@ -23,7 +23,8 @@ from qwenvl.train.parity import check_parity, wants_parity
 from qwenvl.train.parts import build_parts
 from qwenvl.train.penalty import KlPenalty
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.step import Experience, Step
+from qwenvl.train.run.entropy_target import followed
+from qwenvl.train.step import Experience, Step, TokenRules
 from qwenvl.types import PromptBatch
 
 RewardFunction = Callable[..., list[float | None]]
@@ -94,7 +95,7 @@ class GRPOTrainer(PolicyTrainer):
         step = self._step_of(inputs["prompts"])
         experience = step.experience_of(inputs["prompts"])
         with self.meter.time("time/logp_s"):
-            likelihood = self._likelihood(model, experience, "measured")
+            likelihood = self._likelihood(model, experience, "trained" if self.objective.entropy_coef else "measured")
             if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
                 experience.old_logprobs = likelihood.logprobs.detach()
                 experience.ref_logprobs = self._reference_logprobs(experience)
@@ -149,7 +150,9 @@ class GRPOTrainer(PolicyTrainer):
             places = self._drawn if self.is_in_train else [batch]  # a script may call compute_loss on its own
             with whole_weights(self.model, self.model_wrapped):
                 experiences = self.collector.collect(self.model, places, self.state)
-            self.step = Step.of(places, experiences)
+            self.step = Step.of(places, experiences, TokenRules.of(self.args))
+            if self.is_in_train:
+                self.objective = followed(self.callback_handler, self.objective, self.step.counts)
             for experience in experiences:
                 self.journal.collected(self.state.global_step + 1, experience)
         return self.step

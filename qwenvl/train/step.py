@@ -1,4 +1,4 @@
-"""One optimizer step as a value: the experience of each of its micro-batches, and its counts over all processes."""
+"""One optimizer step as a value: the experience of each micro-batch, which of its tokens count, and their numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.loss import LossInputs
 from qwenvl.grpo.surrogates import StepCounts
+from qwenvl.grpo.weighting import entropy_floor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """How the tokens of a step enter its loss.
+
+    Attributes:
+        mask_truncated: those of completions that were cut do not count (DAPO, arXiv:2503.14476, section 3.4).
+        top_entropy: share of the counted tokens that the policy term takes, by the entropy that they were sampled with.
+        reads_entropies: whether these entropies are needed.
+        corrects_sampler: whether the log-probs of the engine are not those of the policy.
+    """
+
+    mask_truncated: bool = False
+    top_entropy: float = 1.0
+    reads_entropies: bool = False
+    corrects_sampler: bool = False
+
+    @classmethod
+    def of(cls, args: GRPOConfig) -> TokenRules:
+        """What the flags ask for."""
+        return cls(
+            mask_truncated=args.mask_truncated_completions,
+            top_entropy=args.top_entropy_quantile,
+            reads_entropies=args.reads_sampled_entropies,
+            corrects_sampler=args.engine_has_own_weights,
+        )
 
 
 @dataclass
@@ -27,6 +57,9 @@ class Experience:
     Attributes:
         advantages: N.
         counted: N bool, whether a completion counts in the loss.
+        kept: N bool, whether its tokens do. None: they do where the completion does.
+        policy_mask: N x T bool, the tokens that the policy term takes. None: all that count.
+        sampler_logprobs: N x T, of an engine with weights of its own.
         old_logprobs, ref_logprobs: N x T, of the policy before it was trained on these completions, and of the
             reference. They are None until the first step on the experience, which leaves them for the further ones.
             With ``kl_in_reward`` the collector has given those of the reference.
@@ -39,6 +72,9 @@ class Experience:
     rewards: RewardBatch
     advantages: Tensor
     counted: Tensor
+    kept: Tensor | None = None
+    policy_mask: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     penalties: Tensor | None = None
@@ -46,12 +82,20 @@ class Experience:
     @property
     def mask(self) -> Tensor:
         """N x T bool, the completion tokens that count in the loss."""
-        return self.rollout.completion_mask & self.counted[:, None]
+        kept = self.counted if self.kept is None else self.kept
+        return self.rollout.completion_mask & kept[:, None]
 
     def loss_inputs(self, policy: Likelihood) -> LossInputs:
         """What the loss is computed from, given what the policy makes of the completions."""
         return LossInputs(
-            policy.logprobs, self.old_logprobs, self.ref_logprobs, self.advantages, self.mask, policy.entropies
+            logprobs=policy.logprobs,
+            old_logprobs=self.old_logprobs,
+            ref_logprobs=self.ref_logprobs,
+            advantages=self.advantages,
+            mask=self.mask,
+            entropies=policy.entropies,
+            sampler_logprobs=self.sampler_logprobs,
+            policy_mask=self.policy_mask,
         )
 
 
@@ -132,12 +176,29 @@ class Step:
     iteration: int = 0
 
     @classmethod
-    def of(cls, places: Sequence[PromptBatch], experiences: Sequence[Experience]) -> Step:
-        """The first step on new experiences. All processes must call this together."""
+    def of(
+        cls, places: Sequence[PromptBatch], experiences: Sequence[Experience], rules: TokenRules | None = None
+    ) -> Step:
+        """The first step on new experiences. All processes must call this together.
+
+        Args:
+            rules: how tokens enter the loss, which is noted in the experiences. None: all of them, and alike.
+
+        Raises:
+            ValueError: the rules need entropies or log-probs that the engine did not give.
+        """
+        rules = TokenRules() if rules is None else rules
+        for each in experiences:
+            if rules.mask_truncated:
+                whole = [reason != "length" for reason in each.rollout.finish_reasons]
+                each.kept = each.counted & torch.tensor(whole, device=each.counted.device)
+            if rules.corrects_sampler:
+                each.sampler_logprobs = _given_by_engine(each)
+        entropy = _compared_entropies(experiences, rules.top_entropy) if rules.reads_entropies else None
         own = [(int(each.counted.sum()), int(each.mask.sum())) for each in experiences]
         by_process = gather_object([own])
         completions, tokens = (sum(pair[k] for process in by_process for pair in process) for k in (0, 1))
-        counts = StepCounts(completions, tokens, micro_batches=len(places) * len(by_process))
+        counts = StepCounts(completions, tokens, len(places) * len(by_process), entropy)
         return cls(tuple(places), tuple(experiences), counts)
 
     def experience_of(self, place: PromptBatch) -> Experience:
@@ -166,3 +227,37 @@ class Step:
                 "must not be ended there"
             )
         return replace(self, places=tuple(places), iteration=self.iteration + 1)
+
+
+def _given_by_engine(experience: Experience) -> Tensor | None:
+    """The log-probs that an engine with weights of its own gave its tokens."""
+    logprobs, mask = experience.rollout.logprobs, experience.mask
+    if mask.any() and (logprobs is None or not logprobs[mask].isfinite().all()):
+        raise ValueError(
+            "the engine gave "
+            + ("no log-probs" if logprobs is None else "a token no finite log-prob")
+            + ": what corrects for its weights (--importance_correction, --off_policy_mask_threshold) needs them"
+        )
+    return logprobs
+
+
+def _compared_entropies(experiences: Sequence[Experience], share: float) -> float | None:
+    """The mean entropy of the counted tokens of all processes. Notes the ``share`` of them with the highest.
+
+    Returns:
+        None where no token counts.
+    """
+    for each in experiences:
+        if each.rollout.entropies is None and each.mask.any():
+            raise ValueError(
+                "--top_entropy_quantile and --entropy_target need the entropies of the distributions that tokens are "
+                "sampled from, and this engine does not give them: take one that does, or leave the flags out"
+            )
+    known = [(each, each.rollout.entropies) for each in experiences if each.rollout.entropies is not None]
+    own = [entropies[each.mask].cpu() for each, entropies in known]
+    every = torch.cat([values for process in gather_object([own]) for values in process] or [torch.zeros(0)])
+    if share < 1:
+        floor = entropy_floor(every, share)
+        for each, entropies in known:
+            each.policy_mask = each.mask & (entropies >= floor)
+    return every.double().mean().item() if len(every) else None

@@ -8,6 +8,7 @@ from transformers import get_scheduler
 
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16
+from qwenvl.rollout.options import SamplingOptions
 from tests.config.conftest import refusal
 
 NAMED_DEFAULTS = {
@@ -175,6 +176,14 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"cispo_bound": 4.0, "num_iterations": 2},
         {"importance_sampling_level": "sequence", "loss_type": "vespo", "num_iterations": 2},
         {"importance_sampling_level": "sequence", "loss_type": "reward_weighted", "num_iterations": 2},
+        {"entropy_target": 0.5},
+        {"entropy_coef_step": 0.01},
+        {"entropy_coef_step": 0.01, "entropy_coef": 0.1},
+        {"off_policy_mask_threshold": 0.5},
+        {"importance_correction": "token_mask"},
+        {"importance_correction": "token_mask", "num_iterations": 2},
+        {"importance_correction_max": 2.0},
+        {"importance_correction_min": 0.5},
         {"dataloader_drop_last": True, "num_iterations": 2},
         {"compile_decoding": True, "shared_prefix": "off"},
         {"label_smoothing_factor": 0.1},
@@ -214,6 +223,9 @@ def test_settings_without_effect_are_refused(make, settings):
         {"importance_sampling_level": "sequence", "kl_unbiased": True, "num_iterations": 2},
         {"importance_sampling_level": "sequence_token", "loss_type": "gspo", "num_iterations": 2},
         {"num_iterations": 4, "save_steps": 100, "eval_strategy": "steps", "eval_steps": 1},
+        {"off_policy_mask_threshold": 0.5, "num_iterations": 2},
+        {"entropy_coef": 0.01, "entropy_target": 0.5, "entropy_coef_step": 0.001},
+        {"mask_truncated_completions": True, "top_entropy_quantile": 0.2},
         {"num_iterations": 3, "save_strategy": "no"},
         {"num_iterations": 3, "save_steps": 0.1},  # of how many is not known yet
         {"num_iterations": 3, "save_strategy": "best", "eval_strategy": "epoch"},
@@ -346,3 +358,12 @@ def test_every_flag_has_help_and_a_home_in_the_config():
 def test_fsdp_is_a_switch_in_a_settings_file_too(tmp_path):
     for value, meant in (("true", True), ("False", False), (True, True), (None, None)):
         assert GRPOConfig(str(tmp_path), use_cpu=True, fsdp=value).fsdp is meant
+
+
+def test_a_correction_is_for_engines_with_weights_of_their_own(make, monkeypatch):
+    monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    make(importance_correction="sequence_mask", importance_correction_min=0.5, off_policy_mask_threshold=0.1)
+    message = refusal(make, importance_correction="token_mask", importance_correction_min=3.0)
+    assert "--importance_correction_min must be below --importance_correction_max, 3, got 3" in message
+    message = refusal(make, importance_correction="token_mask", loss_type="vespo")
+    assert "--importance_correction has no effect with --loss_type vespo" in message

@@ -15,6 +15,7 @@ from qwenvl.grpo.advantages import group_advantages
 from qwenvl.grpo.kl import completion_kl
 from qwenvl.grpo.loss import LOSSES, LossInputs
 from qwenvl.grpo.surrogates import RatioBounds, StepCounts
+from qwenvl.grpo.weighting import Weighting, entropy_floor
 
 trl = pytest.importorskip("trl.trainer.grpo_trainer")
 
@@ -34,8 +35,10 @@ class TheirTrainer:
     """What TRL's loss reads of its trainer, with log-probs that are given. What it asks for besides is off."""
 
     get_gamma_weights = staticmethod(trl.GRPOTrainer.get_gamma_weights)
+    get_off_policy_mask = staticmethod(trl.GRPOTrainer.get_off_policy_mask)
+    get_high_entropy_mask = trl.GRPOTrainer.get_high_entropy_mask
 
-    def __init__(self, logprobs, loss_type, level, beta, settings):
+    def __init__(self, logprobs, loss_type, level, beta, settings, entropies=None, **own):
         self.loss_type = loss_type
         self.epsilon_low, self.epsilon_high, self.beta = BOUNDS.epsilon, BOUNDS.epsilon_high, beta
         self.max_completion_length = 8
@@ -48,22 +51,21 @@ class TheirTrainer:
         theirs = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1} | settings
         self.args = SimpleNamespace(**theirs, **shapes, **temperatures)
         self._metrics = {"train": defaultdict(list)}
-        self._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logprobs, torch.zeros(5, 6), None)
+        entropies = torch.zeros(5, 6) if entropies is None else entropies
+        self._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logprobs, entropies, None)
+        vars(self).update(own)
 
     def __getattr__(self, name):
         return None
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-@pytest.mark.parametrize(("loss_type", "level", "settings"), CASES, ids=str)
-def test_the_same_loss_and_gradient(loss_type, level, settings, beta):
+def drawn(mask):
+    """Log-probs of policy and reference and our inputs, and the same for TRL, whose mask may be another."""
     generator = torch.Generator().manual_seed(7)
     draw = lambda: torch.randn(5, 6, generator=generator, dtype=torch.float64)
-    old, mask = draw() - 2, torch.arange(6) < torch.tensor([[6], [2], [1], [4], [5]])
+    old = draw() - 2
     logprobs, reference = (old + 0.4 * draw()).requires_grad_(), old + 0.4 * draw()
     advantages = torch.tensor([1.3, -0.7, 0.4, 0.0, -2.0], dtype=torch.float64)
-    theirs = logprobs.detach().clone().requires_grad_()
-    trainer = TheirTrainer(theirs, loss_type, level, beta, settings)
     inputs = {
         "prompt_ids": torch.zeros(5, 1, dtype=torch.long),
         "prompt_mask": torch.ones(5, 1, dtype=torch.long),
@@ -74,6 +76,61 @@ def test_the_same_loss_and_gradient(loss_type, level, settings, beta):
         "ref_per_token_logps": reference,
         "num_items_in_batch": mask.sum(),
     }
+    return LossInputs(logprobs, old, reference, advantages, mask), inputs
+
+
+MASK = torch.arange(6) < torch.tensor([[6], [2], [1], [4], [5]])
+TERMS = ("truncated", "off policy", "top entropy", "entropy bonus", "corrected sampler")
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"])
+def test_the_same_terms_besides(loss_type, term):
+    mask = MASK & torch.tensor([[True], [False], [True], [True], [True]]) if term == "truncated" else MASK
+    ours, inputs = drawn(mask)
+    theirs = ours.logprobs.detach().clone().requires_grad_()
+    generator = torch.Generator().manual_seed(3)
+    entropies = torch.rand(5, 6, generator=generator, dtype=torch.float64).float()  # TRL rounds them to it
+    their_entropies = entropies.clone().requires_grad_()
+    sampler = ours.old_logprobs + 0.3 * torch.randn(5, 6, generator=generator, dtype=torch.float64)
+    own, changes = {}, {}
+    if term == "off policy":
+        own, changes = {"off_policy_mask_threshold": 0.01}, {"weighting": Weighting(off_policy_threshold=0.01)}
+    elif term == "top entropy":
+        own = {"top_entropy_quantile": 0.3}
+        ours = replace(ours, policy_mask=mask & (entropies >= entropy_floor(entropies[mask], 0.3)))
+    elif term == "entropy bonus":
+        own, changes = {"_entropy_bonus_enabled": True, "entropy_coef": 0.2}, {"entropy_coef": 0.2}
+    elif term == "corrected sampler":
+        own = {"use_vllm": True, "vllm_importance_sampling_correction": True}
+        ratio = ((ours.old_logprobs - sampler) * mask).sum(-1, keepdim=True).exp()
+        inputs["importance_sampling_ratio"] = ratio.masked_fill(ratio > 1.2, 0.0)
+        changes = {"weighting": Weighting("sequence_mask", None, 1.2)}
+        ours = replace(ours, sampler_logprobs=sampler)
+    trainer = TheirTrainer(theirs, loss_type, "token", 0.3, {}, their_entropies, **own)
+    loss = trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    loss.backward()
+
+    ours = replace(ours, entropies=entropies.requires_grad_())
+    row = replace(LOSSES[loss_type], bounds=BOUNDS, alpha=1.0, beta=0.3, max_completion_length=8)
+    counts = StepCounts(completions=5, tokens=int(mask.sum()))
+    without = row(replace(ours, policy_mask=None), counts).loss
+    out = replace(row, **changes)(ours, counts)
+    assert term == "truncated" or abs(out.loss.item() - without.item()) > 1e-3  # the term does something
+    out.loss.backward()
+    torch.testing.assert_close(out.loss, loss, rtol=1e-7 if "entropy" in term else 1e-12, atol=0)
+    torch.testing.assert_close(ours.logprobs.grad, theirs.grad, rtol=1e-10, atol=1e-14)
+    if term == "entropy bonus":
+        torch.testing.assert_close(entropies.grad, their_entropies.grad, rtol=1e-6, atol=0)
+    assert out.metrics["entropy"] == pytest.approx(trainer._metrics["train"]["entropy"][0], rel=1e-6)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize(("loss_type", "level", "settings"), CASES, ids=str)
+def test_the_same_loss_and_gradient(loss_type, level, settings, beta):
+    ours, inputs = drawn(MASK)
+    theirs = ours.logprobs.detach().clone().requires_grad_()
+    trainer = TheirTrainer(theirs, loss_type, level, beta, settings)
     loss = trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
     loss.backward()
 
@@ -86,11 +143,11 @@ def test_the_same_loss_and_gradient(loss_type, level, settings, beta):
         kl_unbiased=settings.get("use_bias_correction_kl", False),
         max_completion_length=8,
     )
-    ours = LossInputs(logprobs, old, reference if beta else None, advantages, mask)
-    out = objective(ours, StepCounts(completions=5, tokens=int(mask.sum())))
+    ours = ours if beta else replace(ours, ref_logprobs=None)
+    out = objective(ours, StepCounts(completions=5, tokens=int(MASK.sum())))
     out.loss.backward()
     torch.testing.assert_close(out.loss, loss, rtol=1e-12, atol=0)
-    torch.testing.assert_close(logprobs.grad, theirs.grad, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(ours.logprobs.grad, theirs.grad, rtol=1e-10, atol=1e-14)
     logged = trainer._metrics["train"]
     if objective.limit == "clip" and level == "token":  # with one ratio a completion TRL counts completions, not tokens
         for name, their_name in (("clipped_low", "clip_ratio/low_mean"), ("clipped_high", "clip_ratio/high_mean")):

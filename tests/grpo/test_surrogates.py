@@ -1,21 +1,20 @@
 """Every objective, its gradient and its metrics against sums over tokens that are written out by hand, in float64."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
 from qwenvl.grpo.kl import KL_ESTIMATORS
-from qwenvl.grpo.loss import LOSSES, LossInputs, Objective
+from qwenvl.grpo.loss import LOSSES, LossInputs
 from qwenvl.grpo.options import CLIPPED_LOSSES, LossType, ObjectiveOptions
 from qwenvl.grpo.surrogates import RATIOS, RatioBounds, StepCounts
 from qwenvl.option import choices_of
+from tests.grpo.by_hand import ADVANTAGES, LENGTHS, Case, by_hand, random_case, settled
 
 HINTS = get_type_hints(ObjectiveOptions)
-ALPHA, BETA, MAX_LENGTH = 0.7, 0.3, 8
-LENGTHS, ADVANTAGES = [6, 2, 0, 4, 5, 3], [1.3, -0.7, 2.0, 0.0, -2.0, 0.4]
 
 
 def test_the_options_name_the_rows_of_the_table():
@@ -25,34 +24,9 @@ def test_the_options_name_the_rows_of_the_table():
     assert choices_of(HINTS["kl_estimator"]) == tuple(KL_ESTIMATORS)
 
 
-@dataclass
-class Case:
-    """Six completions of both signs, ragged, one of them empty. Anything may stand behind a completion's end."""
-
-    logprobs: torch.Tensor
-    old: torch.Tensor
-    reference: torch.Tensor
-
-    @property
-    def mask(self):
-        return torch.arange(6) < torch.tensor(LENGTHS)[:, None]
-
-    def inputs(self, rows=slice(None)):
-        return LossInputs(
-            self.logprobs[rows],
-            self.old.masked_fill(~self.mask, math.nan)[rows],
-            self.reference.masked_fill(~self.mask, math.inf)[rows],
-            torch.tensor(ADVANTAGES, dtype=torch.float64)[rows],
-            self.mask[rows],
-        )
-
-
 @pytest.fixture
-def case():
-    generator = torch.Generator().manual_seed(7)
-    draw = lambda: torch.randn(6, 6, generator=generator, dtype=torch.float64)
-    old = draw() - 2
-    return Case((old + 0.4 * draw()).requires_grad_(), old, old + 0.4 * draw())
+def case() -> Case:
+    return random_case()
 
 
 OBJECTIVES = {
@@ -67,72 +41,6 @@ OBJECTIVES = {
     "grpo, unbiased KL": replace(LOSSES["grpo"], kl_unbiased=True),
     "gspo, unbiased KL": replace(LOSSES["gspo"], kl_unbiased=True),
 }
-
-
-def settled(objective: Objective) -> Objective:
-    return replace(objective, alpha=ALPHA, beta=BETA, max_completion_length=MAX_LENGTH)
-
-
-def gain_and_slopes(objective: Objective, r: float, logp: float, log_ratios: list[float], a: float):
-    """What is maximised for one token, and its derivatives with respect to r and to the token's own log-prob."""
-    b = objective.bounds
-    if objective.limit == "clip":
-        low, high = 1 - b.epsilon, 1 + (b.epsilon if b.epsilon_high is None else b.epsilon_high)
-        free = min(r, b.delta) if b.delta else r
-        clipped = min(max(r, low), high)
-        if free * a <= clipped * a:
-            gain, by_r = free * a, (a if free == r else 0.0)
-        else:
-            gain, by_r = clipped * a, (a if low <= r <= high else 0.0)
-        if b.dual_clip and a < 0 and gain < b.dual_clip * a:
-            gain, by_r = b.dual_clip * a, 0.0
-        return gain, by_r, 0.0
-    if objective.limit == "cispo":
-        weight = min(r, b.cispo) * a
-        return weight * logp, 0.0, weight
-    if objective.limit == "sapo":
-        t = b.sapo[0] if a > 0 else b.sapo[1]
-        sigmoid = 1 / (1 + math.exp(-t * (r - 1)))
-        return a * 4 / t * sigmoid, a * 4 * sigmoid * (1 - sigmoid), 0.0
-    if objective.limit == "vespo":
-        k, lam = b.vespo[0] if a >= 0 else b.vespo[1]
-        log_w = max(sum(log_ratios), math.log(1e-8))
-        phi = math.exp(lam + k * log_w - lam * math.exp(log_w))
-        return phi * a * logp, 0.0, phi * a
-    return a * logp, 0.0, a
-
-
-def by_hand(objective: Objective, case: Case) -> tuple[float, list[list[float]]]:
-    """The loss of the whole step, and its gradient."""
-    loss, gradient, tokens = 0.0, [[0.0] * 6 for _ in LENGTHS], sum(LENGTHS)
-    for n, (length, a) in enumerate(zip(LENGTHS, ADVANTAGES, strict=True)):
-        weight = {
-            "completions": 1 / max(1, length) / len(LENGTHS),
-            "max_length": 1 / (len(LENGTHS) * MAX_LENGTH),
-            "tokens": 1 / tokens,
-            "micro_batch_tokens": 1 / tokens,
-            "completion_sums": 1 / len(LENGTHS),
-        }[objective.average]
-        logp, old, ref = (x[n, :length].tolist() for x in (case.logprobs.detach(), case.old, case.reference))
-        log_ratios = [p - q for p, q in zip(logp, old, strict=True)]
-        for t in range(length):
-            if objective.ratio == "token":
-                r = math.exp(log_ratios[t])
-                slopes = [r if u == t else 0.0 for u in range(length)]
-            else:
-                r = math.exp(sum(log_ratios) / length)
-                spread = objective.ratio == "sequence"
-                slopes = [r / length if spread else (r if u == t else 0.0) for u in range(length)]
-            gain, by_r, by_logp = gain_and_slopes(objective, r, logp[t], log_ratios, a)
-            d = ref[t] - logp[t]
-            k3, k3_slope = math.exp(d) - d - 1, 1 - math.exp(d)
-            factor = r if objective.kl_unbiased else 1.0
-            loss += weight * (-ALPHA * gain + BETA * k3 * factor)
-            gradient[n][t] += weight * (-ALPHA * by_logp + BETA * k3_slope * factor)
-            for u in range(length):
-                kl_slope = BETA * k3 * slopes[u] if objective.kl_unbiased else 0.0
-                gradient[n][u] += weight * (-ALPHA * by_r * slopes[u] + kl_slope)
-    return loss, gradient
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

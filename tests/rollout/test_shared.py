@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import GenerationConfig
 
-from qwenvl.model.logprobs import completion_logprobs
-from qwenvl.rollout.engine import SamplingParams
+from qwenvl.model.logprobs import completion_likelihood
+from qwenvl.rollout.engine import SamplingParams, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.shared import SharedPrefixEngine
 
@@ -156,11 +158,18 @@ def test_draws_follow_the_narrowed_distribution(kind, settings, tiny_pair, rando
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_logprobs_stay_those_of_the_trainer(kind, tiny):
+def test_logprobs_and_entropies_stay_those_of_the_trainer(kind, tiny):
     model, tokenizer, prompts = tiny
     settings = {"top_k": 6, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.5, "stop_strings": ("a", "e")}
-    rollout = kind(tokenizer, model).draw(model, prompts, 3, SamplingParams(12, temperature=0.7, **settings), seed=1)
+    params = SamplingParams(12, temperature=0.7, entropies=True, **settings)
+    engine = kind(tokenizer, model, token_budget=1)
+    rollout = engine.draw(model, prompts, 3, params, seed=1)
     assert "stop" in rollout.finish_reasons
     batch = (prompts, rollout.completion_ids, rollout.completion_mask)
-    trainer = completion_logprobs(model, *batch, temperature=0.7, logit_chunk_tokens=16)
-    torch.testing.assert_close(rollout.logprobs, trainer, rtol=1e-4, atol=1e-4)
+    trainer = completion_likelihood(model, *batch, temperature=0.7, logit_chunk_tokens=16, entropy="measured")
+    torch.testing.assert_close(rollout.logprobs, trainer.logprobs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rollout.entropies, trainer.entropies, rtol=1e-4, atol=1e-4)
+    again = engine.draw(model, prompts, 3, replace(params, entropies=False), seed=1)
+    assert again.entropies is None and torch.equal(again.logprobs, rollout.logprobs)
+    first, rest = split_rollouts(rollout, [3, 6])
+    assert torch.equal(first.entropies, rollout.entropies[:3, : first.logprobs.shape[1]]) and len(rest.entropies) == 6

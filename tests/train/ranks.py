@@ -28,18 +28,21 @@ from qwenvl.types import RolloutBatch
 
 
 class EngineByPrompt(LocalEngine):
-    """Random tokens, seeded by the prompt's tokens; of different lengths."""
+    """Random tokens, seeded by the prompt's tokens; of different lengths. Entropies are random too."""
 
     def draw(self, model, prompts, group_size, params, seed):
-        rows = []
+        rows, entropies = [], []
         for ids, mask in zip(prompts.input_ids, prompts.attention_mask, strict=True):
             generator = torch.Generator().manual_seed(zlib.crc32(ids[mask.bool()].numpy().tobytes()))
             tokens = torch.randint(0, 250, (group_size, params.max_new_tokens), generator=generator)
             tokens[0, 2:] = self.end_ids[0]
             rows.append(tokens)
+            entropies.append(torch.rand(tokens.shape, generator=generator))
         ids = torch.cat(rows)
         texts = ["".join(chr(97 + int(t) % 26) for t in row) for row in ids]
-        return RolloutBatch(ids, completion_mask(ids == self.end_ids[0]), texts, ["length"] * len(ids))
+        mask = completion_mask(ids == self.end_ids[0])
+        reasons = ["stop" if n % group_size == 0 else "length" for n in range(len(ids))]
+        return RolloutBatch(ids, mask, texts, reasons, entropies=torch.cat(entropies))
 
 
 class EngineThatStopsApart(SharedPrefixEngine):

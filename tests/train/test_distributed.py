@@ -258,6 +258,25 @@ def test_no_process_waits_for_a_reference_that_another_does_not_ask(tiny_checkpo
     assert abs(first) < 1e-4 < abs(second)  # the adapter adds nothing at first
 
 
+def test_two_processes_count_the_tokens_of_one(tiny_checkpoint, mixed_data, tmp_path):
+    start = tiny_checkpoint(initializer_range=0.1)
+    alone, output = (tmp_path / name / "by_prompt" for name in ("alone", "both"))
+    flags = {
+        "mask_truncated_completions": True,
+        "top_entropy_quantile": 0.4,
+        "entropy_coef": 0.05,
+        "entropy_target": 100.0,
+        "entropy_coef_step": 0.01,
+    }
+    launch(1, start, mixed_data, alone, per_device_train_batch_size=4, **flags)
+    launch(2, start, mixed_data, output, gradient_accumulation_steps=2, **flags)
+    assert_same_update(output, alone, start)
+    names = ("loss", "grad_norm", "entropy", "entropy_coef", "loss/entropy", "top_entropy/frac")
+    ours, theirs = logged(output, *names), logged(alone, *names)
+    assert ours == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in theirs]
+    assert [row[3] for row in ours] == pytest.approx([0.05, 0.06]) and 0.3 < ours[0][5] < 0.6
+
+
 def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mixed_data, three_records, tmp_path):
     start = tiny_checkpoint(initializer_range=0.1)
     flags = {

@@ -1,12 +1,14 @@
 """One optimizer step: its counts, the experience of each micro-batch, and the further steps on the same completions."""
 
+import math
+
 import pytest
 import torch
 
 from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
-from qwenvl.train.step import Experience, Step
+from qwenvl.train.step import Experience, Step, TokenRules
 from qwenvl.types import BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
 
 RECORD = Record("r", (), "", (), (), (), {}, "data.json[0]")
@@ -46,6 +48,72 @@ def test_tokens_that_do_not_count_are_masked_in_the_loss():
     inputs = part.loss_inputs(Likelihood(torch.ones(2, 2), torch.ones(2, 2)))
     assert inputs.mask.tolist() == [[True, True], [False, False]]
     assert part.rollout.completion_mask.tolist() == [[True, True], [True, False]]  # of forwards and of the run folder
+
+
+def cut(part: Experience, *rows: int) -> Experience:
+    """The experience with the completions of these rows cut at the limit."""
+    part.rollout.finish_reasons = ["length" if n in rows else "stop" for n in range(len(part.counted))]
+    return part
+
+
+def test_completions_that_were_cut_count_without_their_tokens():
+    parts = [cut(experience([3, 1]), 0), cut(experience([1], [False]), 0), cut(experience([2, 4]), 0, 1)]
+    step = Step.of([batch(1), batch(0), batch(1)], parts, TokenRules(mask_truncated=True))
+    assert step.counts == StepCounts(completions=4, tokens=1, micro_batches=3)
+    assert parts[0].mask.tolist() == [[False] * 3, [True, False, False]]
+    assert not parts[1].mask.any() and not parts[2].mask.any()
+    assert Step.of([batch(1)] * 2, [cut(experience([3, 1]), 0), parts[2]]).counts.tokens == 4  # without the rule
+
+
+def with_entropies(part: Experience, *rows: list[float]) -> Experience:
+    entropies = torch.full(part.rollout.completion_mask.shape, 99.0)  # what stands behind an end does not count
+    for n, row in enumerate(rows):
+        entropies[n, : len(row)] = torch.tensor(row)
+    part.rollout.entropies = entropies
+    return part
+
+
+def test_the_tokens_of_highest_entropy_are_those_of_the_whole_step(monkeypatch):
+    parts = [
+        with_entropies(experience([3, 1]), [0.1, 0.9, 0.3], [0.8]),
+        experience([1], [False]),  # a stand-in has no entropies
+        with_entropies(cut(experience([2, 2]), 1), [0.2, 0.4], [5.0, 5.0]),
+    ]
+    other = [torch.tensor([0.7, 0.6]), torch.tensor([0.5, 0.05])]  # of another process
+    monkeypatch.setattr(
+        "qwenvl.train.step.gather_object",
+        lambda own: [*own, other if isinstance(own[0][0], torch.Tensor) else [(2, 2), (1, 2)]],
+    )
+    rules = TokenRules(mask_truncated=True, top_entropy=0.5, reads_entropies=True)
+    step = Step.of([batch(1), batch(0), batch(1)], parts, rules)
+    # Ten tokens: place 9 * 0.5, rounded up, is the sixth from below, 0.5.
+    assert parts[0].policy_mask.tolist() == [[False, True, False], [True, False, False]]
+    assert parts[2].policy_mask.tolist() == [[False, False], [False, False]]
+    assert parts[1].policy_mask is None and parts[0].loss_inputs(Likelihood(torch.ones(2, 3))).policy_mask is not None
+    assert step.counts.tokens == 10
+    assert step.counts.entropy == pytest.approx((0.1 + 0.9 + 0.3 + 0.8 + 0.2 + 0.4 + 0.7 + 0.6 + 0.5 + 0.05) / 10)
+    assert step.again([batch(0)] * 3).counts == step.counts
+
+
+def test_a_step_without_tokens_has_no_entropy():
+    parts = [with_entropies(cut(experience([2]), 0), [0.2, 0.4])]
+    step = Step.of([batch(1)], parts, TokenRules(mask_truncated=True, top_entropy=0.2, reads_entropies=True))
+    assert step.counts.entropy is None and not parts[0].policy_mask.any()
+
+
+def test_what_the_engine_did_not_give_is_missed():
+    with pytest.raises(ValueError, match="this engine does not give them"):
+        Step.of([batch(1)], [experience([1])], TokenRules(reads_entropies=True))
+    corrects = TokenRules(corrects_sampler=True)
+    with pytest.raises(ValueError, match="the engine gave no log-probs"):
+        Step.of([batch(1)], [experience([1])], corrects)
+    part = experience([2, 1])
+    part.rollout.logprobs = torch.tensor([[-1.0, -2.0], [-1.0, math.nan]])
+    Step.of([batch(1)], [part], corrects)
+    assert part.sampler_logprobs is part.rollout.logprobs
+    part.rollout.logprobs[0, 1] = -math.inf
+    with pytest.raises(ValueError, match="the engine gave a token no finite log-prob"):
+        Step.of([batch(1)], [part], corrects)
 
 
 def test_each_iteration_has_the_same_experiences_in_the_same_order():

@@ -1,0 +1,139 @@
+"""The terms of any objective in runs: which tokens count, what weighs them, and an engine with weights of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qwenvl.config.command_line import parse_args
+from qwenvl.rollout.options import SamplingOptions
+from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.step import TokenRules
+from tests.train.test_grpo_trainer import first_batch, gradients_of_one_step
+
+VOWELS = list("aeiou")
+TERMS = {
+    "mask_truncated_completions": True,
+    "top_entropy_quantile": 0.4,
+    "entropy_coef": 0.05,
+    "entropy_target": 100.0,
+}
+
+
+def rows_of(trainer) -> list[dict]:
+    return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+
+
+class Cuts:
+    """The engine of the run, which says that the first completion of each group was cut."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def sample(self, model, prompts, group_size, params, seed):
+        rollouts = self._engine.sample(model, prompts, group_size, params, seed)
+        reasons = ["length", *["stop"] * (group_size - 1)]
+        return [replace(each, finish_reasons=reasons * (len(each.texts) // group_size)) for each in rollouts]
+
+
+def test_accumulation_is_exact_with_every_term(make_trainer, tmp_path):
+    """The tokens of highest entropy, those of whole completions and the mean entropy are those of the step."""
+    results, metrics = [], []
+    for size in (4, 1):
+        trainer = make_trainer(
+            output_dir=str(tmp_path / f"run-{size}"),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=4 // size,
+            max_steps=1,
+            max_grad_norm=0.0,
+            generation_max_length=12,
+            **TERMS,
+        )
+        trainer.collector = replace(trainer.collector, engine=Cuts(trainer.collector.engine))
+        results.append(gradients_of_one_step(trainer))
+        (row,) = rows_of(trainer)
+        metrics.append({name: value for name, value in row.items() if not name.startswith(("time/", "prompt/"))})
+    for name, gradient in results[1].items():
+        torch.testing.assert_close(gradient, results[0][name], rtol=1e-4, atol=1e-7, msg=name)
+    assert max(g.abs().max() for g in results[0].values()) > 1e-4
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-6)
+    counted = [r.tokens for r in read_rollouts(trainer.args.output_dir) if r.finish_reason == "stop"]
+    assert metrics[0]["completion/truncated_frac"] == pytest.approx(1 / 3) and len(counted) == 8
+    taken = metrics[0]["top_entropy/frac"] * sum(counted)
+    assert taken == pytest.approx(sum(counted) - math.ceil((sum(counted) - 1) * 0.6 - 1e-9))
+
+
+def test_the_policy_term_takes_the_same_tokens_in_every_iteration(make_trainer):
+    trainer = make_trainer(num_iterations=2, max_steps=2, top_entropy_quantile=0.4, off_policy_mask_threshold=0.01)
+    masks, trained = [], trainer.journal.trained
+    trainer.journal.trained = lambda step, experience, output: (
+        masks.append(experience.policy_mask) or trained(step, experience, output)
+    )
+    trainer.train()
+    assert torch.equal(*masks)
+    assert all(0 <= row["off_policy/dropped_frac"] <= 1 for row in rows_of(trainer))
+
+
+class Stale:
+    """An engine with older weights: it gives the tokens of another, and other log-probs."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def sample(self, model, prompts, group_size, params, seed):
+        rollouts = self._engine.sample(model, prompts, group_size, params, seed)
+        generator = torch.Generator().manual_seed(9)
+        noise = [0.4 * torch.randn(each.logprobs.shape, generator=generator) for each in rollouts]
+        return [replace(each, logprobs=each.logprobs - by) for each, by in zip(rollouts, noise, strict=True)]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkeypatch, level):
+    monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    trainer = make_trainer(
+        per_device_train_batch_size=2,
+        importance_correction=f"{level}_mask",
+        importance_correction_max=1.3,
+        check_parity="off",
+        grpo_alpha=0.8,
+        grpo_beta=0.0,
+    )
+    trainer.collector = replace(trainer.collector, engine=Stale(trainer.collector.engine))
+    loss = trainer.compute_loss(trainer.model, first_batch(trainer)).item()
+    (experience,) = trainer.step.experiences
+    total, masked = 0.0, 0
+    rows = len(experience.advantages)
+    for n in range(rows):
+        length = int(experience.rollout.completion_mask[n].sum())
+        logs = [(experience.old_logprobs[n, t] - experience.rollout.logprobs[n, t]).item() for t in range(length)]
+        if level == "sequence":
+            logs = [sum(logs)] * length
+        weights = [math.exp(each) if math.exp(each) <= 1.3 else 0.0 for each in logs]
+        masked += weights.count(0.0)
+        total += sum(-0.8 * experience.advantages[n].item() * w for w in weights) / length
+    tokens = int(experience.mask.sum())
+    assert 0 < masked < tokens and loss == pytest.approx(total / rows, rel=1e-4)
+    assert trainer.meter.flush()["sampler/limited_frac"] == pytest.approx(masked / tokens)
+
+
+def test_what_the_flags_ask_of_a_step(tmp_path, monkeypatch):
+    needed = ["--model_name_or_path", "m", "--dataset_use", "d.json", "--output_dir", str(tmp_path), "--use_cpu"]
+    assert TokenRules.of(parse_args(needed)) == TokenRules()
+    flags = ["--mask_truncated_completions", "--top_entropy_quantile", "0.2"]
+    assert TokenRules.of(parse_args([*needed, *flags])) == TokenRules(True, 0.2, True)
+    follows = ["--entropy_coef", "0.01", "--entropy_target", "0.5"]
+    assert TokenRules.of(parse_args([*needed, *follows])) == TokenRules(reads_entropies=True)
+    monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    assert TokenRules.of(parse_args(needed)) == TokenRules(corrects_sampler=True)
+
+
+def test_a_run_with_every_term(make_trainer, tmp_path):
+    trainer = make_trainer(num_iterations=2, max_steps=4, off_policy_mask_threshold=0.5, stop_strings=VOWELS, **TERMS)
+    trainer.train()
+    rows = rows_of(trainer)
+    assert all({"entropy", "entropy_coef", "loss/entropy", "off_policy/dropped_frac"} <= row.keys() for row in rows)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["top_entropy_quantile"] == 0.4
