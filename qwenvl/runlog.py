@@ -59,10 +59,11 @@ class Rollout:
         finish_reason: ``stop`` or ``length``.
         rewards: by function. None where it does not apply.
         total: what the advantage was made of. None for a completion that no function gave a reward.
-        advantage: None in evaluation.
+        advantage: None in evaluation, and for a completion that was dropped.
+        dropped: sampled and not trained on, because the rewards of its group are equal (``--filter_groups``).
         clips: of the prompt, in order.
         images: paths, in order.
-        epoch: in which the prompt was drawn. With weighted data sets, times that its own was gone through before.
+        epoch: in which the prompt was drawn. With weights or a difficulty band, times that it was drawn before.
         split: ``train``, or the name of the evaluation.
         fitted: what was lowered to make the prompt fit, each before and after: the ``frames`` of each clip, and the
             ``sizes`` (height, width) of the frames of each clip and then of each image. None where nothing was.
@@ -85,6 +86,7 @@ class Rollout:
     split: str = "train"
     where: str = ""
     fitted: Mapping[str, Any] | None = None
+    dropped: bool = False
 
 
 class RunLog:

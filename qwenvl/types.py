@@ -78,6 +78,7 @@ class Record:
         fields: the row as it was read, unknown keys included. Reward functions get them as columns.
         where: file and place, ``data/sop.json[17]`` or ``data/sop.jsonl:18``. Every error about the row begins with it.
         dataset: name of its data set, where it was drawn from several.
+        index: its number among all records that are drawn from.
     """
 
     id: str
@@ -89,6 +90,7 @@ class Record:
     fields: dict[str, Any]
     where: str
     dataset: str = ""
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,8 @@ class Sample:
         chat: messages as chat templates take them, ``{"role": ..., "content": [part, ...]}``, a part being
             ``{"type": "video"}``, ``{"type": "image"}`` or ``{"type": "text", "text": ...}``.
         images: each 3 x H x W, uint8.
-        epoch: how often its data set was gone through before. Without weights this is the epoch. It is part of every
-            random seed that concerns the sample.
+        epoch: how often its data set was gone through before, with a difficulty band how often it was drawn before.
+            Else this is the epoch. It is part of every random seed that concerns the sample.
         fitted: what was lowered to make the prompt fit, or None.
     """
 

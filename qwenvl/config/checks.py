@@ -31,6 +31,13 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
         )
     if not config.engine_has_own_weights:
         yield from same_weights(config)
+    if config.difficulty_band is not None and config.train_sampling_strategy == "sequential":
+        yield "--difficulty_band has no effect with --train_sampling_strategy sequential: each record has its turn"
+    if config.difficulty_band is not None and config.max_steps < 0 and config.num_train_epochs <= 1:
+        yield (
+            f"--difficulty_band has no effect with --num_train_epochs {config.num_train_epochs:g}: it goes by the pass "
+            "rates of earlier epochs; raise the number of epochs, or give --max_steps"
+        )
     if config.shared_prefix == "off" and config.compile_decoding:
         yield "--compile_decoding has no effect with --shared_prefix off: it compiles the shared sampling"
     if config.on_nonfinite == "skip":

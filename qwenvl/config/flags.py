@@ -11,14 +11,23 @@ from collections.abc import Collection, Iterator
 from typing import Any, get_type_hints
 
 from qwenvl.config.trainer_options import TrainerOptions
-from qwenvl.data.options import DataOptions
-from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.data.options import DataOptions, DifficultyOptions
+from qwenvl.grpo.options import FilterOptions, ObjectiveOptions
 from qwenvl.model.options import ModelOptions
 from qwenvl.option import Options, all_options, choices_of, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
-FLAG_GROUPS = (ModelOptions, DataOptions, RewardOptions, SamplingOptions, ObjectiveOptions, TrainerOptions)
+FLAG_GROUPS = (
+    ModelOptions,
+    DataOptions,
+    RewardOptions,
+    SamplingOptions,
+    ObjectiveOptions,
+    FilterOptions,
+    DifficultyOptions,
+    TrainerOptions,
+)
 
 
 def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:

@@ -13,8 +13,8 @@ from qwenvl.config.checks import problems_between_rooms
 from qwenvl.config.trainer_checks import schedule_problem
 from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
 from qwenvl.config.unknown import unknown_flag
-from qwenvl.data.options import DataOptions
-from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.data.options import DataOptions, DifficultyOptions
+from qwenvl.grpo.options import FilterOptions, ObjectiveOptions
 from qwenvl.model.options import ModelOptions
 from qwenvl.option import problems_of
 from qwenvl.rewards.options import RewardOptions
@@ -28,6 +28,8 @@ class GRPOConfig(
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
+    FilterOptions,
+    DifficultyOptions,
     TrainerOptions,
     TrainingArguments,
 ):

@@ -87,9 +87,10 @@ class GRPODataset(Dataset):
         if key is None:
             return None
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        record = self.records[index]
+        number = index % len(self)
+        record = replace(self.records[index], index=number)
         if len(self.parts) > 1:
-            record = replace(record, dataset=self.parts[bisect_right(self._ends, index % len(self))].name)
+            record = replace(record, dataset=self.parts[bisect_right(self._ends, number)].name)
         try:
             return self.load(record, epoch)
         except LongPromptError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -121,6 +122,60 @@ class PromptOptions(Options):
             yield "--fit_frames has no effect without --max_prompt_length: set it, in tokens"
         yield from crossed(self, "video_min_frame_pixels", "video_max_frame_pixels")
         yield from crossed(self, "min_pixels", "max_pixels")
+
+
+@dataclass
+class DifficultyOptions(Options):
+    """Which records are drawn less because they are too easy or too hard."""
+
+    difficulty_band: str | None = option(
+        None,
+        "Lowest and highest pass rate of a record that there is something to learn from, as 0.1,0.9. From the second "
+        "epoch on, records outside are drawn less and those inside more; an epoch stays as long. The pass rate is the "
+        "mean over a record's completions of the reward --difficulty_by, in its own unit.",
+        unset="all records are drawn alike",
+    )
+    difficulty_by: str | None = option(
+        None,
+        "Reward whose mean is the pass rate: the name of a reward function, or total.",
+        unset="accuracy, or total in runs without it",
+    )
+    difficulty_window: int = option(
+        3, "Epochs that a pass rate is taken from, at least 1: the last ones in which the record was drawn.", least=1
+    )
+    difficulty_weight: float = option(
+        0.1,
+        "How often a record outside of the band is drawn, relative to one inside, above 0 and below 1. Less: easy and "
+        "hard ones cost less, and it is noticed later that one is no longer so.",
+        above=0,
+        below=1,
+    )
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """The lowest and the highest pass rate.
+
+        Raises:
+            ValueError: ``difficulty_band`` is not two numbers.
+        """
+        low, high = map(float, str(self.difficulty_band).split(","))
+        return low, high
+
+    def problems(self) -> Iterator[str]:
+        if self.difficulty_band is None:
+            for name in ("difficulty_by", "difficulty_window", "difficulty_weight"):
+                if was_set(self, name):
+                    yield f"--{name} has no effect without --difficulty_band"
+            return
+        try:
+            low, high = self.band
+        except ValueError:
+            low, high = 0.0, -1.0
+        if not low <= high < math.inf:
+            yield (
+                f"--difficulty_band must be the lowest and the highest pass rate, such as 0.1,0.9, got "
+                f"{self.difficulty_band}"
+            )
 
 
 @dataclass

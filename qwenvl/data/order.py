@@ -1,7 +1,7 @@
 """The order in which records are drawn: shuffled, mixed by weight, or grouped by length. No file is opened here.
 
-Every order is a function of (seed, epoch), the same in every process: a resumed run goes on with what the uninterrupted
-one would have drawn.
+Every order is a function of (seed, epoch), and with a difficulty band of what came of the epochs before. It is the same
+in every process: a resumed run goes on with what the uninterrupted one would have drawn.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import accumulate, islice, repeat
 
 from torch.utils.data import Sampler
 
+from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.seeds import stable_random
 
 POOL_STEPS = 32  # optimizer steps whose prompts are sorted together: more would pad little less and mix less
@@ -88,13 +89,18 @@ class EpochSampler(Sampler[tuple[int, int]]):
     is long enough. A pool's prompts are sorted by length and dealt out to its steps, which then come in random order: a
     step, its micro-batches and the processes within it have prompts of like length. Weights hold for each pool.
 
+    With ``difficulty`` an epoch is as long too. Records outside of its band are drawn less and those inside more, see
+    ``Difficulty.draws``: of all parts together without weights, and within each part with them. The draws of a record
+    are spread evenly over the epoch.
+
     Args:
         parts: the data sets, in the order in which their records are numbered.
         shuffle: draw the order by (seed, epoch), else records come in their own order.
         grouping: bring prompts of like length together.
+        difficulty: the pass rates of earlier epochs.
 
     Raises:
-        ValueError: as ``draws_per_epoch`` raises it, or weights without ``shuffle``.
+        ValueError: as ``draws_per_epoch`` raises it, or weights or difficulty without ``shuffle``.
 
     Example:
         >>> sampler = EpochSampler([Part("a", 2)], shuffle=False)
@@ -104,17 +110,25 @@ class EpochSampler(Sampler[tuple[int, int]]):
     """
 
     def __init__(
-        self, parts: Sequence[Part], seed: int = 0, shuffle: bool = True, grouping: Grouping | None = None
+        self,
+        parts: Sequence[Part],
+        seed: int = 0,
+        shuffle: bool = True,
+        grouping: Grouping | None = None,
+        difficulty: Difficulty | None = None,
     ) -> None:
         self.parts = tuple(parts)
         self.seed = seed
         self.shuffle = shuffle
         self.grouping = grouping
+        self.difficulty = difficulty
         self.epoch = 0
         self._draws = draws_per_epoch(parts)
         self._weighted = any(part.weight is not None for part in parts)
         if self._weighted and not shuffle:
             raise ValueError("data sets with weights have no order of their own: leave the weights out")
+        if difficulty is not None and not shuffle:
+            raise ValueError("records in their own order are not drawn by difficulty: leave one of the two out")
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -123,7 +137,10 @@ class EpochSampler(Sampler[tuple[int, int]]):
         return sum(self._draws)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        keys = self._mixed() if self._weighted else self._even()
+        if self.difficulty is not None:
+            keys = self._by_difficulty(self.difficulty)
+        else:
+            keys = self._mixed() if self._weighted else self._even()
         return iter(keys) if self.grouping is None else self._grouped(keys, self.grouping)
 
     def _even(self) -> list[tuple[int, int]]:
@@ -156,6 +173,21 @@ class EpochSampler(Sampler[tuple[int, int]]):
             for i, (turn, index) in enumerate(self._drawn(number)):
                 placed.append(((i + draw.randrange(_FINE) / _FINE) / count, number, turn, start + index))
         return [(turn, index) for _, _, turn, index in sorted(placed)]
+
+    def _by_difficulty(self, difficulty: Difficulty) -> list[tuple[int, int]]:
+        """Each record's draws, one at random in each of as many equal stretches of the epoch."""
+        pools = [(part.size, count) for part, count in zip(self.parts, self._draws, strict=True)]
+        if not self._weighted:
+            pools = [(len(self), len(self))]
+        placed, start = [], 0
+        for size, count in pools:
+            draw = stable_random(self.seed, "places", self.epoch, start)
+            for index, times in difficulty.draws(self.seed, self.epoch, start, size, count).items():
+                before = difficulty.times(index, self.epoch)
+                for i in range(times):
+                    placed.append(((i + draw.randrange(_FINE) / _FINE) / times, before + i, index))
+            start += size
+        return [(turn, index) for _, turn, index in sorted(placed)]
 
     def _drawn(self, number: int) -> Iterator[tuple[int, int]]:
         """(pass, index within the part) of the epoch's draws from a part: the next ones of an endless row of passes."""

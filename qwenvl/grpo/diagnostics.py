@@ -71,9 +71,19 @@ def zero_std_fraction(rewards: Tensor, group_size: int, tolerance: float = 1e-6)
     """
     if rewards.numel() == 0:
         return 0.0
-    groups = rewards.view(-1, group_size)
+    return equal_groups(rewards, group_size, tolerance).float().mean().item()
+
+
+def equal_groups(rewards: Tensor, group_size: int, tolerance: float = 1e-6) -> Tensor:
+    """Whether the rewards of each group are all equal, P bool. A group with fewer than two rewards counts as equal.
+
+    Example:
+        >>> equal_groups(torch.tensor([1.0, 1.0, 0.0, 1.0]), group_size=2).tolist()
+        [True, False]
+    """
+    groups = rewards.view(rewards.numel() // group_size, group_size)
     spread = groups.nan_to_num(nan=-math.inf).amax(dim=1) - groups.nan_to_num(nan=math.inf).amin(dim=1)
-    return (spread <= tolerance).float().mean().item()
+    return spread <= tolerance
 
 
 def unique_fraction(texts: Sequence[str], group_size: int) -> float:

@@ -230,3 +230,37 @@ class ObjectiveOptions(TermOptions):
         if name == "importance_sampling_level" and self.loss_type == "reward_weighted" and not self.kl_unbiased:
             return "--loss_type reward_weighted: it has no ratio"
         return None
+
+
+@dataclass
+class FilterOptions(Options):
+    """Dynamic sampling: groups that teach nothing are replaced."""
+
+    filter_groups: bool = option(
+        False,
+        "Replace groups whose rewards are all equal, which have no gradient, by groups of other prompts, drawn at "
+        "random, until the step is full (dynamic sampling, arXiv:2503.14476). Costs sampling; prompts are read by the "
+        "training process itself.",
+    )
+    filter_by: str | None = option(
+        None,
+        "Reward whose values are all equal in a group that is replaced: the name of a reward function, or total. A "
+        "group to which that function does not apply goes by its total.",
+        unset="total",
+    )
+    max_resample_rounds: int = option(
+        3,
+        "Most rounds of replacing in an optimizer step, at least 1. A round samples as many groups as are still to be "
+        "replaced, on all processes at once.",
+        least=1,
+    )
+    on_unfilled_step: Literal["train", "stop"] = option(
+        "train",
+        "What to do where groups with equal rewards are left after the last round. train: train on the step with them; "
+        "their advantages are 0. stop: end the run.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        for name in ("filter_by", "max_resample_rounds", "on_unfilled_step"):
+            if not self.filter_groups and was_set(self, name):
+                yield f"--{name} has no effect without --filter_groups"

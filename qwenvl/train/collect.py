@@ -20,6 +20,7 @@ from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import EnginePrompts, RolloutEngine, SamplingParams
 from qwenvl.train.contrast import NAME, TemporalContrast
 from qwenvl.train.penalty import KlPenalty, Penalty, lowered
+from qwenvl.train.scored import Scored, join_rewards
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
@@ -71,19 +72,31 @@ class Collector:
         The whole step is collected at once, because rewards may be scaled by the spread of all of them, and because one
         call of the reward functions lets slow ones run side by side.
         """
+        return self._compared(self._scored(model, batches, state))
+
+    def _scored(
+        self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState | None, *purpose: object
+    ) -> list[Scored]:
+        """Completions and rewards of the prompts of all micro-batches."""
         sizes = [len(batch) * self.group_size for batch in batches]
         with self.clock("time/vision_s") if self.encode is not None else nullcontext():
             prompts = [self._encode(model, batch) for batch in batches]
         with self.clock("time/sample_s"):
-            rollouts = self._sample(model, batches, prompts, self.group_size, self.params)
+            rollouts = self._sample(model, batches, prompts, self.group_size, self.params, *purpose)
         with self.clock("time/reward_s"):
             rewards = self._score(batches, rollouts, state, group_size=self.group_size)
         if self.contrast is not None:
-            rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state)
-        penalties = self._penalties(prompts, rollouts)
+            rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state, *purpose)
+        parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), strict=True)
+        return [Scored(*part) for part in parts]
+
+    def _compared(self, scored: Sequence[Scored]) -> list[Experience]:
+        """Each micro-batch with its advantages."""
+        sizes = [len(each) * self.group_size for each in scored]
+        penalties = self._penalties([each.prompts for each in scored], [each.rollout for each in scored])
+        rewards = join_rewards([each.rewards for each in scored])
         advantages = self._advantages(lowered(rewards, penalties)).split(sizes)
-        parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), advantages, penalties, strict=True)
-        return [self._experience(*part) for part in parts]
+        return [self._experience(*parts) for parts in zip(scored, advantages, penalties, strict=True)]
 
     def answer(
         self, model: nn.Module, batches: Sequence[PromptBatch], size: int, state: TrainerState | None = None
@@ -98,21 +111,14 @@ class Collector:
         pairs = zip(batches, rollouts, strict=True)
         return [(rollout, self._score([batch], [rollout], state)) for batch, rollout in pairs]
 
-    def _experience(
-        self,
-        batch: PromptBatch,
-        prompts: PromptInputs,
-        rollout: RolloutBatch,
-        rewards: RewardBatch,
-        advantages: Tensor,
-        penalty: Penalty | None,
-    ) -> Experience:
+    def _experience(self, scored: Scored, advantages: Tensor, penalty: Penalty | None) -> Experience:
+        batch, prompts, rollout = scored.batch, scored.prompts, scored.rollout
         if not len(batch):  # a stand-in, see Experience
             token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             prompts, advantages = PromptInputs.of_text(token), torch.zeros(1, device=self.device)
             rollout = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["stop"])
         counted = torch.full((len(advantages),), len(batch) > 0, device=self.device)
-        experience = Experience(batch, prompts, rollout, rewards, advantages, counted)
+        experience = Experience(batch, prompts, rollout, scored.rewards, advantages, counted)
         if penalty is not None:
             experience.penalties, experience.ref_logprobs = penalty.amounts, penalty.ref_logprobs.to(self.device)
         return experience
@@ -132,13 +138,14 @@ class Collector:
         rollouts: Sequence[RolloutBatch],
         rewards: RewardBatch,
         state: TrainerState | None,
+        *purpose: object,
     ) -> RewardBatch:
         """The rewards with the bonus for answers that need the order of the frames."""
         size = contrast.group_size(self.group_size)
         parts = [contrast.shuffled(batch, self.seed) for batch in batches]
         with self.clock("time/contrast_s"):
             prompts = [self._encode(model, part) for part in parts]
-            again = self._sample(model, parts, prompts, size, self.params, NAME)
+            again = self._sample(model, parts, prompts, size, self.params, NAME, *purpose)
             (other,) = contrast.correctness.values(*_texts_and_columns(parts, again), trainer_state=state)
             (ordered,) = contrast.correctness.values(*_texts_and_columns(batches, rollouts), trainer_state=state)
         known = [[v for v in other[n : n + size] if v is not None] for n in range(0, len(other), size)]
@@ -161,7 +168,7 @@ class Collector:
         prompts: Sequence[PromptInputs],
         size: int,
         params: SamplingParams,
-        *purpose: str,
+        *purpose: object,
     ) -> list[RolloutBatch]:
         """Completions of all micro-batches, drawn together. For another purpose the same prompts have other draws."""
         drawn = [pair for batch in batches for pair in zip(batch.epochs, (r.id for r in batch.records), strict=True)]

@@ -19,11 +19,13 @@ from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharding import whole_weights
 from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
+from qwenvl.train.filtering import filtering
 from qwenvl.train.parity import check_parity, wants_parity
 from qwenvl.train.parts import build_parts
 from qwenvl.train.penalty import KlPenalty
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.entropy_target import followed
+from qwenvl.train.run.pass_rates import build_pass_rates
 from qwenvl.train.step import Experience, Step, TokenRules
 from qwenvl.types import PromptBatch
 
@@ -75,9 +77,12 @@ class GRPOTrainer(PolicyTrainer):
         super().__init__(parts, args, with_reference=args.grpo_beta > 0, callbacks=callbacks)
         bare, accelerator = unwrap(parts.policy), self.accelerator
         penalty = KlPenalty.of(args, self.reference, self.completion_likelihood)
-        self.collector = build_collector(
-            args, parts.paths, bare, parts.processor, rubric, accelerator, self.meter, penalty
-        )
+        collector = build_collector(args, parts.paths, bare, parts.processor, rubric, accelerator, self.meter, penalty)
+        self.pass_rates = build_pass_rates(args, parts.train_dataset, rubric, self.meter.mean)
+        if self.pass_rates is not None:
+            self.difficulty = self.pass_rates.difficulty
+            self.add_callback(self.pass_rates)
+        self.collector = filtering(collector, args, parts, self.meter, self.difficulty)
         self.objective = objective_of(args, args.generation_max_length)
         self.step: Step | None = None  # None until completions are sampled for what was drawn
         self._drawn: list[PromptBatch] = []
@@ -155,6 +160,8 @@ class GRPOTrainer(PolicyTrainer):
                 self.objective = followed(self.callback_handler, self.objective, self.step.counts)
             for experience in experiences:
                 self.journal.collected(self.state.global_step + 1, experience)
+                if self.pass_rates is not None:
+                    self.pass_rates.saw(experience)
         return self.step
 
     def _likelihood(self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none") -> Likelihood:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from torch.utils.data import Dataset
 
@@ -41,22 +41,22 @@ class Journal:
         self._meter = meter
 
     def collected(self, step: int, experience: Experience) -> None:
-        """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1)."""
-        batch, rollout, rewards = experience.batch, experience.rollout, experience.rewards
-        if not len(batch):
+        """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1).
+
+        Metrics are of all groups as they were sampled, those that were dropped included.
+        """
+        if not len(experience.batch):
             return
-        size = self._args.grpo_sample_size
-        self._rewards(rewards, len(experience.advantages))
-        self._rewards_by_dataset(batch, rewards)
-        self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
-        unique = unique_fraction(rollout.texts, size)
-        self._meter.mean("group/unique_frac", unique, weight=len(batch))
-        self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
+        own = (experience.batch, experience.rollout, experience.rewards)
+        self._sampled(*own)
         self._penalties(experience)
-        self._completions(rollout)
-        self.seen(batch)
-        advantages = experience.advantages.tolist()
-        self.runlog.log_rollouts(rollout_rows(step, "train", batch, rollout, rewards, advantages))
+        self.runlog.log_rollouts(rollout_rows(step, "train", *own, experience.advantages.tolist()))
+        for each in experience.dropped:
+            group = (each.batch, each.rollout, each.rewards)
+            self._sampled(*group)
+            self.runlog.log_rollouts(replace(row, dropped=True) for row in rollout_rows(step, "train", *group))
+        for batch in experience.refills:
+            self.drawn(batch)
 
     def begin_step(self) -> None:
         """An optimizer step begins."""
@@ -95,6 +95,17 @@ class Journal:
         """Counts and remembers the samples that a batch could not have."""
         self._meter.count("data/bad_samples", len(batch.bad))
         self.bad_samples |= {sample.record.where: sample for sample in batch.bad}
+
+    def _sampled(self, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
+        """Metrics of P groups of training."""
+        size = self._args.grpo_sample_size
+        self._rewards(rewards, len(rollout.texts))
+        self._rewards_by_dataset(batch, rewards)
+        self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
+        self._meter.mean("group/unique_frac", unique_fraction(rollout.texts, size), weight=len(batch))
+        self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
+        self._completions(rollout)
+        self.seen(batch)
 
     def _rewards(self, rewards: RewardBatch, rows: int) -> None:
         columns = dict(zip(rewards.names, rewards.components, strict=True)) | {"total": rewards.totals()}

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, SequentialSampler
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import parameter_groups, unwrap
@@ -39,11 +40,13 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
 
     Attributes:
         evaluated_as: the metric by which the log tells that the weights were evaluated.
+        difficulty: which records are drawn less. None: all are drawn alike.
     """
 
     # What compute_loss returns is divided by the number of micro-batches, in every version of transformers.
     loss_is_scaled_for_ga = False
     evaluated_as = "eval_loss"
+    difficulty: Difficulty | None = None
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator)
+        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator, self.difficulty)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # In order, whatever the order of training; several processes get their shares of it from accelerate.

@@ -17,6 +17,7 @@ from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.grpo.weighting import entropy_floor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
+from qwenvl.train.scored import Scored
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -64,6 +65,8 @@ class Experience:
             reference. They are None until the first step on the experience, which leaves them for the further ones.
             With ``kl_in_reward`` the collector has given those of the reference.
         penalties: N, what the reward of each completion was lowered by, in ``kl_in_reward``. None without.
+        dropped: groups that were sampled for it and replaced by others (``filter_groups``), without media.
+        refills: what was drawn in the place of prompts of its micro-batch, without media.
     """
 
     batch: PromptBatch
@@ -78,6 +81,8 @@ class Experience:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     penalties: Tensor | None = None
+    dropped: tuple[Scored, ...] = ()
+    refills: tuple[PromptBatch, ...] = ()
 
     @property
     def mask(self) -> Tensor:

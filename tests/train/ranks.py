@@ -83,6 +83,11 @@ def digits(completions, **columns):
     return [sum(letter in "13579" for letter in text) / len(text) for text in completions]
 
 
+def alike(completions, id, **columns):
+    """A reward that differs within the groups of records whose id ends with an even digit, and is 1 for the others."""
+    return [float(n % 3 == 0) if int(each[-1]) % 2 == 0 else 1.0 for n, each in enumerate(id)]
+
+
 def start_deepspeed_on_a_cpu() -> None:
     """What DeepSpeed does by itself on GPUs; without it, on a CPU, it compiles an extension first."""
     import deepspeed
@@ -119,7 +124,7 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
         start_fsdp_on_a_cpu(args)
     if "every_loss" in output:
         return run_every_loss(args, digits)
-    trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
+    trainer = GRPOTrainer(args=args, reward_funcs=[alike if "alike" in output else vowels])
     if "by_prompt" in output:
         engine = EngineByPrompt(trainer.processing_class.tokenizer, trainer.model)
         trainer.collector = replace(trainer.collector, engine=engine)

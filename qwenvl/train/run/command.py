@@ -12,6 +12,7 @@ from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
+from qwenvl.train.filtering import UnfilledStepError
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.beginning import Beginning, begin
 from qwenvl.train.run.failures import bar_closed, told_in_one_line
@@ -61,7 +62,7 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
     """Train, evaluate where there is data for it, and save the model. Return the warnings that were given."""
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with (
-        told_to_the_user(command, (*DATA_ERRORS, SettingsError, RunLogError)),
+        told_to_the_user(command, (*DATA_ERRORS, SettingsError, RunLogError, UnfilledStepError)),
         bar_closed(trainer),
         collected_warnings() as warnings,
     ):

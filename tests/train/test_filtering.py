@@ -1,0 +1,266 @@
+"""Dynamic sampling: groups with equal rewards are replaced, and everything else stays what it was."""
+
+import json
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+
+from qwenvl.grpo.options import FilterOptions
+from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.filtering import UnfilledStepError
+
+FILTER = {"filter_groups": True, "check_parity": "every", "per_device_train_batch_size": 4}
+
+
+def spread(*known: str):
+    """A reward that differs within the groups of these records and is 1 for all others."""
+
+    def differs(completions, id, **columns):
+        return [float(n % 3) if each in known else 1.0 for n, each in enumerate(id)]
+
+    return differs
+
+
+def groups_of(trainer) -> dict[int, list]:
+    """For each step its groups of training, each a list of rows, in the order of the run folder."""
+    steps = defaultdict(list)
+    for row in read_rollouts(trainer.args.output_dir):
+        if row.sample == 0:
+            steps[row.step].append([])
+        steps[row.step][-1].append(row)
+    return steps
+
+
+def logged(trainer) -> list[dict]:
+    return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+
+
+def is_equal(group) -> bool:
+    return len({row.total for row in group}) == 1
+
+
+def is_dropped(group) -> bool:
+    (dropped,) = {row.dropped for row in group}
+    return dropped
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"per_device_train_batch_size": 4},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+        {"per_device_train_batch_size": 3, "num_iterations": 2, "max_steps": 4},
+        {"per_device_train_batch_size": 4, "shared_prefix": "off", "scale_rewards": "batch", "kl_in_reward": True},
+    ],
+    ids=str,
+)
+def test_a_step_is_filled_with_groups_that_differ(make_trainer, split):
+    """Half of the records teach something. Whatever the split, the step has its size and its numbers."""
+    good = ("clip-1", "clip-2", "text", "image")
+    settings = {**FILTER, "max_resample_rounds": 9, **split}
+    trainer = make_trainer(**settings, functions=[spread(*good)])
+    trainer.train()
+    places = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
+    rows = [row for row in logged(trainer) if "reward/total" in row]
+    steps = groups_of(trainer)
+    assert len(steps) == len(rows) == 2
+    for row, (step, groups) in zip(rows, steps.items(), strict=True):
+        assert row["step"] == step
+        drawn = [group[0].record_id for group in groups]
+        assert len(set(drawn)) == len(drawn), "no record twice in a step"
+        kept, dropped = ([group for group in groups if is_dropped(group) == out] for out in (False, True))
+        assert len(kept) == places
+        # Four of the eight records are good, and nine rounds find them all.
+        assert not any(map(is_equal, kept)) and all(map(is_equal, dropped)) and dropped
+        assert all(each.advantage is None for group in dropped for each in group)
+        assert all(max(abs(each.advantage) for each in group) > 0.5 for group in kept)
+        assert row["filter/kept_frac"] == pytest.approx(len(kept) / len(groups))
+        assert row["filter/unfilled_frac"] == 0 and 1 <= row["filter/rounds"] <= 9
+        assert row["group/zero_std_frac"] == pytest.approx(len(dropped) / len(groups)), "as sampled"
+        totals = [each.total for group in groups for each in group]
+        assert row["reward/total"] == pytest.approx(sum(totals) / len(totals)), "as sampled"
+        assert row["time/refill_s"] > 0
+    parity = [row["parity/max"] for row in rows]
+    assert max(parity) < 1e-3, "what is joined is what was sampled: ids, positions, pixels, completions"
+
+
+def test_places_keep_what_they_had_and_the_loss_is_that_of_the_kept_groups(make_trainer):
+    """The joined micro-batch has the log-probs of its groups alone, and only the replaced ones changed."""
+    trainer = make_trainer(**FILTER, functions=[spread("clip-1", "clip-2", "text", "image")], max_resample_rounds=9)
+    batch = next(iter(trainer.get_train_dataloader()))["prompts"]
+    (experience,) = trainer.collector.collect(trainer.model, [batch], trainer.state)
+    was_good = [record.id in ("clip-1", "clip-2", "text", "image") for record in batch.records]
+    assert 0 < sum(was_good) < 4
+    for before, after, good in zip(batch.records, experience.batch.records, was_good, strict=True):
+        assert (before.id == after.id) == good
+    together = trainer._likelihood(trainer.model, experience).logprobs
+    mask, rollout = experience.rollout.completion_mask, experience.rollout
+    assert (together - rollout.logprobs)[mask].abs().max() < 1e-4
+    for p, record in enumerate(experience.batch.records):
+        single = trainer.data_collator([trainer.train_dataset[(experience.batch.epochs[p], record.index)]])["prompts"]
+        inputs = trainer.collector._encode(trainer.model, single)
+        rows = slice(3 * p, 3 * p + 3)
+        alone = trainer.completion_likelihood(
+            trainer.model, inputs, rollout.completion_ids[rows], mask[rows], trainer.args.generation_temperature, "none"
+        ).logprobs
+        torch.testing.assert_close(alone[mask[rows]], together[rows][mask[rows]], rtol=0, atol=2e-5)
+        assert single.frames == [experience.batch.frames[p]]
+
+
+def test_where_nothing_differs_the_step_is_trained_as_it_was_drawn(make_trainer, tmp_path):
+    """Equal groups stay where no round finds others: weights and rows of a run without the flag."""
+    plain = make_trainer(output_dir=str(tmp_path / "plain"), functions=[spread()], per_device_train_batch_size=2)
+    plain.train()
+    trainer = make_trainer(**FILTER | {"per_device_train_batch_size": 2}, functions=[spread()])
+    trainer.train()
+    for (name, ours), theirs in zip(trainer.model.named_parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    kept = [row for row in read_rollouts(trainer.args.output_dir) if not row.dropped]
+    assert kept == list(read_rollouts(plain.args.output_dir)) and {row.advantage for row in kept} == {0.0}
+    for row in logged(trainer):
+        assert row["filter/kept_frac"] == 0 and row["filter/unfilled_frac"] == 1 and row["filter/rounds"] == 3
+
+
+def test_where_all_differ_nothing_is_drawn_again(make_trainer, tmp_path):
+    plain = make_trainer(output_dir=str(tmp_path / "plain"))
+    plain.train()
+    trainer = make_trainer(filter_groups=True)
+    trainer.train()
+    for (name, ours), theirs in zip(trainer.model.named_parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    for row in logged(trainer):
+        assert row["filter/kept_frac"] == 1 and row["filter/rounds"] == row["filter/unfilled_frac"] == 0
+
+
+def test_the_run_stops_where_it_is_told_to(make_trainer):
+    trainer = make_trainer(**FILTER, on_unfilled_step="stop", functions=[spread("text")])
+    with pytest.raises(UnfilledStepError, match=r"3 groups of the step have equal rewards \(total\) after \d rounds"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_by_the_values_of_one_function(make_trainer):
+    """Records whose totals differ are replaced where the named function is equal; without values the total counts."""
+
+    def right(completions, id, **columns):
+        values = {"clip-1": 1.0, "clip-2": 0.0, "text": None}
+        return [values.get(each, float(n % 3 == 0)) for n, each in enumerate(id)]
+
+    def letters(completions, id, **columns):
+        return [0.1 * (n % 3) for n in range(len(completions))]
+
+    trainer = make_trainer(**FILTER, filter_by="right", functions=[right, letters], max_resample_rounds=9, max_steps=4)
+    trainer.train()
+    groups = [group for groups in groups_of(trainer).values() for group in groups]
+    assert {group[0].record_id for group in groups if is_dropped(group)} == {"clip-1", "clip-2"}
+    assert "text" in {group[0].record_id for group in groups if not is_dropped(group)}
+
+
+def test_gdpo_keeps_groups_whose_functions_cancel_out(make_trainer):
+    def up(completions, id, **columns):
+        return [float(n % 3) for n in range(len(completions))]
+
+    def down(completions, id, **columns):
+        return [-float(n % 3) if each != "text" else 0.0 for n, each in enumerate(id)]
+
+    settings = {**FILTER, "functions": [up, down], "max_steps": 1, "max_resample_rounds": 1}
+    by_total = make_trainer(**settings)
+    by_total.train()
+    assert logged(by_total)[0]["filter/rounds"] == 1
+    by_function = make_trainer(**settings, advantage_estimator="gdpo", output_dir=by_total.args.output_dir + "-gdpo")
+    by_function.train()
+    assert logged(by_function)[0]["filter/rounds"] == 0
+
+
+def test_there_is_no_such_reward(make_trainer):
+    with pytest.raises(ValueError, match="--filter_by accurate: no such reward in this run; give one of total, let"):
+        make_trainer(filter_groups=True, filter_by="accurate")
+
+
+def test_bad_samples_are_counted_and_not_replaced(make_trainer, sop_data, tmp_path):
+    rows = json.loads(sop_data.read_text())
+    (tmp_path / "broken.mp4").write_bytes(b"this is no video")
+    for n, row in enumerate(rows[:6]):
+        row["video"] = str(sop_data.parent / row["video"]) if n % 2 else "broken.mp4"
+    path = tmp_path / "some.json"
+    path.write_text(json.dumps(rows[:7]))
+    trainer = make_trainer(
+        **FILTER | {"per_device_train_batch_size": 7},
+        dataset_use=str(path),
+        allow_outside_media=True,
+        on_bad_sample="skip",
+        functions=[spread("clip-1", "text")],
+        max_steps=1,
+    )
+    trainer.train()
+    (row,) = logged(trainer)
+    assert row["data/bad_samples"] == 3 and row["filter/rounds"] == 0, "no records are left to draw"
+    trainer = make_trainer(
+        **FILTER | {"per_device_train_batch_size": 1},
+        dataset_use=str(path),
+        output_dir=str(tmp_path / "single"),
+        allow_outside_media=True,
+        on_bad_sample="skip",
+        functions=[spread("text")],
+        max_steps=7,
+        max_resample_rounds=6,
+    )
+    trainer.train()
+    rows = logged(trainer)
+    assert len(rows) == 7 and all(math.isfinite(row["loss"]) for row in rows)
+    groups = groups_of(trainer)
+    trained = [group for each in groups.values() for group in each if not is_dropped(group)]
+    assert len(trained) == 4, "three steps had no prompt"
+    assert sum(row["data/bad_samples"] for row in rows) > 3, "those that rounds drew are counted too"
+    assert len(trainer.journal.bad_samples) == 3
+
+
+def test_temporal_contrast_is_part_of_the_total(make_trainer):
+    """The bonus makes groups differ: ordered clips are right, and one completion of each is not."""
+
+    def some_right(completions, id, **columns):
+        return [0.0 if n % 3 else 1.0 for n in range(len(completions))]
+
+    trainer = make_trainer(
+        **FILTER, temporal_contrast=True, filter_by="temporal_contrast", functions=[some_right], max_resample_rounds=2
+    )
+    trainer.train()
+    for groups in groups_of(trainer).values():
+        for group in groups:
+            assert not is_equal(group) and {"some_right", "temporal_contrast"} == set(group[0].rewards)
+            # The tiny model is never right: no bonus anywhere. Groups without video have none and go by their total.
+            assert is_dropped(group) <= bool(group[0].clips)
+    assert all(row["filter/rounds"] == 2 and "time/contrast_s" in row for row in logged(trainer))
+
+
+def test_refills_are_counted_as_drawn(make_trainer, sop_data, tmp_path):
+    rows = json.loads(sop_data.read_text())
+    for name, chosen in (("texts", [{**rows[6], "id": f"text-{n}"} for n in range(6)]), ("other", rows[6:7])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(chosen))
+    names = [f"{tmp_path}/{name}.json" for name in ("texts", "other")]
+    trainer = make_trainer(**FILTER, dataset_use=",".join(names), functions=[spread("text-1")], max_steps=1)
+    trainer.train()
+    (row,) = logged(trainer)
+    assert sum(row[f"dataset/{name}/drawn"] for name in names) == 7
+    assert row["filter/rounds"] == 1, "after it no records are left"
+
+
+def test_a_killed_and_resumed_run_draws_what_it_would_have(whole_and_resumed):
+    settings = {**FILTER, "per_device_train_batch_size": 2, "num_iterations": 2, "max_steps": 8}
+    settings |= {"save_strategy": "steps", "save_steps": 4, "functions": [spread("clip-1", "clip-2", "text")]}
+    whole, resumed = whole_and_resumed(killed=5, resumed_from=4, **settings)
+    rows = [list(read_rollouts(trainer.args.output_dir)) for trainer in (whole, resumed)]
+    assert rows[0] == rows[1] and any(row.dropped for row in rows[0] if row.step > 4)
+    numbers = [
+        [{name: value for name, value in row.items() if not name.startswith("time/")} for row in logged(trainer)]
+        for trainer in (whole, resumed)
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_options_without_effect():
+    for name, value in {"filter_by": "accuracy", "max_resample_rounds": 5, "on_unfilled_step": "stop"}.items():
+        with pytest.raises(ValueError, match=f"--{name} has no effect without --filter_groups"):
+            FilterOptions(**{name: value})
