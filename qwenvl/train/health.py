@@ -195,7 +195,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "entropy collapsed",
         entropy_collapsed,
-        "Lower --learning_rate, raise --generation_temperature or --grpo_beta, and go on from an earlier checkpoint",
+        "Lower --learning_rate, raise --generation_temperature or --grpo_beta, or reward entropy (--entropy_coef, "
+        "--entropy_target), and go on from an earlier checkpoint",
         lower_rate,
     ),
     Rule(
