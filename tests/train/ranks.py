@@ -64,6 +64,7 @@ class NanInStepTwo:
 
     def __init__(self, trainer):
         self.trainer, self.objective = trainer, trainer.objective
+        self.entropy_coef = trainer.objective.entropy_coef  # the trainer reads it
 
     def __call__(self, inputs, counts):
         output = self.objective(inputs, counts)

@@ -51,6 +51,7 @@ def spoil_losses(trainer, steps, micro_batch):
             output.metrics["loss/policy"] = math.nan
         return output
 
+    spoilt.entropy_coef = objective.entropy_coef  # the trainer reads it
     trainer.objective = spoilt
 
 
