@@ -14,6 +14,8 @@ from qwenvl.report.serve import ReportServer, state_of
 from qwenvl.runlog import RunLog
 from tests.report.runs import group
 
+ASKED = "performance.getEntriesByType('resource').filter(each => each.name.endsWith('/state')).length"
+
 
 def ask(port, path, host=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -86,3 +88,22 @@ def test_the_command_writes_again_what_the_run_adds(make_run):
     finally:
         process.kill()
         process.wait()
+
+
+def test_the_page_follows_and_keeps_its_place(browser, make_run):
+    run = make_run(finished=0)
+    with ReportServer(make_report([run], run / "report").folder) as server:
+        server.state = "before"
+        browser.errors.clear()
+        browser.show(1280)
+        browser.open(server.address + "#step=1&id=18&f_data=more")
+        browser.wait(f"document.querySelector('#group article') !== null && {ASKED} > 0")
+        browser.run("scrollTo(0, 150)")
+        RunLog(run).log_rollouts(group([0.0, 1.0], step=3, record_id="18", where="data/more.jsonl:3"))
+        make_report([run], run / "report")
+        server.state = "after"
+        count = "document.querySelector('#count')?.textContent"
+        browser.wait(f"{count} === '3 of 7 groups' && document.querySelector('#group article') !== null")
+        browser.wait("location.hash.includes('step=1&id=18') && scrollY === 150")
+        assert browser.errors == []
+    browser.wait("document.querySelector('h1').textContent.endsWith('--serve has ended')")

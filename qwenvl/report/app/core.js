@@ -103,8 +103,12 @@ async function follow() {
   };
   let known = await state().catch(() => null);
   if (known === null) return; // served by something else
-  setInterval(async () => {
-    const now = await state().catch(() => known);
+  const asking = setInterval(async () => {
+    const now = await state().catch(() => null);
+    if (now === null) {
+      clearInterval(asking);
+      document.querySelector("h1").append(h("small", {}, " no longer followed: qwenvl report --serve has ended"));
+    }
     const typing = document.activeElement && document.activeElement.closest("input, select");
     if (now !== known && now !== null && !typing) location.reload();
   }, 3000);
