@@ -15,7 +15,18 @@ from typing import Any
 
 from qwenvl.files import written_whole
 from qwenvl.report.answers import compared
-from qwenvl.report.groups import SUSPECT, Group, Row, dataset_of, grouped, histories, most_improved, row_of, suspicions
+from qwenvl.report.groups import (
+    SUSPECT,
+    Group,
+    Row,
+    dataset_of,
+    grouped,
+    hardest,
+    histories,
+    most_improved,
+    row_of,
+    suspicions,
+)
 from qwenvl.report.run import Run
 from qwenvl.report.sections import finite
 from qwenvl.runlog import Rollout, read_rollouts
@@ -52,11 +63,18 @@ class WrittenGroups:
     strips: list[list[Strip]]
 
     def wanted(self) -> list[Strip]:
-        """Each strip once: those of suspected groups first, then the newest."""
-        order = sorted(
-            range(len(self.rows)), key=lambda n: (not self.rows[n].marks & SUSPECT, -self.rows[n].step), reverse=False
-        )
-        return list(dict.fromkeys(strip for n in order for strip in self.strips[n]))
+        """Each strip once, those that are likely to be looked at first.
+
+        These are of suspected groups and of the records that improved most or are hardest. Then the newest come.
+        """
+        seen = histories(self.rows)
+        told = {(each.record, each.where) for each in (*most_improved(seen), *hardest(seen))}
+
+        def key(n: int) -> tuple[bool, int]:
+            row = self.rows[n]
+            return not (row.marks & SUSPECT or (row.record, row.where) in told), -row.step
+
+        return list(dict.fromkeys(strip for n in sorted(range(len(self.rows)), key=key) for strip in self.strips[n]))
 
 
 def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenGroups:

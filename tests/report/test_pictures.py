@@ -7,7 +7,8 @@ from PIL import Image
 from qwenvl.data.media.open import open_clip
 from qwenvl.doctor.pictures import COLUMNS, WIDTH, make_pictures
 from qwenvl.doctor.report import add_pictures, main, make_report
-from qwenvl.report.pages import Strip
+from qwenvl.report.groups import grouped, row_of
+from qwenvl.report.pages import Strip, WrittenGroups
 from qwenvl.runlog import SeenClip
 from tests.report.runs import group
 
@@ -107,3 +108,18 @@ def test_the_page_shows_them_in_a_browser(browser, clip, make_run):
     assert "17.mp4 1 frame: the file is gone" in browser.run("document.querySelector('#group').textContent")
     assert browser.run("document.querySelectorAll('.clip .legend .key').length") == 2
     assert browser.errors == []
+
+
+def test_what_is_told_of_comes_first_and_then_the_newest():
+    strip = lambda name: [Strip(name)]
+    rows = [
+        row_of(each, 0, 0)
+        for step in range(1, 31)
+        for each in grouped(group([1.0, 0.9, 0.8], step=step, record_id=f"r-{step}", split="eval"))
+    ]
+    hollow = [row_of(each, 0, 0) for each in grouped(group([0.0] * 3, step=2, record_id="hollow", split="eval"))]
+    hard = [row_of(each, 0, 0) for each in grouped(group([0.1, 0.2, 0.3], step=3, record_id="hard"))]
+    names = [*(row.record for row in rows), "hollow", "hard", "r-30"]
+    written = WrittenGroups([*rows, *hollow, *hard, rows[-1]], [strip(name) for name in names])
+    assert [each.path for each in written.wanted()][:4] == ["hard", "hollow", "r-30", "r-29"]
+    assert len(written.wanted()) == 32, "each once"

@@ -115,7 +115,7 @@ function rowView(n) {
   const { columns, records } = state.index;
   const mean = columns.mean[n], signs = MARKS.filter(([mark]) => columns.marks[n] & mark);
   return h("li", { "data-group": n, onclick: () => choose(n, true) },
-    h("span", { class: "at" }, isTrain(state.index, n) ? `${columns.step[n]}` : `${state.index.splits[columns.split[n]]} ${columns.step[n]}`),
+    h("span", { class: "at" }, `${columns.step[n]}`, isTrain(state.index, n) ? "" : ` ${state.index.splits[columns.split[n]]}`),
     h("span", { class: "id" }, records[columns.record[n]][0]),
     h("span", { class: "signs", title: signs.map((each) => each[2]).join(", ") }, signs.slice(0, 2).map((each) => each[1]).join(" ")),
     h("b", { title: `mean reward, from ${brief(columns.low[n])} to ${brief(columns.high[n])}` }, brief(mean)));
