@@ -134,3 +134,24 @@ def test_it_fits_a_phone(opened, browser, dark):
     assert page.run("document.documentElement.scrollWidth") == 390
     ground = page.run("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(16, 20, 25)" if dark else "rgb(246, 247, 249)")
+
+
+def test_the_other_run_has_filters_of_its_own(opened):
+    page = opened("#run=1&step=2&id=17&f_data=sop")
+    assert page.run(COUNT) == "2 of 6 groups"
+    set_filter(page, "run", "0")
+    page.wait("location.hash.startsWith('#run=0&')")
+    assert page.run(COUNT) == "2 of 6 groups" and page.run("document.querySelector('#filter-data').value") == "sop"
+
+
+def test_a_folder_that_lost_a_file_says_so(browser, make_run, tmp_path):
+    folder = make_report([make_run()], tmp_path / "report").folder
+    (folder / "data" / "run-0" / "page-0.js").unlink()
+    browser.show(1280)
+    browser.open((folder / "index.html").as_uri())
+    browser.wait("document.querySelector('#group .bad')?.textContent === \"data/run-0/page-0.js can't be loaded\"")
+    set_filter(browser, "q", "scan")
+    browser.wait("document.querySelector('#count .bad')?.textContent === \"data/run-0/page-0.js can't be loaded\"")
+    (folder / "data" / "run-0" / "index.js").unlink()
+    browser.open((folder / "index.html").as_uri())
+    browser.wait("document.querySelector('#count .bad')?.textContent.includes('is the whole folder')")

@@ -48,7 +48,8 @@ async function openRun(run, address = null) {
   }
   state.index = index;
   const options = (element, first, names) => element.replaceChildren(h("option", { value: "" }, first), ...names.map((name) => h("option", { value: name }, name)));
-  if (!index.splits.includes(state.filters.split)) state.filters.split = "";
+  const known = { split: index.splits, data: index.datasets, part: index.rewards };
+  for (const [name, values] of Object.entries(known)) if (!values.includes(state.filters[name])) state.filters[name] = "";
   options(parts.split, "all", index.splits);
   options(parts.data, "all", index.datasets);
   options(parts.part, "total", index.rewards);
@@ -69,11 +70,17 @@ function changed(filters) {
 
 // Show what the filters leave, and choose its first group if none is chosen.
 async function apply() {
+  if (!state.index) return; // another run is being opened, which applies them
   const search = ++state.search;
   for (const name of Object.keys(NO_FILTERS)) if (parts[name] && parts[name].value !== state.filters[name]) parts[name].value = state.filters[name];
   for (const button of parts.jumps.querySelectorAll("button")) button.classList.toggle("on", button.dataset.jump === state.filters.jump);
   let found = filtered(state.index, state.filters);
-  if (state.filters.q.trim()) found = await withText(found, state.filters.q.trim(), search);
+  try {
+    if (state.filters.q.trim()) found = await withText(found, state.filters.q.trim(), search);
+  } catch (error) {
+    parts.count.replaceChildren(h("span", { class: "bad" }, error.message));
+    return;
+  }
   if (search !== state.search) return;
   state.found = found;
   parts.list.replaceChildren();
