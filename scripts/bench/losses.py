@@ -2,6 +2,7 @@
 
     python scripts/bench/losses.py                                        # four losses, seeds 0 to 4
     python scripts/bench/losses.py --losses grpo dapo,num_iterations=2 --seeds 3
+    python scripts/bench/losses.py --losses grpo grpo,filter_groups=True
 
 A loss is a ``--loss_type``, with more settings of the run after commas. The runs of a seed begin with the same model
 and the same records. Every 25 steps all held-out pictures are counted, greedily, and a run ends when 0.9 of them are

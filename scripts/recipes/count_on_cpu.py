@@ -143,9 +143,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of GRPO")
     parser.add_argument("--warmup_steps", type=int, default=150)
     parser.add_argument("--loss_type", default="grpo", choices=get_args(LossType))
+    parser.add_argument("--filter_groups", action="store_true", help="replace groups with equal rewards")
     options = parser.parse_args()
     started = time.monotonic()
-    scores = run(options.folder, options.seed, options.steps, options.warmup_steps, loss_type=options.loss_type)
+    changes = {"loss_type": options.loss_type, "filter_groups": options.filter_groups}
+    scores = run(options.folder, options.seed, options.steps, options.warmup_steps, **changes)
     print(f"\nheld-out pictures counted right (95 % interval), {time.monotonic() - started:.0f} s in all")
     for name, values in scores.items():
         print(f"  {name:<14} {values['eval_count_reward']:.3f} +- {values['eval_count_reward_ci95']:.3f}")
