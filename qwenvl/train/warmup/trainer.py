@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,22 +80,39 @@ class WarmupTrainer(PolicyTrainer):
         """The cross-entropy of a micro-batch. Those of a step's micro-batches average to the loss of the step."""
         counts = self._counts if self.is_in_train else step_counts([inputs])  # a script may call it on its own
         with self.meter.time("time/logp_s"):
-            loss = -self.target_logprobs(model, inputs).sum()
+            with whole_weights(self.model, self.model_wrapped) if self.paths.encode is not None else nullcontext():
+                prompts = self.encoded(model, inputs["prompts"])
+            loss = -self.target_logprobs(model, inputs, prompts).sum()
         self._tell(TaughtOn(inputs["prompts"], inputs["target_ids"], inputs["target_mask"], loss.item()))
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return loss / max(1, counts.tokens) * counts.micro_batches
 
-    def target_logprobs(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """N x T log-probs of the targets, 0 where a row has none. A batch without prompts has a forward that is 0."""
-        batch, ids, mask = inputs["prompts"], inputs["target_ids"], inputs["target_mask"]
-        if not len(batch):  # other processes wait for its forward and backward
-            token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
-            return 0 * self.completion_likelihood(model, PromptInputs.of_text(token), token, token == 0, 1.0).logprobs
+    def encoded(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
+        """The model's inputs, features in the place of pixels where the tower runs once per prompt.
+
+        Engines that split the model must have its weights whole here: not every process has pictures. A batch without
+        prompts becomes a single token, for the forward and backward that other processes wait for.
+        """
+        if not len(batch):
+            return PromptInputs.of_text(torch.zeros(1, 1, dtype=torch.long, device=self.args.device))
         prompts = self.build_inputs(batch)
-        if self.paths.encode is not None:
-            with whole_weights(self.model, self.model_wrapped), self.accelerator.autocast():
-                prompts = self.paths.encode(model, prompts)
+        if self.paths.encode is None:
+            return prompts
+        with self.accelerator.autocast():
+            return self.paths.encode(model, prompts)
+
+    def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
+        """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
+
+        Args:
+            prompts: of the batch, as ``encoded`` gives them. None has them made.
+        """
+        ids, mask = inputs["target_ids"], inputs["target_mask"]
+        prompts = self.encoded(model, inputs["prompts"]) if prompts is None else prompts
+        if not len(inputs["prompts"]):
+            token = prompts.input_ids
+            return 0 * self.completion_likelihood(model, prompts, token, token == 0, temperature=1.0).logprobs
         return self.completion_likelihood(model, prompts, ids, mask, temperature=1.0).logprobs
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
