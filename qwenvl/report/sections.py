@@ -38,6 +38,8 @@ SHOWN = {
     "group/unique_frac": Shown("learning", "different completions in a group", "near 0 nothing new is tried"),
     "penalty/total": Shown("learning", "total reward with the KL taken off", "what is compared"),
     "penalty/kl": Shown("stable", "KL of a completion to the reference", "nats"),
+    "filter/kept_frac": Shown("learning", "groups kept by the filter", "those whose rewards differ"),
+    "target/loss": Shown("learning", "loss of the warm-up", "nats for a token of the targets"),
     "kl": Shown("stable", "KL to the reference", "should stay below a few tenths"),
     "entropy": Shown("stable", "entropy", "a fall to 0 ends exploration"),
     "grad_norm": Shown("stable", "gradient norm", "before clipping"),
@@ -58,7 +60,7 @@ SHOWN = {
 ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # shown at once even where they never change
 
 BY_WORD = {
-    **dict.fromkeys(("reward", "group", "dataset"), "learning"),
+    **dict.fromkeys(("reward", "group", "filter", "difficulty", "dataset", "target"), "learning"),
     **dict.fromkeys(("loss", "ratio", "parity", "kl", "nonfinite"), "stable"),
     **dict.fromkeys(("time", "prompt", "vision_cache", "frame_cache", "memory"), "fast"),
     **dict.fromkeys(("completion", "data"), "wrote"),

@@ -20,6 +20,7 @@ def run_of(*rows: dict[str, float]) -> Run:
         ("reward/total", "learning", "total reward"),
         ("reward/action_order", "learning", "reward: action_order"),
         ("dataset/sop/reward", "learning", "dataset: sop/reward"),
+        ("filter/rounds", "learning", "filter: rounds"),
         ("kl", "stable", "KL to the reference"),
         ("my_own_number", "stable", "my own number"),
         ("vision_cache/hit_frac", "fast", "vision cache: hit_frac"),
