@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -82,6 +83,7 @@ def test_the_command_writes_again_what_the_run_adds(make_run):
         RunLog(run).log_metrics(3, {"loss": 0.0, "reward/total": 0.9})
         while ask(port, "/state")[1] == before:
             assert process.poll() is None
+            time.sleep(0.1)
         assert "3 steps, not finished" in re.sub(r"<[^>]+>", "", ask(port, "/")[1])
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
