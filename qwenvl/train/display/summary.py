@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from transformers import TrainerCallback
@@ -21,16 +21,17 @@ class RunSummary(TrainerCallback):
     """Prints the summary when training ends. The command takes it out, and prints its own after evaluating."""
 
     def __init__(self):
-        self._collecting = collected_warnings()
+        self._collecting = ExitStack()
         self._warnings: list[str] = []
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Collects warnings from here on."""
-        self._warnings = self._collecting.__enter__()
+        self._collecting.close()  # of a run that failed
+        self._warnings = self._collecting.enter_context(collected_warnings())
 
     def on_train_end(self, args, state, control, **kwargs):
         """Prints."""
-        self._collecting.__exit__(None, None, None)
+        self._collecting.close()
         if state.is_world_process_zero:
             say(run_summary(args.output_dir, self._warnings))
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from qwenvl.rewards.function import RewardError
 from qwenvl.runlog import RunLog
 from qwenvl.train.display.summary import collected_warnings, next_step, run_summary
 from qwenvl.train.health import RULES
@@ -19,6 +20,25 @@ def test_a_run_that_can_learn_nothing_is_told_so(make_trainer, caplog, capsys):
     said = capsys.readouterr().err
     assert "reward    0.000 at step 1, 0.000 at step 2" in said
     assert "warnings  1, the first: over 90% of the 2 groups of this run had equal rewards" in said
+
+
+def test_a_trainer_that_trains_twice_has_a_summary_of_each(make_trainer, capsys):
+    broken = [True]
+
+    def equal(completions, **columns):
+        if broken and broken.pop():
+            raise ValueError("not yet")
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(functions=[equal])
+    with pytest.raises(RewardError, match="not yet"):
+        trainer.train()
+    capsys.readouterr()
+    for _ in range(2):
+        trainer.train()
+        said = capsys.readouterr().err
+        assert said.count(": 2 steps") == 1 and "warnings  1, the first: over 90%" in said
+    assert not logging.getLogger("qwenvl").handlers
 
 
 def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
