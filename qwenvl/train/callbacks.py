@@ -65,13 +65,13 @@ class HealthWarnings(TrainerCallback):
     A resumed run goes on with the history of its run folder. What still holds it tells of again.
     """
 
-    def __init__(self) -> None:
-        self._history: list[Entry] = []
-        self._told: set[str] = set()
-        self._step = 0
+    _history: list[Entry]
+    _told: set[str]
+    _step: int
 
     def on_train_begin(self, args, state, control, **kwargs):
         """The history up to the checkpoint that a run goes on from."""
+        self._history, self._told, self._step = [], set(), 0
         if state.is_world_process_zero and state.global_step:
             for row in read_metrics(args.output_dir, "train"):
                 if row["step"] <= state.global_step:
