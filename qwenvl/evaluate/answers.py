@@ -17,7 +17,7 @@ from qwenvl.model.loading import base_of_adapter, evaluating, load_processor, un
 from qwenvl.model.logprobs import Likelihood, tokens_within
 from qwenvl.rewards import Rubric
 from qwenvl.train.assemble import build_collector, build_dataset, build_frame_cache, build_sampler, loaded_model
-from qwenvl.train.collect import Collector
+from qwenvl.train.collect.collector import Collector
 from qwenvl.train.display.console import settle_output
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.fast_paths import build_paths

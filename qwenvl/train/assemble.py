@@ -35,12 +35,12 @@ from qwenvl.rewards.options import FunctionSettings
 from qwenvl.rewards.plugins import plugin_functions
 from qwenvl.rewards.table import readers_of
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.train.collect import Collector
-from qwenvl.train.contrast import TemporalContrast
+from qwenvl.train.collect.collector import Collector
+from qwenvl.train.collect.contrast import TemporalContrast
+from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.fast_paths import Paths
 from qwenvl.train.meter import Meter
-from qwenvl.train.penalty import KlPenalty
 from qwenvl.types import Record
 
 

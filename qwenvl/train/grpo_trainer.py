@@ -18,11 +18,11 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharding import whole_weights
 from qwenvl.train.assemble import build_collector, build_rewards
+from qwenvl.train.collect.filtering import filtering
+from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
-from qwenvl.train.filtering import filtering
 from qwenvl.train.parity import check_parity, wants_parity
 from qwenvl.train.parts import build_parts
-from qwenvl.train.penalty import KlPenalty
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.entropy_target import followed
 from qwenvl.train.run.pass_rates import build_pass_rates

@@ -17,7 +17,7 @@ from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.grpo.weighting import entropy_floor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
-from qwenvl.train.scored import Scored
+from qwenvl.train.collect.scored import Scored
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 

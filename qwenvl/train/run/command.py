@@ -10,9 +10,9 @@ from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.train.callbacks import require_trackers
+from qwenvl.train.collect.filtering import UnfilledStepError
 from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
-from qwenvl.train.filtering import UnfilledStepError
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.beginning import Beginning, begin
 from qwenvl.train.run.failures import bar_closed, told_in_one_line

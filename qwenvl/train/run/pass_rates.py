@@ -18,8 +18,8 @@ from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.options import DifficultyOptions
 from qwenvl.files import written_whole
 from qwenvl.rewards import Rubric
+from qwenvl.train.collect.scored import Scored
 from qwenvl.train.run.resumed import SettingsError
-from qwenvl.train.scored import Scored
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch
 

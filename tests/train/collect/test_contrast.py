@@ -10,7 +10,7 @@ import torch
 from qwenvl.data.seeds import stable_random
 from qwenvl.rewards import build_rubric
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.contrast import TemporalContrast, reorder_frames
+from qwenvl.train.collect.contrast import TemporalContrast, reorder_frames
 from qwenvl.types import RewardBatch
 
 

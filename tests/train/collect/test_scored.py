@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.train.scored import Scored, join_rewards
+from qwenvl.train.collect.scored import Scored, join_rewards
 from qwenvl.types import PromptBatch, Record, RewardBatch, RolloutBatch
 
 PATCH = 4  # values of a patch

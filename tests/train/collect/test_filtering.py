@@ -9,7 +9,7 @@ import torch
 
 from qwenvl.grpo.options import FilterOptions
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.filtering import UnfilledStepError
+from qwenvl.train.collect.filtering import UnfilledStepError
 
 FILTER = {"filter_groups": True, "check_parity": "every", "per_device_train_batch_size": 4}
 

@@ -18,9 +18,9 @@ from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_st
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import EnginePrompts, RolloutEngine, SamplingParams
-from qwenvl.train.contrast import NAME, TemporalContrast
-from qwenvl.train.penalty import KlPenalty, Penalty, lowered
-from qwenvl.train.scored import Scored, join_rewards
+from qwenvl.train.collect.contrast import NAME, TemporalContrast
+from qwenvl.train.collect.penalty import KlPenalty, Penalty, lowered
+from qwenvl.train.collect.scored import Scored, join_rewards
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 

@@ -18,12 +18,12 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.refill import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
-from qwenvl.train.collect import Collector
-from qwenvl.train.contrast import NAME
+from qwenvl.train.collect.collector import Collector
+from qwenvl.train.collect.contrast import NAME
+from qwenvl.train.collect.scored import Scored
 from qwenvl.train.meter import Meter
 from qwenvl.train.parts import Parts
 from qwenvl.train.run.pass_rates import TOTAL, require_reward
-from qwenvl.train.scored import Scored
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, Record, RewardBatch
 
