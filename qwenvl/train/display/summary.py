@@ -83,7 +83,8 @@ def run_summary(folder: str | Path, warnings: Sequence[str], next_step: str | No
         lines[name.removesuffix("_total_reward")] = ", ".join(shown)
     lines["warnings"] = "none" if not warnings else f"{len(warnings)}, the first: {_shortened(warnings[0])}"
     if "loss" not in lines:  # a warm-up has no completions
-        lines["look"] = f"{Path(folder) / 'rollouts'} has every completion with its rewards"
+        command = shlex.join(["qwenvl", "report", str(folder)])
+        lines["look"] = f"{command}   (curves, and every completion with its frames)"
     if next_step is not None:
         lines["next"] = next_step
     steps = max((row["step"] for row in rows), default=0)

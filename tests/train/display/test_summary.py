@@ -53,7 +53,7 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
         "  reward    0.075 at steps 1 to 2, 0.975 at steps 19 to 20",
         "  eval      0.250 +- 0.125 at step 0, 0.750 +- 0.062 at step 20",
         "  warnings  2, the first: one more",
-        f"  look      {tmp_path}/rollouts has every completion with its rewards",
+        f"  look      qwenvl report {tmp_path}   (curves, and every completion with its frames)",
         "  next      do this",
     ]
 
