@@ -23,11 +23,12 @@ WHOLE_STEP = "time/step_s"  # is no phase
 
 @dataclass(frozen=True)
 class Shown:
-    """How a metric is shown: its section, its title, and a line that says what to look for."""
+    """How a metric is shown: its section, its title, a line that says what to look for, and whether it has noise."""
 
     section: str
     title: str
     help: str = ""
+    noisy: bool = True
 
 
 SHOWN = {
@@ -47,7 +48,7 @@ SHOWN = {
     "loss/policy": Shown("stable", "policy term of the loss"),
     "loss/kl": Shown("stable", "KL term of the loss"),
     "ratio/mean": Shown("stable", "importance ratio"),
-    "learning_rate": Shown("stable", "learning rate"),
+    "learning_rate": Shown("stable", "learning rate", noisy=False),
     "parity/mean": Shown("stable", "sampler against trainer, mean", "difference of log-probs of the same tokens"),
     "parity/max": Shown("stable", "sampler against trainer, largest"),
     "completion/length_mean": Shown("wrote", "completion length, mean", "tokens"),
@@ -125,7 +126,8 @@ def _curve(number: int, run: Run, metric: str) -> dict[str, Any] | None:
     if not found:
         return None
     steps, values = [step for step, _ in found], [value for _, value in found]
-    smooth = smoothed(values, half_life_of(len(values)))
+    noisy = metric not in SHOWN or SHOWN[metric].noisy
+    smooth = smoothed(values, half_life_of(len(values))) if noisy else values
     places, raw, each = thinned(steps, values)
     bold = smooth[each - 1 :: each] + ([smooth[-1]] if len(smooth) % each else [])
     return {"run": number, "steps": places, "raw": finite(raw), "smooth": finite(bold), "each": each}

@@ -54,6 +54,11 @@ def test_long_curves_are_thinned_and_their_smooth_values_are_those_of_all_rows(m
     assert curve["smooth"] == pytest.approx([2 / 1.5, (4 + 1) / 1.75], rel=1e-5)  # after two rows and after three
 
 
+def test_a_curve_without_noise_is_not_smoothed():
+    [chart] = charts([run_of(*({"learning_rate": value} for value in (1e-6, 3e-6, 2e-6)))])["stable"]
+    assert chart["curves"][0]["smooth"] == chart["curves"][0]["raw"] == [1e-6, 3e-6, 2e-6]
+
+
 def test_an_evaluation_has_points_with_intervals_and_a_later_row_counts():
     rows = (
         {"eval_total_reward": value, "eval_total_reward_ci95": width} for value, width in ((0.5, 0.1), (0.6, math.nan))
