@@ -47,6 +47,7 @@ SHARED = {
 }
 """Settings that a resumed run can't change, and why. Learning rates are compared with the optimizer's own."""
 _STEP = "prompts of a step"
+_REFERENCE_FROM = "checkpoint of the reference"
 _RATE_FOLLOWS_METRIC = ("reduce_lr_on_plateau", "greedy")
 
 
@@ -58,12 +59,21 @@ def shared_settings(args: GRPOConfig | SimpleNamespace) -> dict[str, Any]:
     """The values that a run and its resumption have in common, as JSON can hold them."""
     values = {name: getattr(args, name) for name in SHARED}
     values["data_seed"] = args.seed if args.data_seed is None else args.data_seed
+    values[_REFERENCE_FROM] = _reference_of(args)
     values[_STEP] = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     values["lr_scheduler_type"] = schedule
     if schedule in _RATE_FOLLOWS_METRIC:
         values["lr_scheduler_kwargs"] = dict(args.lr_scheduler_kwargs or {})
     return {name: getattr(value, "value", value) for name, value in values.items()}
+
+
+def _reference_of(args: GRPOConfig | SimpleNamespace) -> str | None:
+    """The checkpoint that the reference is made from, where the settings name one."""
+    name = args.ref_model_name_or_path or args.model_name_or_path
+    if not name or not args.grpo_beta:
+        return None
+    return str(Path(name).resolve()) if Path(name).exists() else str(name)
 
 
 def require_shared(saved: Mapping[str, Any], args: GRPOConfig) -> None:
@@ -82,7 +92,11 @@ def require_shared(saved: Mapping[str, Any], args: GRPOConfig) -> None:
             continue  # a schedule that is a function of the step is simply taken
         if now == before:
             continue
-        if name == _STEP:
+        if name == _REFERENCE_FROM:  # the same weights may have moved
+            logger.warning(
+                f"the KL was measured against {before} and will be against {now}: see that they are the same"
+            )
+        elif name == _STEP:
             problems.append(
                 f"an optimizer step had {before} prompts and would have {now}: processes x "
                 f"--per_device_train_batch_size x --gradient_accumulation_steps must stay {before}; {_ORDER}"

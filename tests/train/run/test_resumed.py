@@ -54,6 +54,22 @@ def test_a_schedule_that_follows_a_metric_comes_back_as_it_was(name, make_traine
         require_shared(saved | {name: "linear" if name == "lr_scheduler_type" else {"patience": 3}}, args)
 
 
+@pytest.mark.parametrize("name", ["model_name_or_path", "ref_model_name_or_path"])
+def test_another_reference_is_told_of(name, make_trainer, tmp_path, caplog):
+    args = make_trainer().args
+    setattr(args, name, "Qwen/Qwen2.5-VL-3B-Instruct")
+    saved = shared_settings(args)
+    setattr(args, name, str(tmp_path))
+    require_shared(saved, args)
+    told = f"against Qwen/Qwen2.5-VL-3B-Instruct and will be against {tmp_path.resolve()}: see that they are the same"
+    assert told in caplog.text
+    caplog.clear()
+    args.grpo_beta = 0.0
+    require_shared(shared_settings(args), args)
+    require_shared({}, args)
+    assert not caplog.text
+
+
 def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer):
     saved = checkpoint(per_device_train_batch_size=2)
     taken = {"gradient_accumulation_steps": 2, "data_seed": 3, "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}
