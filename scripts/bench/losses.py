@@ -4,10 +4,10 @@
     python scripts/bench/losses.py --losses grpo dapo,num_iterations=2 --seeds 3
 
 A loss is a ``--loss_type``, with more settings of the run after commas. Those by default make two steps on the same
-completions: on fresh ones the importance ratio is 1, and what a loss does with it has no effect. The runs of a seed begin with the same model
-and the same records. Every 25 steps all held-out pictures are counted, greedily, and a run ends when 0.9 of them are
-right. CPU seconds are those of GRPO alone, without warm-up and evaluation. A run whose line stands in
-``results.jsonl`` is not made again.
+completions: on fresh ones the importance ratio is 1, and what a loss does with it has no effect. The runs of a seed
+begin with the same model and the same records. Every 25 steps all held-out pictures are counted, greedily, and a run
+ends when 0.9 of them are right. CPU seconds are those of GRPO alone, without warm-up and evaluation. A run whose line
+stands in ``results.jsonl`` is not made again.
 """
 
 from __future__ import annotations
