@@ -5,7 +5,7 @@ Slow and obvious. The fast path in ``shared_prefix`` has the same signature and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
@@ -84,24 +84,13 @@ def completion_likelihood(
     return likelihood_of(output.logits, entropy)
 
 
-def completion_logprobs(
-    model: torch.nn.Module,
-    prompts: PromptInputs,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    *,
-    temperature: float,
-    logit_chunk_tokens: int,
-) -> Tensor:
-    """The log-probs of ``completion_likelihood``, N x T."""
-    return completion_likelihood(
-        model,
-        prompts,
-        completion_ids,
-        completion_mask,
-        temperature=temperature,
-        logit_chunk_tokens=logit_chunk_tokens,
-    ).logprobs
+def logprobs_by(likelihood: Callable[..., Likelihood]) -> Callable[..., Tensor]:
+    """The log-probs alone, N x T, of a path that has the arguments of ``completion_likelihood``."""
+    return lambda *args, **settings: likelihood(*args, **settings).logprobs
+
+
+completion_logprobs = logprobs_by(completion_likelihood)
+"""The log-probs of ``completion_likelihood``, N x T. Its arguments but for ``entropy``."""
 
 
 def likelihood_of(columns: Tensor, entropy: EntropyUse) -> Likelihood:

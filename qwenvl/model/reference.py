@@ -70,11 +70,6 @@ class Reference:
         ours = {id(parameter) for parameter in policy.parameters()}
         self._owned = {name: each for name, each in self._copy.named_parameters() if id(each) not in ours}
 
-    @property
-    def is_copy(self) -> bool:
-        """Whether it has tensors of its own."""
-        return self._copy is not None
-
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
         """The reference within the context, in eval mode and without gradients."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.model.logprobs import EntropyUse, Likelihood, likelihood_of, selected_logprobs, spread_out
+from qwenvl.model.logprobs import EntropyUse, Likelihood, likelihood_of, logprobs_by, selected_logprobs, spread_out
 from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharing.prefix_attention import IMPLEMENTATIONS, PrefixLayout, install_prefix_attention
 
@@ -71,28 +71,12 @@ def completion_likelihood(
     return likelihood_of(spread_out(output.logits[0], mask), entropy)
 
 
-def completion_logprobs(
-    model: torch.nn.Module,
-    prompts: PromptInputs,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    *,
-    temperature: float,
-    logit_chunk_tokens: int,
-) -> Tensor:
-    """The log-probs of ``completion_likelihood``, N x T."""
-    return completion_likelihood(
-        model,
-        prompts,
-        completion_ids,
-        completion_mask,
-        temperature=temperature,
-        logit_chunk_tokens=logit_chunk_tokens,
-    ).logprobs
+completion_logprobs = logprobs_by(completion_likelihood)
+"""The log-probs of ``completion_likelihood``, N x T. Its arguments but for ``entropy``."""
 
 
 def supports_shared_prefix(model: torch.nn.Module) -> str | None:
-    """None where ``completion_logprobs`` works for ``model``, else the reason why not, for a log line."""
+    """None where ``completion_likelihood`` works for ``model``, else the reason why not, for a log line."""
     config = unwrap(model).config
     try:
         family_of(config)
