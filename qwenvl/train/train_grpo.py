@@ -11,7 +11,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.train.display.console import say
+from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -22,11 +22,8 @@ COMMAND = "qwenvl train"
 
 def main(argv: list[str] | None = None) -> None:
     """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags."""
-    try:
+    with ends_at_ctrl_c(COMMAND):
         start(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:  # before there was a run
-        say(f"{COMMAND}: stopped by Ctrl-C")
-        raise SystemExit(130) from None
 
 
 def start(argv: list[str]) -> None:

@@ -5,12 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def say(line: str) -> None:
     """Print one line on standard error at once, in the first process of a run alone."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def ends_at_ctrl_c(command: str) -> Iterator[None]:
+    """End the process with one line where Ctrl-C comes before there is a run, which says more.
+
+    Args:
+        command: what the line begins with.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"{command}: stopped by Ctrl-C")
+        raise SystemExit(130) from None
 
 
 def shows_bars() -> bool:

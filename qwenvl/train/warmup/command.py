@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from qwenvl.config.command_line import FILES_AND_FLAGS, help_text, settings_from, wants_help
-from qwenvl.train.display.console import say
+from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
     from qwenvl.train.warmup.config import WarmupConfig
@@ -24,11 +24,8 @@ PURPOSE = (
 
 def main(argv: list[str] | None = None) -> None:
     """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags."""
-    try:
+    with ends_at_ctrl_c(COMMAND):
         start(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:  # before there was a run
-        say(f"{COMMAND}: stopped by Ctrl-C")
-        raise SystemExit(130) from None
 
 
 def start(argv: list[str]) -> None:
