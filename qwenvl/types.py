@@ -290,6 +290,9 @@ class RolloutBatch:
     entropies: Tensor | None = None
 
 
+TOTAL = "total"  # beside the names of reward functions
+
+
 @dataclass
 class RewardBatch:
     """Rewards of N completions by K functions.
@@ -311,3 +314,7 @@ class RewardBatch:
     def totals(self) -> list[float | None]:
         """N totals as plain numbers, None for a completion without a reward."""
         return [None if math.isnan(total) else total for total in self.total.tolist()]
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """N values of each function by its name, and the totals as ``total``."""
+        return dict(zip(self.names, self.components, strict=True)) | {TOTAL: self.totals()}

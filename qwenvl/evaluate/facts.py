@@ -14,10 +14,10 @@ from qwenvl.grpo.diagnostics import MeanInterval, mean_interval
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.functions.format import FormatReward
 from qwenvl.train.step import Experience
-from qwenvl.types import BadSample
+from qwenvl.types import TOTAL, BadSample
 
 FORMATS = ("format", "strict_format")
-TOTAL = "total"
+
 
 Values = tuple[float | None, ...]
 
@@ -54,7 +54,7 @@ def groups_of(experience: Experience, entropies: Tensor | None = None) -> list[G
         entropies: N x T, of the distributions that the tokens were drawn from, 0 at padding.
     """
     batch, rollout, rewards = experience.batch, experience.rollout, experience.rewards
-    columns = dict(zip(rewards.names, rewards.components, strict=True)) | {TOTAL: rewards.totals()}
+    columns = rewards.columns()
     size = len(rollout.texts) // max(1, len(batch))
     lengths = rollout.completion_mask.sum(1).tolist()
     spent = None if entropies is None else entropies.double().sum(1)

@@ -104,8 +104,9 @@ def question_of(config: GRPOConfig, options: ProbeOptions, rubric: Rubric) -> Qu
     Raises:
         ValueError: no reward, or one that no completion or every completion passes.
     """
-    from qwenvl.evaluate.facts import TOTAL, Question
+    from qwenvl.evaluate.facts import Question
     from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
+    from qwenvl.types import TOTAL
 
     names = (*rubric.names, TOTAL)
     judges = [name for name in rubric.names if name not in SHAPING and name.rstrip("_0123456789") not in BY_FLAG]

@@ -43,7 +43,7 @@ def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPromp
     A completion that no function gave a value, because it failed and ``on_reward_error`` is ``skip``, has no total.
     """
     group_size = rewards.total.numel() // max(1, len(batch))
-    columns = dict(zip(rewards.names, rewards.components, strict=True)) | {"total": rewards.totals()}
+    columns = rewards.columns()
     prompts = []
     for p, record in enumerate(batch.records):
         rows = slice(p * group_size, (p + 1) * group_size)

@@ -108,7 +108,7 @@ class Journal:
         self.seen(batch)
 
     def _rewards(self, rewards: RewardBatch, rows: int) -> None:
-        columns = dict(zip(rewards.names, rewards.components, strict=True)) | {"total": rewards.totals()}
+        columns = rewards.columns()
         for name, values in columns.items():
             for value in values:
                 self._meter.mean(f"reward/{name}", value)

@@ -23,9 +23,9 @@ from qwenvl.train.collect.contrast import NAME
 from qwenvl.train.collect.scored import Scored
 from qwenvl.train.meter import Meter
 from qwenvl.train.parts import Parts
-from qwenvl.train.run.pass_rates import TOTAL, require_reward
+from qwenvl.train.run.pass_rates import require_reward
 from qwenvl.train.step import Experience
-from qwenvl.types import PromptBatch, Record, RewardBatch
+from qwenvl.types import TOTAL, PromptBatch, Record, RewardBatch
 
 
 class UnfilledStepError(RuntimeError):

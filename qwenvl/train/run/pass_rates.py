@@ -21,9 +21,8 @@ from qwenvl.rewards import Rubric
 from qwenvl.train.collect.scored import Scored
 from qwenvl.train.run.resumed import SettingsError
 from qwenvl.train.step import Experience
-from qwenvl.types import PromptBatch, RewardBatch
+from qwenvl.types import TOTAL, PromptBatch, RewardBatch
 
-TOTAL = "total"
 FILE = "difficulty.jsonl"
 
 
