@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,13 +14,12 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import base_of_adapter, evaluating, load_processor, unwrap, with_adapter
-from qwenvl.model.logprobs import Likelihood, tokens_within
 from qwenvl.rewards import Rubric
 from qwenvl.train.assemble import build_collector, build_dataset, build_frame_cache, build_sampler, loaded_model
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.display.console import settle_output
 from qwenvl.train.evaluation import in_budget
-from qwenvl.train.fast_paths import build_paths
+from qwenvl.train.fast_paths import PathLikelihood, build_paths
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience
 from qwenvl.types import BadSample, PromptBatch
@@ -34,8 +33,7 @@ class Answers:
         model: frozen, with its adapter if it has one.
         collector: whose groups are as large as asked for.
         loader: the prompts, one to a batch.
-        likelihood: the log-probs and entropies of completions, see ``qwenvl.model.logprobs``.
-        logit_chunk_tokens: tokens whose logits exist at one time.
+        likelihood: the log-probs and entropies of completions.
         token_budget: prompts whose tokens stay below this are sampled together.
         meter: where the time went.
         left_out: records that could not become a prompt, as they turn up.
@@ -44,8 +42,7 @@ class Answers:
     model: nn.Module
     collector: Collector
     loader: DataLoader
-    likelihood: Callable[..., Likelihood]
-    logit_chunk_tokens: int
+    likelihood: PathLikelihood
     token_budget: int
     meter: Meter
     left_out: list[BadSample] = field(default_factory=list)
@@ -62,15 +59,11 @@ class Answers:
 
     def entropies(self, experience: Experience) -> Tensor:
         """N x T, of the distributions that the tokens were drawn from, in nats, as training logs them. 0 at padding."""
-        with self.meter.time("time/entropy_s"), torch.no_grad(), evaluating(self.model), self.collector.autocast():
+        prompts, rollout = experience.prompts, experience.rollout
+        temperature = self.collector.params.temperature
+        with self.meter.time("time/entropy_s"), torch.no_grad(), evaluating(self.model):
             entropies = self.likelihood(
-                self.model,
-                experience.prompts,
-                experience.rollout.completion_ids,
-                experience.rollout.completion_mask,
-                temperature=self.collector.params.temperature,
-                logit_chunk_tokens=self.logit_chunk_tokens,
-                entropy="measured",
+                self.model, prompts, rollout.completion_ids, rollout.completion_mask, temperature, "measured"
             ).entropies
         assert entropies is not None
         return entropies
@@ -132,8 +125,7 @@ def build_answers(config: GRPOConfig, rubric: Rubric, *, samples: int, limit: in
         model=model,
         collector=replace(collector, group_size=samples),
         loader=loader,
-        likelihood=paths.completion_likelihood,
-        logit_chunk_tokens=tokens_within(config.logit_memory_gb, unwrap(model).config.get_text_config().vocab_size),
+        likelihood=PathLikelihood.of(config, paths, unwrap(model), accelerator),
         token_budget=config.rollout_token_budget,
         meter=meter,
     )

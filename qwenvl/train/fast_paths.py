@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from qwenvl.config.grpo_config import GRPOConfig
@@ -59,6 +60,12 @@ class PathLikelihood:
     logit_chunk_tokens: int
     several: bool = False
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @classmethod
+    def of(cls, args: GRPOConfig, paths: Paths, bare: nn.Module, accelerator: Accelerator) -> PathLikelihood:
+        """As the flags ask for it. ``bare`` is the model without adapter or engine."""
+        chunk = logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
+        return cls(paths, chunk, several=args.world_size > 1, autocast=accelerator.autocast)
 
     def __call__(
         self,

@@ -15,7 +15,6 @@ from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import parameter_groups, unwrap
-from qwenvl.model.logprobs import tokens_within
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.train.assemble import build_sampler
 from qwenvl.train.callbacks import install_callbacks
@@ -83,12 +82,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         self.journal = Journal(args, self.meter, self.train_dataset, self.paths.cache)
         self._finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
-        self.completion_likelihood = PathLikelihood(
-            parts.paths,
-            tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size),
-            several=args.world_size > 1,
-            autocast=self.accelerator.autocast,
-        )
+        self.completion_likelihood = PathLikelihood.of(args, parts.paths, bare, self.accelerator)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.
