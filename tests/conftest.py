@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.chromium import Page, find_chromium
 from tests.environment import THREADS
 
 pytest_plugins = ["tests.made_clips"]
@@ -133,3 +134,14 @@ def _random_prompts(model, words: list[str], seed: int = 0):
         images_per_prompt=[word.count("i") for word in words],
         videos_per_prompt=[word.count("v") for word in words],
     )
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """A page of a headless Chromium, for all tests."""
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium on this machine; apt install chromium, or name one in $CHROMIUM")
+    page = Page(program, tmp_path_factory.mktemp("chromium"))
+    yield page
+    page.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -29,7 +30,7 @@ from qwenvl.rewards.named import build_rubric
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.types import BadSample, FrameInfo, PromptBatch, Record, Sample
 
-THUMBNAIL_WIDTH = 168  # as the style of page/base.html has it
+THUMBNAIL_PIXELS = 240  # of the longer side, where it is not known in which size the model sees a picture
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,12 @@ class Picture:
 
     Attributes:
         source: the picture as a data URL.
+        width: in pixels.
         segment: the segment of the clip that the frame is from, which the page shows as a colour. None: no segment.
     """
 
     source: str
+    width: int
     title: str
     caption: str
     segment: int | None = None
@@ -64,7 +67,8 @@ class Shown:
         record: None where the row could not be read.
         problem: why the row can't be trained on. Empty for a good one.
         clips, images: what was decoded.
-        prompt: the text the model reads, vision tokens folded. The plain turns without a processor.
+        turns: the turns of the record as plain text.
+        prompt: the text the model reads, vision tokens folded. Empty without a processor.
         budget: the tokens of the prompt, in a sentence. Empty without a processor.
         scores: what the rewards give the solution itself.
     """
@@ -73,6 +77,7 @@ class Shown:
     problem: str = ""
     clips: list[ShownClip] = field(default_factory=list)
     images: list[Picture] = field(default_factory=list)
+    turns: str = ""
     prompt: str = ""
     budget: str = ""
     scores: str = ""
@@ -118,7 +123,8 @@ def preview(args: argparse.Namespace) -> str:
     rubric.close()
     total = sum(map(len, files))
     title = f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}"
-    return render(Path(__file__).with_name("preview.html"), title=title, rows=shown)
+    shared = {turns: n for turns, n in Counter(each.turns for each in shown if each.record).items() if n > 1}
+    return render(Path(__file__).with_name("preview.html"), title=title, rows=shown, shared=shared)
 
 
 def _spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
@@ -133,7 +139,7 @@ def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubr
     """Return what the page says of one sample."""
     record = sample.record
     plain = "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages)
-    shown = Shown(record, prompt=plain, scores=own_scores(record, rubric))
+    shown = Shown(record, turns=plain, scores=own_scores(record, rubric))
     if isinstance(sample, BadSample):
         shown.problem = sample.error
         return shown
@@ -224,14 +230,14 @@ def _clip(frames: Tensor, info: FrameInfo, size: tuple[int, int] | None) -> Show
         segment = None if info.segments is None else info.segments[i]
         again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
         place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
-        pictures.append(Picture(_source(frame, size), f"{info.times[i]:.2f} s", place, segment))
+        pictures.append(_picture(frame, size, f"{info.times[i]:.2f} s", place, segment))
     notes = [f"{len(frames)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(frames[0], size)]
     notes += ["segments rescaled to the clip"] * info.rescaled
     return ShownClip(Path(info.path).name, ", ".join(notes), pictures)
 
 
 def _still(image: Tensor, size: tuple[int, int] | None) -> Picture:
-    return Picture(_source(image, size), "image", _sizes(image, size))
+    return _picture(image, size, "image", _sizes(image, size))
 
 
 def _sizes(pixels: Tensor, size: tuple[int, int] | None) -> str:
@@ -239,11 +245,13 @@ def _sizes(pixels: Tensor, size: tuple[int, int] | None) -> str:
     return own if size is None else f"{own}, the model sees {size[1]} x {size[0]}"
 
 
-def _source(pixels: Tensor, size: tuple[int, int] | None) -> str:
+def _picture(
+    pixels: Tensor, size: tuple[int, int] | None, title: str, caption: str, segment: int | None = None
+) -> Picture:
     """A picture in the pixels that the model sees, where these are known, else a thumbnail of it."""
     picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     if size is not None:
         picture = picture.resize((size[1], size[0]), Image.Resampling.BICUBIC)
     else:
-        picture.thumbnail((THUMBNAIL_WIDTH * 2, THUMBNAIL_WIDTH * 2))
-    return data_url(picture)
+        picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+    return Picture(data_url(picture), picture.width, title, caption, segment)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from qwenvl.doctor.report import make_report  # noqa: E402
 from qwenvl.runlog import Rollout, RunLog, SeenClip  # noqa: E402
-from tests.report.chromium import Page, find_chromium  # noqa: E402
+from tests.chromium import Page, find_chromium  # noqa: E402
 
 WORDS = re.findall(r"\w+", "the hand takes a screw and puts it into board then driver turns fan cable cover is plugged")
 PROMPTS = 16  # of a step

@@ -99,3 +99,31 @@ def test_wrong_commands(capsys):
         with pytest.raises(SystemExit, match="2"):
             main(argv)
         assert message in capsys.readouterr().err
+
+
+def test_a_prompt_that_records_share_is_shown_once(tmp_path, write_rows, make_row, tiny_checkpoint):
+    rows = [make_row(id="a", prompt="Which steps?"), make_row(id="b", prompt="Which steps?")]
+    path = write_rows([*rows, make_row(id="c", prompt="And here?")])
+    page = page_of(tmp_path, path)
+    assert "the prompt of 2 of these records" in page and page.count("Which steps?") == 1
+    with_model = page_of(tmp_path, path, "--model", tiny_checkpoint("qwen2_5_vl"))
+    # each record has the prompt as the model reads it besides: folded where the page has shown it, open where not
+    assert with_model.count("Which steps?") == 3
+    assert with_model.count("<details>") == 2 and with_model.count("<details open>") == 1
+
+
+def test_the_page_fits_a_phone_and_enlarges_a_frame_in_place(tmp_path, make_clip, write_rows, make_row, browser):
+    make_clip("a.mp4", 25, size=(160, 90))
+    meta = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 2}
+    page_of(tmp_path, write_rows([make_row(id="x" * 99, prompt="<video>" + "y" * 300, video="a.mp4", meta=meta)]))
+    overflow = "document.documentElement.scrollWidth - innerWidth"
+    for dark in (False, True):
+        for width in (1280, 390):
+            browser.show(width, dark=dark)
+            browser.open((tmp_path / "page.html").as_uri())
+            assert browser.run(overflow) <= 0
+            assert browser.run("document.querySelector('.frames img').width") == 160
+            browser.run("document.querySelector('.frames input').click()")
+            assert browser.run("document.querySelector('.frames img').width") > 300
+            assert browser.run(overflow) <= 0
+    assert browser.errors == []

@@ -1,9 +1,8 @@
-"""Run folders, and a browser where the machine has one."""
+"""Run folders."""
 
 import pytest
 
 from qwenvl.runlog import RunLog
-from tests.report.chromium import Page, find_chromium
 from tests.report.runs import METRICS, ROLLOUTS
 
 
@@ -23,14 +22,3 @@ def make_run(tmp_path):
         return folder
 
     return make
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    """A page of a headless Chromium, for all tests."""
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium on this machine; apt install chromium, or name one in $CHROMIUM")
-    page = Page(program, tmp_path_factory.mktemp("chromium"))
-    yield page
-    page.close()

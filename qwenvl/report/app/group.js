@@ -45,7 +45,7 @@ function imageView(image) {
 }
 
 function segmentColor(segment) {
-  return `hsl(${(segment * 137) % 360} 70% 50%)`;
+  return `var(--s${segment % 8})`;
 }
 
 // One picture of a strip. Without a file its time and number stand alone.
