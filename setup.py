@@ -29,6 +29,9 @@ JUDGE = ["openai>=1.50"]
 
 DEEPSPEED = ["deepspeed>=0.19"]
 
+# What the site of the documentation is built with, without a network.
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6"]
+
 setup(
     name="qwenvl",
     version="0.1.0",
@@ -70,11 +73,12 @@ setup(
         "rewards": REWARDS,
         "judge": JUDGE,
         "formats": FORMATS,
+        "docs": DOCS,
         "bench": ["trl>=1.16"],
         "dev": [
-            *(*DEEPSPEED, *REWARDS, *JUDGE, *FORMATS),
+            *(*DEEPSPEED, *REWARDS, *JUDGE, *FORMATS, *DOCS),
             *("hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9", "mypy>=2.4"),
-            "setuptools>=70.1",
+            *("setuptools>=70.1", "markdown-it-py>=3"),  # the second reads pages as GitHub does
         ],
     },
     entry_points={"console_scripts": ["qwenvl=qwenvl.cli:main"]},

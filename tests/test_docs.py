@@ -18,10 +18,10 @@ from qwenvl.evaluate.settings import settings_of
 from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
-WITHOUT_CHECK = {"cd", "git", "source", "export", "tensorboard"}
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
+WITHOUT_CHECK = {"cd", "git", "source", "export", "tensorboard", "mkdocs"}  # the last: tests/test_site.py
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -117,8 +117,17 @@ def check_launcher(words: list[str], environment: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of its headings, as GitHub names them."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,72 @@
+"""What the site has besides docs/: pages of the repository's root, and notebooks. mkdocs.yml names this file.
+
+The pages are written for GitHub, which shows them as they are. Here they become what MkDocs takes: links between the
+root and docs/ point to the pages of the site, and lists are indented as Python-Markdown reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)")
+ITEM = re.compile(r"(?:[-*+]|\d+\.) +")
+WIDTH = 4  # of what Python-Markdown takes for one level of a list
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of the root."""
+    for name, place in ROOT_PAGES.items():
+        files.append(File.generated(config, place, content=(ROOT / name).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The text of a page as MkDocs takes it."""
+    return indented(LINK.sub(lambda link: f"]({place_of(link[1], page.file.src_uri)}", markdown))
+
+
+def place_of(target: str, source: str) -> str:
+    """Where a link to a file of the repository leads on the site.
+
+    Example:
+        >>> place_of("docs/data.md", "index.md"), place_of("../CHANGELOG.md", "report.md")
+        ('data.md', 'changelog.md')
+    """
+    if source in ROOT_PAGES.values():
+        return ROOT_PAGES.get(target, target.removeprefix("docs/"))
+    return ROOT_PAGES.get(target.removeprefix("../"), target) if target.startswith("../") else target
+
+
+def indented(markdown: str) -> str:
+    """The same text with what belongs to an item of a list indented by 4 for each level.
+
+    GitHub takes what stands below the first letter of the item: 2 spaces below a dash, 3 below a number.
+
+    Example:
+        >>> indented("1. a\\n\\n   b")
+        '1. a\\n\\n    b'
+    """
+    lines: list[str] = []
+    items: list[int] = []  # where the text of each open item begins
+    fence = ""
+    for line in markdown.split("\n"):
+        text = line.lstrip(" ")
+        indent = len(line) - len(text)
+        if text and not fence:
+            while items and indent < items[-1]:
+                items.pop()
+        shift = WIDTH * len(items) - items[-1] if items else 0
+        lines.append(" " * (indent + shift) + text if text else line)
+        if fence:
+            fence = "" if text.startswith(fence) else fence
+        elif text.startswith(("```", "~~~")):
+            fence = text[:3]
+        elif item := ITEM.match(text):
+            items.append(indent + len(item[0]))
+    return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""The site of the documentation: it builds strictly, shows what GitHub shows, and loads nothing from a network."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).resolve().parents[1]
+HOOKS = runpy.run_path(str(ROOT / "scripts" / "site_hooks.py"))
+PAGES = [*(ROOT / name for name in HOOKS["ROOT_PAGES"]), *sorted((ROOT / "docs").glob("*.md"))]
+# What a difference would show: a list that became a paragraph, a table that became text, a block in the wrong place.
+COUNTED = ("h1", "h2", "h3", "ol", "ul", "li", "table", "td", "pre")
+LOADED = {"src", "srcset", "href", "data", "poster", "action"}  # attributes, all but the links that readers follow
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes, ``article`` those of the text alone."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.all: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.all.append((tag, dict(attributes)))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site. The build has no way to a network."""
+    folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "https_proxy": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def built(site: Path, page: Path) -> str:
+    name = HOOKS["ROOT_PAGES"].get(page.name, page.name) if page.parent == ROOT else page.name
+    return (site / name).with_suffix(".html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_site_shows_the_lists_and_tables_that_github_shows(page, site):
+    expected = MarkdownIt("commonmark").enable("table").render(page.read_text(encoding="utf-8"))
+    article = re.search(r"<article.*?</article>", built(site, page), flags=re.DOTALL)[0]
+    counts = [Counter(tag for tag, _ in Tags(text).all if tag in COUNTED) for text in (expected, article)]
+    assert counts[1] == counts[0], "Python-Markdown reads it otherwise: is there a blank line before each list?"
+
+
+def test_nothing_is_loaded_from_a_network(site):
+    for page in site.rglob("*.html"):
+        for tag, attributes in Tags(page.read_text(encoding="utf-8")).all:
+            if tag != "a":
+                outside = [value for name, value in attributes.items() if name in LOADED and "//" in (value or "")]
+                assert outside == [], f"{page.name}: {tag}"
+            # The script of the theme fetches what draws diagrams where a page has one.
+            assert "mermaid" not in (attributes.get("class") or ""), page.name
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(\s*[\"']?|@import\s+[\"']?)(?:https?:)?//", style.read_text(encoding="utf-8"))
+
+
+def test_lists_are_indented_as_the_site_takes_them():
+    text = "1. a\n\n   b\n   - c\n     d\n\n   ```text\n   - no item\n   ```\n10. e\n\n    f\n\ng"
+    expected = "1. a\n\n    b\n    - c\n        d\n\n    ```text\n    - no item\n    ```\n10. e\n\n    f\n\ng"
+    assert HOOKS["indented"](text) == expected
+
+
+def test_links_between_the_root_and_docs_lead_to_pages_of_the_site():
+    place_of = HOOKS["place_of"]
+    assert place_of("docs/data.md", "index.md") == "data.md"
+    assert place_of("CHANGELOG.md", "index.md") == "changelog.md"
+    assert place_of("../CONTRIBUTING.md", "report.md") == "contributing.md"
+    assert place_of("data.md", "report.md") == "data.md"
