@@ -11,7 +11,7 @@ COMMANDS = {
     "probe": ("qwenvl.evaluate.probe", "see before training whether a checkpoint could learn from your records"),
     "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
     "warmup": ("qwenvl.train.warmup.command", "teach a checkpoint the form of an answer before GRPO"),
-    "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it"),
+    "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it; make one of a folder"),
     "preview": ("qwenvl.doctor.preview", "see what the model will see: frames, prompts and solutions on one page"),
     "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),
     "report": ("qwenvl.doctor.report", "see what became of a run: curves, and every group with its completions"),

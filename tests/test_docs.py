@@ -14,6 +14,7 @@ import torch
 
 from qwenvl.cli import COMMANDS
 from qwenvl.config.command_line import parse_args, settings_from
+from qwenvl.doctor.commands import parser as data_commands
 from qwenvl.evaluate.settings import settings_of
 from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 
@@ -73,6 +74,8 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         assert rest[0] in COMMANDS
         if rest[0] == "probe":
             settings_of(rest[1:])
+        if rest[0] == "data" and "--help" not in rest:
+            data_commands().parse_args(rest[1:])
         if rest[0] == "train" and "--help" not in rest:
             check_training(1, words)
         if rest[0] == "warmup":

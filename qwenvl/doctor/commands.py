@@ -1,4 +1,4 @@
-"""``qwenvl data check | stats | convert``: learn in a minute what is wrong with a data set."""
+"""``qwenvl data check | stats | convert | from-folder``: learn in a minute what is wrong with a data set."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.check import Report, examine, quantiles
 from qwenvl.doctor.convert import Written, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, sources_of
+from qwenvl.doctor.from_folder import command as from_folder
 from qwenvl.rewards.named import build_rubric
 from qwenvl.types import Record
 
@@ -27,7 +28,7 @@ SHOWN_PER_KIND = 5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` begins with. Return 1 when the data are bad, 2 when the command is."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     with told_to_the_user(f"qwenvl data {args.command}"):
         return args.run(args)
 
@@ -153,12 +154,16 @@ def render(report: Report, name: str) -> str:
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="qwenvl data", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """The parser of the commands' arguments."""
+    all_of_them = argparse.ArgumentParser(prog="qwenvl data", description=__doc__)
+    commands = all_of_them.add_subparsers(dest="command", required=True)
     checking = commands.add_parser("check", help="decode every record, say what is wrong; exit code 1 if anything is")
     counting = commands.add_parser("stats", help="count what the records hold")
     converting = commands.add_parser("convert", help="write the records in another form and kind of file")
+    of_a_folder = commands.add_parser("from-folder", help="write the records of a folder of clips")
+    of_a_folder.set_defaults(run=from_folder.run)
+    from_folder.add_arguments(of_a_folder)
     for command, run in ((checking, check), (counting, stats), (converting, convert)):
         command.set_defaults(run=run)
         add_dataset_flags(command)
@@ -169,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     checking.add_argument("--write-clean", metavar="OUT", help="write the good records there; kinds as for convert")
     checking.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
     checking.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
-    return parser
+    return all_of_them
 
 
 def _record_check(names: list[str]) -> RecordCheck | None:
