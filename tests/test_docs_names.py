@@ -1,0 +1,112 @@
+"""The pages name what is there: flags, rewards, metrics and messages."""
+
+import ast
+import dataclasses
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from transformers import TrainingArguments
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.rewards.table import TABLE
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+MIGRATIONS = sorted((ROOT / "docs").glob("from_*.md"))
+FENCED = re.compile(r"^ *```.*?^ *```$", flags=re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`\n]+)`")
+
+
+@cache
+def strings() -> list[str]:
+    """The texts in the source. What is filled in is ``\\0``."""
+    found = []
+    for path in sorted((ROOT / "qwenvl").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+@cache
+def flags() -> set[str]:
+    """The flags of all commands: options of the rooms, those of the Trainer, and those of parsers of their own."""
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    for path in [*(ROOT / "qwenvl").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        known |= set(re.findall(r"^ +(\w+): [^=\n]+ = option\(", text, flags=re.MULTILINE))
+        known |= set(re.findall(r'"--([\w-]+)"', text))
+    return known
+
+
+def is_logged(name: str) -> bool:
+    """Whether a number of this name stands in the source, or in what the page of concepts says of the Trainer's."""
+    written = name.replace("<name>", "\0")
+    return written in strings() or f"`{name}`" in (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+
+
+def ours(page: Path) -> str:
+    """The text of a page without blocks, and in migration pages without the column that names what is elsewhere."""
+    lines = FENCED.sub("", page.read_text(encoding="utf-8")).split("\n")
+    if page in MIGRATIONS:
+        lines = [line.split(" | ", 1)[1] if line.startswith("| ") else line for line in lines]
+    return "\n".join(lines)
+
+
+def rows(page: Path, section: str) -> list[list[str]]:
+    """The cells of the table in a section of a page, without its head."""
+    body = page.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    lines = [line for line in body.split("\n") if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_flags_that_a_page_names_exist(page):
+    codes = [code for code in CODE.findall(ours(page)) if code.startswith("--")]
+    named = [flag for code in codes for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", code)]
+    assert [flag for flag in named if flag.removeprefix("no_") not in flags()] == []
+
+
+@pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.name)
+def test_each_reward_of_another_library_leads_to_one_that_exists(page):
+    for there, here, *_ in rows(page, "Reward for reward"):
+        for name in CODE.findall(here):
+            assert name in TABLE or name.removeprefix("--") in flags(), f"{there}: {name}"
+
+
+@pytest.mark.parametrize("page", ["from_trl", "from_verl"])
+def test_each_number_of_another_log_leads_to_one_that_is_logged(page):
+    for there, here in rows(ROOT / "docs" / f"{page}.md", "In the log"):
+        for name in CODE.findall(here):
+            assert is_logged(name), f"{there}: {name}"
+
+
+def test_the_snippet_for_video_r1_makes_records(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "from_video_r1.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "Video-R1-data" / "clips").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    kinds = ["multiple choice", "numerical", "OCR", "free-form", "regression"]
+    given = [
+        {"problem": "What happens?", "options": ["A. it falls", "B. it flies"], "solution": "<answer>A</answer>"}
+        | {"problem_type": kind, "data_type": ("video", "image")[n % 2], "path": f"./clips/{n}.mp4"}
+        for n, kind in enumerate(kinds)
+    ]
+    Path("Video-R1-data/Video-R1-260k.json").write_text(json.dumps(given))
+    for row in given:
+        Path("Video-R1-data", row["path"]).touch()
+    exec(compile(code, "from_video_r1.md", "exec"), {"__name__": "page"})
+    records = load_dataset("Video-R1-data/video_r1.jsonl", seed=0, training=True).records
+    rewards = [record.fields["reward"][0] for record in records]
+    assert rewards == ["multiple_choice", "numeric", "ocr", "rouge", "regression"]
+    assert all(name in TABLE for record in records for name in record.fields["reward"])
+    first = records[0]
+    assert first.messages[0].text.startswith("<video>\nWhat happens?\nA. it falls\nB. it flies\nThink")
+    assert first.videos == (str(tmp_path / "Video-R1-data" / "clips" / "0.mp4"),)
+    assert first.solution == "<answer>A</answer>"
+    assert records[1].images and not records[1].videos
