@@ -86,6 +86,32 @@ def test_each_number_of_another_log_leads_to_one_that_is_logged(page):
             assert is_logged(name), f"{there}: {name}"
 
 
+def messages() -> list[str]:
+    """What the page of symptoms says that commands print: its blocks of text, and the first column of two tables."""
+    page = ROOT / "docs" / "troubleshooting.md"
+    blocks = re.findall(r"^```text\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    cells = [row[0] for title in ("The run stops", "When each warning is given") for row in rows(page, title)]
+    return [line for block in blocks for line in block.splitlines()] + [
+        code for cell in cells for code in CODE.findall(cell)
+    ]
+
+
+@pytest.mark.parametrize("message", messages())
+def test_the_messages_that_the_page_of_symptoms_quotes_are_printed(message):
+    """The parts between ``...`` stand in one text of the source, in this order."""
+    parts = [part.strip() for part in message.split("...") if part.strip()]
+    assert sum(map(len, parts)) >= 10, "too short to be told from others"
+    pattern = re.compile(".*".join(map(re.escape, parts)), flags=re.DOTALL)
+    assert any(pattern.search(text) for text in strings())
+
+
+def test_the_numbers_that_the_page_of_symptoms_names_are_logged():
+    page = ours(ROOT / "docs" / "troubleshooting.md")
+    named = {code for code in CODE.findall(page) if re.fullmatch(r"[a-z_]+/[\w<>]+", code)}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not is_logged(name)] == []
+
+
 def test_the_snippet_for_video_r1_makes_records(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "from_video_r1.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
