@@ -1,0 +1,66 @@
+"""The tutorial on a folder of clips is followed to its end: its files, and every command in its order."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from qwenvl.cli import main
+from qwenvl.runlog import read_config, read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "procedure_videos.md").read_text(encoding="utf-8")
+MODEL = "Qwen/Qwen2.5-VL-3B-Instruct"
+# As the page has it, but on tiny things.
+SMALL = {
+    MODEL: "{checkpoint}",
+    "max_steps: 500": "max_steps: 1\nuse_cpu: true\nbf16: false",
+    "gradient_accumulation_steps: 8": "gradient_accumulation_steps: 1\ngeneration_max_length: 8",
+    "grpo_sample_size: 8": "grpo_sample_size: 2",
+    "video_max_frames: 16": "video_max_frames: 2\nvideo_min_frames: 2",
+    "video_max_frame_pixels: 100352": "video_max_frame_pixels: 3136",
+    "eval_steps: 50\nsave_steps: 50": "eval_steps: 1\nsave_steps: 1",
+}
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch, make_clip, tiny_checkpoint) -> Path:
+    """The folder that the page begins with: clips, ``steps.txt``, and its settings file made small."""
+    steps, labels = blocks("text")
+    (tmp_path / "steps.txt").write_text(steps)
+    for number, line in enumerate(labels.splitlines()[1:]):
+        make_clip(f"clips/{line.split(',')[0]}", 20 + number, size=(64, 64))
+    [settings] = blocks("yaml")
+    for there, here in SMALL.items():
+        assert settings.count(there) == 1, f"the settings no longer say {there}"
+        settings = settings.replace(there, here.format(checkpoint=tiny_checkpoint()))
+    (tmp_path / "procedure.yaml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_command_runs_in_its_order(workplace, tiny_checkpoint, capsys):
+    said = {}
+    for line in (line for block in blocks("bash") for line in block.splitlines()):
+        program, *words = shlex.split(line.replace(MODEL, str(tiny_checkpoint())))
+        assert program == "qwenvl"
+        try:
+            status = main(words)
+        except SystemExit as end:
+            status = end.code
+        assert not status, capsys.readouterr().err
+        said[line] = capsys.readouterr()
+        if "--write-labels" in words:  # people fill it in
+            empty, filled = (workplace / "labels.csv").read_text().splitlines(), blocks("text")[1].splitlines()
+            assert [row.split(",")[0] for row in empty] == [row.split(",")[0] for row in filled]
+            (workplace / "labels.csv").write_text("\n".join(filled) + "\n")
+    probed = next(said[line].out for line in said if line.startswith("qwenvl probe"))
+    assert any(verdict in probed for verdict in re.findall(r"^\| ([a-z ]+) \|", PAGE, flags=re.MULTILINE)[2:])
+    run = workplace / "runs" / "procedure"
+    assert read_config(run)["finished"] == 1 and len(read_metrics(run, split="eval")) == 2
+    assert (run / "report" / "index.html").is_file() and (workplace / "preview.html").is_file()
