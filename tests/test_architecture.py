@@ -27,6 +27,7 @@ FLOORS = {
     "runlog": 0,
     "disk_store": 0,
     "option": 0,
+    "yaml_text": 0,
     "child": 0,
     "page": 0,
     "rewards": 1,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from qwenvl.yaml_text import PlainLoader, read_yaml, without_repeats
 
 
 def read_settings(file: Path) -> Any:
@@ -20,19 +21,7 @@ def read_settings(file: Path) -> Any:
     text = file.read_text(encoding="utf-8-sig")
     if file.suffix == ".json":
         return json.loads(text, object_pairs_hook=without_repeats)
-    try:
-        return yaml.load(text, StringLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(error) from None
-
-
-def without_repeats(pairs: list[tuple[Hashable, Any]]) -> dict:
-    """A dict of ``pairs``. Raises ValueError where a name comes twice, of which only the last would count."""
-    names = [name for name, _ in pairs]
-    repeated = [name for name in names if names.count(name) > 1]
-    if repeated:
-        raise ValueError(f"{repeated[0]} is given twice")
-    return dict(pairs)
+    return read_yaml(text, StringLoader)
 
 
 def typed(value: Any) -> Any:
@@ -54,15 +43,10 @@ def typed(value: Any) -> Any:
         return value
 
 
-class StringLoader(yaml.SafeLoader):
+class StringLoader(PlainLoader):
     """YAML without guesses: ``1e-6``, ``no`` and ``2026-01-31`` are strings, for the flag they set to interpret."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (read by PyYAML from the class)
         first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        return without_repeats(
-            [(self.construct_object(key, True), self.construct_object(value, True)) for key, value in node.value]
-        )

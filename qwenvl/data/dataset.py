@@ -29,7 +29,7 @@ from qwenvl.data.order import Part
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
-from qwenvl.data.records.record_file import STREAM_ABOVE, JoinedRecords, open_records
+from qwenvl.data.records.record_file import STREAM_ABOVE, STREAM_ABOVE_RECORDS, JoinedRecords, open_records
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
 
@@ -240,6 +240,7 @@ def load_dataset(
     system: str | None = None,
     check_record: RecordCheck | None = None,
     stream_above: int = STREAM_ABOVE,
+    stream_above_records: int = STREAM_ABOVE_RECORDS,
     seed: int = 0,
     **more: Any,
 ) -> GRPODataset:
@@ -248,7 +249,7 @@ def load_dataset(
     Args:
         dataset_use: as for ``resolve_datasets``.
         allow_outside_media, allow_remote_media, columns, prompt_template, system: as ``ReadOptions`` has them.
-        check_record, stream_above: as for ``open_records``.
+        check_record, stream_above, stream_above_records: as for ``open_records``.
         seed: of the frames drawn in training, and of the rows of ``name%NN``.
         options, more: of ``GRPODataset``.
 
@@ -259,10 +260,9 @@ def load_dataset(
     read_options = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system)
     read: list[Sequence[Record]] = []
     sources = resolve_datasets(dataset_use, catalog_path)
+    bounds = {"stream_above": stream_above, "stream_above_records": stream_above_records}
     for source in sources:
-        read.append(
-            open_records(source, seed=seed, options=read_options, check_record=check_record, stream_above=stream_above)
-        )
+        read.append(open_records(source, seed=seed, options=read_options, check_record=check_record, **bounds))
     parts = [Part(source.name, len(records), source.weight) for source, records in zip(sources, read, strict=True)]
     dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":

@@ -47,7 +47,7 @@ def write_records(records: Iterable[Record], path: Path) -> Written:
     What came as bytes is copied to the folder ``NAME.media`` beside it.
 
     Args:
-        records: are read twice for ``.parquet``, ``.csv`` and ``.tsv``, whose columns must be known ahead.
+        records: are read again for ``.parquet``, ``.csv`` and ``.tsv``, whose columns must be known ahead.
 
     Raises:
         ValueError: another ending, or a record that the kind of file can't hold.
@@ -102,7 +102,7 @@ class MediaPaths:
 def conversations_row(record: Record, media: MediaPaths) -> dict[str, Any]:
     """Return the record in the conversations form."""
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
-    row: dict[str, Any] = {"id": record.id, "conversations": [*turns, {"from": "gpt", "value": record.solution}]}
+    row: dict[str, Any] = {"id": _own_id(record), "conversations": [*turns, {"from": "gpt", "value": record.solution}]}
     row |= _media_columns(record, media)
     if any(record.clip_meta):
         metas = [_meta_row(meta) for meta in record.clip_meta]
@@ -110,9 +110,9 @@ def conversations_row(record: Record, media: MediaPaths) -> dict[str, Any]:
     return row | _other_fields(record)
 
 
-def messages_row(record: Record, media: MediaPaths) -> dict[str, Any]:
-    """Return the record in the messages form."""
-    row: dict[str, Any] = {"id": record.id}
+def messages_row(record: Record, media: MediaPaths, own_id: bool = True) -> dict[str, Any]:
+    """Return the record in the messages form, its id as text without ``own_id``."""
+    row: dict[str, Any] = {"id": _own_id(record) if own_id else record.id}
     row["messages"] = [{"role": message.role, "content": message.text} for message in record.messages]
     row["solution"] = record.solution
     if record.videos:
@@ -176,13 +176,14 @@ def _write_csv(records: Iterable[Record], path: Path, media: MediaPaths) -> int:
 def _write_parquet(records: Iterable[Record], path: Path, media: MediaPaths) -> int:
     pyarrow, parquet = (require_format(name, "parquet files") for name in ("pyarrow", "pyarrow.parquet"))
     count, schema = 0, pyarrow.schema([])
+    numbers = all(isinstance(own := _own_id(record), int) and abs(own) < 2**63 for record in records)
     try:
-        for rows in _batches(records, media):
+        for rows in _batches(records, media, numbers):
             columns = dict.fromkeys(name for row in rows for name in row)
             table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
             schema = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
         with parquet.ParquetWriter(path, schema) as writer:
-            for rows in _batches(records, media):
+            for rows in _batches(records, media, numbers):
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
                 count += len(rows)
     except pyarrow.ArrowException as error:
@@ -190,8 +191,8 @@ def _write_parquet(records: Iterable[Record], path: Path, media: MediaPaths) -> 
     return count
 
 
-def _batches(records: Iterable[Record], media: MediaPaths) -> Iterator[list[dict[str, Any]]]:
-    rows = (messages_row(record, media) for record in records)
+def _batches(records: Iterable[Record], media: MediaPaths, own_ids: bool) -> Iterator[list[dict[str, Any]]]:
+    rows = (messages_row(record, media, own_ids) for record in records)
     while batch := list(islice(rows, _BATCH_ROWS)):
         yield batch
 
@@ -225,6 +226,12 @@ def _meta_row(meta: ClipMeta | None) -> dict[str, Any] | None:
         row["frame_cnts"] = [int(count) if count.is_integer() else count for count in meta.frame_counts]
     row |= {name: value for name, value in vars(meta).items() if name != "frame_counts" and value is not None}
     return row if row.pop("dynamic_sample") is False else row | {"dynamic_sample": True}
+
+
+def _own_id(record: Record) -> int | str:
+    """The id as its row has it: a number stays one."""
+    own = record.fields.get("id")
+    return own if isinstance(own, int) and not isinstance(own, bool) else record.id
 
 
 def _other_fields(record: Record) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that name the data set and say how its rows are read."""
     parser.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, %%NN, :weight")
-    add_options(parser, ReadingOptions, without={"stream_above_mb"})
+    add_options(parser, ReadingOptions, without={"stream_above_mb", "stream_above_records"})
 
 
 def add_frame_flags(parser: argparse.ArgumentParser) -> None:

@@ -227,6 +227,7 @@ def build_dataset(
             **vars(ReadOptions.of(args)),
             check_record=checker.check_record,
             stream_above=int(args.stream_above_mb * 2**20),
+            stream_above_records=args.stream_above_records,
             seed=args.seed,
             training=training,
             limit=limit,

@@ -155,3 +155,12 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
         RecordFile(DatasetSource("a", tmp_path / "large" / n, tmp_path), seed=0) for n in ("a.jsonl", "e.jsonl")
     )
     assert parts(first) == parts(last)
+
+
+@pytest.mark.parametrize("name", ["b.jsonl", "b.parquet"])
+def test_an_id_that_is_a_number_stays_one(tmp_path, write_rows, make_row, name):
+    write_records(read(write_rows([make_row(id=7), make_row(id=-1)], "a.json")), tmp_path / name)
+    assert [record.fields["id"] for record in read(tmp_path / name)] == [7, -1]
+    write_records(read(write_rows([make_row(id=7), make_row(id="x")], "a.json")), tmp_path / name)
+    kept = [7, "x"] if name == "b.jsonl" else ["7", "x"]  # a column of parquet holds one kind
+    assert [record.fields["id"] for record in read(tmp_path / name)] == kept

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import urllib.request
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from qwenvl.files import cache_root, written_whole
 FRAME_LIST_SUFFIX = ".frames.json"
 MAX_DOWNLOAD_BYTES = 4 * 2**30
 _DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
@@ -103,15 +105,40 @@ def fetch(url: str, timeout: float = 60.0) -> str:
 
 
 def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str:
-    full = Path(os.path.realpath(media_root / path))
-    if not allow_outside and not full.is_relative_to(media_root):
-        link = "" if os.path.normpath(media_root / path) == str(full) else f" by a link, to {full}"
+    if scheme := _SCHEME.match(path):
+        advice = (
+            "write the path itself" if scheme[1].lower() == "file" else "download it, and write the path of the copy"
+        )
+        raise RecordError(f"{place}: {path[:200]!r}: media can't be read from {scheme[1]}://; {advice}", "media path")
+    root = str(media_root)
+    full = _resolved(os.path.join(root, path))
+    if not allow_outside and not full.startswith(root.rstrip("/") + "/") and full != root:
+        link = "" if os.path.normpath(os.path.join(root, path)) == full else f" by a link, to {full}"
         raise RecordError(
             f"{place}: {path!r} leads out of the media root {media_root}{link}; move the file or the root, or pass "
             "--allow_outside_media",
             "media path",
         )
-    return str(full)
+    return full
+
+
+def _resolved(path: str) -> str:
+    """``os.path.realpath`` of a path, which looks at each folder once: records share their folders."""
+    folder, name = os.path.split(path)
+    if name in ("", ".", ".."):
+        return os.path.realpath(path)
+    full = os.path.join(_resolved_folder(folder), name)
+    return os.path.realpath(full) if os.path.islink(full) else full
+
+
+@lru_cache(maxsize=10_000)
+def _resolved_folder(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
+def forget_folders() -> None:
+    """Look at folders anew: they may have been moved or linked since."""
+    _resolved_folder.cache_clear()
 
 
 def _is_base64(text: str) -> bool:

@@ -8,9 +8,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from qwenvl.data.records.rows import HUB_PREFIX
+from qwenvl.yaml_text import read_yaml
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHIPPED = _PACKAGE / "shipped_data" / "datasets.yaml"  # in a wheel alone: see setup.py
@@ -79,9 +78,9 @@ def read_catalog(catalog_path: Path | None = None) -> dict[str, DatasetSource]:
             f"a file ({', '.join(ANNOTATION_SUFFIXES)})"
         )
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8-sig")) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {error}") from None
+        entries = read_yaml(path.read_text(encoding="utf-8-sig")) or {}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(entries, dict):
         raise ValueError(f"{path}: expected a mapping of data set names, got {type(entries).__name__}")
     return {name: _catalog_source(name, entry, path) for name, entry in entries.items()}
@@ -126,6 +125,9 @@ def _check_weights(sources: list[DatasetSource]) -> None:
 def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
     unweighted, weight = _split_weight(entry)
     name, percent = _split_percent(unweighted)
+    if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name):
+        advice = "write the path itself" if scheme[0] == "file://" else "download it, and name the file"
+        raise ValueError(f"dataset_use: {name!r}: records can't be read from {scheme[0]}; {advice}")
     if name.startswith(HUB_PREFIX):
         return DatasetSource(name, Path(name), Path.cwd(), percent, weight)
     if name.lower().endswith(ANNOTATION_SUFFIXES) or "/" in name:

@@ -7,6 +7,7 @@ from pathlib import Path
 from qwenvl.data.records.rows import HUB_PREFIX
 from qwenvl.data.records.tables import Table, parquet_table, saved_table, table_of_the_hub
 from qwenvl.data.records.text import TextFile
+from qwenvl.data.records.text_source import check_readable
 
 
 def open_rows(source: Path | str) -> TextFile | Table:
@@ -27,6 +28,7 @@ def open_rows(source: Path | str) -> TextFile | Table:
     path = Path(source)
     if path.is_dir():
         return saved_table(path)
+    check_readable(path)
     with open(path, "rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     return parquet_table(path) if is_parquet else TextFile(path)

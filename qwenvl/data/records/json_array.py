@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import TextIO
 
 READ_CHARACTERS = 2**20
+MAX_BLANK = 2**20  # characters of white space in a row
+MAX_CHARACTERS = 256 * 2**20  # of an element: a small gzip file may hold gigabytes
 _SPACE = re.compile(r"[ \t\r\n]*")
 _COMMA = re.compile(r"[ \t\r\n]*,[ \t\r\n]*(?=[^ \t\r\n])")
 _CUT_NUMBER = 3  # a number that is cut off, as in "1e+", is read as 1, which ends at most this far before the cut
@@ -67,8 +69,12 @@ class ArrayText:
 
     def _next(self) -> str:
         """The next character that is not white space. It is empty at the end of the file."""
+        blank = 0
         while True:
-            self._at = _SPACE.match(self._text, self._at).end()
+            start, self._at = self._at, _SPACE.match(self._text, self._at).end()
+            blank += self._at - start
+            if blank > MAX_BLANK:
+                raise self._damage("more than a million characters of white space", self._at)
             if self._at < len(self._text) or not self._grow():
                 return self._text[self._at : self._at + 1]
 
@@ -83,14 +89,16 @@ class ArrayText:
                 if not (cut and self._grow()):
                     raise self._damage(error.msg.removesuffix(" at"), error.pos) from None
                 continue
-            except ValueError as error:  # a number of more than 4,300 digits
-                raise self._damage(str(error), self._at) from None
+            except ValueError:
+                raise self._damage("an integer of more than 4,300 digits", self._at) from None
             if end <= len(self._text) - _CUT_NUMBER or not self._grow():
                 start, self._at = self._at, end
                 return self._text[start:end]
 
     def _grow(self) -> bool:
         """Drop what was read, and read as much again as is left. False at the end of the file."""
+        if len(self._text) - self._at > MAX_CHARACTERS:
+            raise self._damage(f"an element of more than {MAX_CHARACTERS >> 20} million characters", self._at)
         more = self._file.read(max(READ_CHARACTERS, len(self._text) - self._at))
         if more:
             self._line, self._column = self._place(self._at)

@@ -10,8 +10,11 @@ This is a row of the conversations form. ``schemas`` knows other forms:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,8 @@ _FRAME_BOUNDS = ("min_frames", "max_frames")
 _PIXEL_BOUNDS = ("min_pixels", "max_pixels")
 _RATES = ("video_fps", "frames_fps")
 _SECONDS = ("video_start", "video_end")
+META_KEYS = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
+_NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
 
 
 @dataclass(frozen=True)
@@ -138,11 +143,16 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
     """What a row says of one clip. Keys that are not known here are left to the reward functions.
 
     Raises:
-        RecordError: a value is not of its form, or two of them contradict each other.
+        RecordError: a value is not of its form, two of them contradict each other, or a key is nearly a known one.
     """
     if not isinstance(meta, dict):
-        known = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
-        raise RecordError(f"{where}: expected an object with some of {', '.join(known)}, got {kind_of(meta)}")
+        raise RecordError(f"{where}: expected an object with some of {', '.join(META_KEYS)}, got {kind_of(meta)}")
+    for key in unknown_meta_keys(meta):
+        if meant := _meant(str(key)):
+            raise RecordError(
+                f"{where}: the key {str(key)[:80]!r} is not known; did you mean {meant!r}? A key of your own needs a "
+                "name that is less like it"
+            )
     dynamic = meta.get("dynamic_sample")
     dynamic = False if dynamic is None else dynamic
     if not isinstance(dynamic, bool):
@@ -158,6 +168,18 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
         raise RecordError(f"{where}: frame_cnts speak of the whole clip; expected no video_start and video_end beside")
     rates: dict[str, Any] = {key: _positive(meta, key, where) for key in _RATES}
     return ClipMeta(counts, dynamic_sample=dynamic, **bounds, **rates, **seconds)
+
+
+def unknown_meta_keys(meta: Mapping[str, Any]) -> list[str]:
+    """The keys of a clip's ``meta`` that say nothing here."""
+    return [key for key in meta if key not in META_KEYS]
+
+
+@lru_cache(maxsize=1000)
+def _meant(key: str) -> str | None:
+    """The known key that another is nearly, in any case and with any sign between the words."""
+    plain = re.sub(r"(?<=[a-z])(?=[A-Z])|[\s.-]+", "_", key).lower()
+    return next(iter(get_close_matches(plain, META_KEYS, n=1, cutoff=_NEAR)), None)
 
 
 def _renamed(row: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:
@@ -203,7 +225,7 @@ def _whole(meta: dict[str, Any], key: str, where: str) -> int | None:
     value = meta.get(key)
     if value is None:
         return None
-    if not _is_number(value) or not float(value).is_integer() or value < 1:
+    if not _is_number(value) or not 1 <= value < 1e12 or value != int(value):
         unit = "frames" if key in _FRAME_BOUNDS else "pixels"
         raise RecordError(f"{where}.{key}: expected a whole number of {unit} of at least 1, got {kind_of(value)}")
     return int(value)

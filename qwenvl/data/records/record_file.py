@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from qwenvl.data.errors import RecordError
+from qwenvl.data.media.source import forget_folders
 from qwenvl.data.options import ReadingOptions
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.formats import open_rows
@@ -22,6 +23,8 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
 
 STREAM_ABOVE = int(ReadingOptions.stream_above_mb * 2**20)  # bytes of a file, unpacked
+STREAM_ABOVE_RECORDS = ReadingOptions.stream_above_records
+SPOT_CHECKS = 500
 
 
 class RecordFile(Sequence[Record]):
@@ -35,9 +38,10 @@ class RecordFile(Sequence[Record]):
         check_record: asked about each record at last, on behalf of the rewards.
         stream_above: a file that is larger, in bytes unpacked, is prepared for reading by index at once. A smaller one
             can then only be iterated: its rows are not counted, which would mean to read it twice.
+        stream_above_records: so is a file of more rows than these.
 
     Attributes:
-        streamed: the file is larger than ``stream_above``.
+        streamed: the file is above one of the two bounds.
         damage: why the file can't be read to its end, where that is so.
 
     Raises:
@@ -53,12 +57,14 @@ class RecordFile(Sequence[Record]):
         options: ReadOptions | None = None,
         check_record: RecordCheck | None = None,
         stream_above: int | None = None,
+        stream_above_records: int = STREAM_ABOVE_RECORDS,
     ) -> None:
+        forget_folders()
         self._file = open_rows(source.annotation_path)
         self._media_root = Path(os.path.realpath(source.media_root))
         self._options = options or ReadOptions()
         self._check_record = check_record
-        self.streamed = stream_above is not None and self._file.size > stream_above
+        self.streamed = stream_above is not None and self._file.exceeds(stream_above, stream_above_records)
         self._by_number = self._file.at_random() if self.streamed else None
         self.damage: RecordError | None = None
         self._numbers: Any = None  # rising numbers of rows; None for all rows, which nobody has counted
@@ -151,6 +157,18 @@ class JoinedRecords(Sequence[Record]):
         return self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
 
+def spread_over(count: int, most: int) -> Sequence[int]:
+    """At most ``most`` numbers below ``count``, spread evenly, the first and the last among them.
+
+    Example:
+        >>> list(spread_over(9, 3)), list(spread_over(2, 3))
+        ([0, 4, 8], [0, 1])
+    """
+    if count <= most:
+        return range(count)
+    return [i * (count - 1) // (most - 1) for i in range(most)]
+
+
 def open_records(
     source: DatasetSource,
     *,
@@ -158,19 +176,23 @@ def open_records(
     options: ReadOptions | None = None,
     check_record: RecordCheck | None = None,
     stream_above: int = STREAM_ABOVE,
+    stream_above_records: int = STREAM_ABOVE_RECORDS,
 ) -> Sequence[Record]:
     """The records of one data set in the order of the file: a list, or for a large file a ``RecordFile``.
 
     Args:
         source, seed, options, check_record: as for ``RecordFile``.
-        stream_above: bytes, unpacked. Of a larger file only the first record is checked at once.
+        stream_above, stream_above_records: bytes, unpacked, and records. Of a file above one of them ``SPOT_CHECKS``
+            records are checked at once, spread evenly over it, and the others when they are asked for.
 
     Raises:
         RecordError: on the first bad row, beginning with its file and place.
     """
-    file = RecordFile(source, seed=seed, options=options, check_record=check_record, stream_above=stream_above)
+    bounds: dict[str, Any] = {"stream_above": stream_above, "stream_above_records": stream_above_records}
+    file = RecordFile(source, seed=seed, options=options, check_record=check_record, **bounds)
     if file.streamed:
-        file[0]  # what is wrong with every row shows here
+        for index in spread_over(len(file), SPOT_CHECKS):  # what is wrong with many rows shows here
+            file[index]
         return file
     records = [record for record in file]  # list(file) would ask for the length
     if not records:

@@ -40,6 +40,13 @@ PART_META = {
 
 # Keys that a row may carry itself, for all its videos.
 ROW_META = ("video_start", "video_end", "video_fps", "frames_fps")
+# Names that others give the columns of a question and its answer.
+USUAL_NAMES = {
+    "prompt": ("question", "query", "instruction", "problem", "Question", "Q"),
+    "solution": ("answer", "response", "output", "ground_truth", "label", "Answer", "A"),
+    "video": ("video_path", "video_file", "clip"),
+    "image": ("image_path", "image_file"),
+}
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 
@@ -74,7 +81,16 @@ def draft_of(row: dict[str, Any], where: str) -> Draft:
         return _from_messages(row, where, "messages")
     if "prompt" in row:
         return _from_messages(row, where, "prompt")
-    raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(row)}")
+    raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(row)}{_columns_meant(row)}")
+
+
+def _columns_meant(row: dict[str, Any]) -> str:
+    """The flag that gives columns of usual names the names that are known here, as the end of an error."""
+    found = {known: next((name for name in names if name in row), None) for known, names in USUAL_NAMES.items()}
+    if found["prompt"] is None or (found["solution"] is None and "solution" not in row):
+        return ""
+    pairs = [f"{name}={known}" for known, name in found.items() if name is not None and known not in row]
+    return f"; pass --columns {','.join(pairs)}"
 
 
 def with_types(row: dict[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,10 @@ class Table(Sequence[Row]):
         """The number of rows, and no damage."""
         return self.length, None
 
+    def exceeds(self, size: int, rows: int) -> bool:
+        """Whether the table is larger than ``size`` bytes, unpacked, or has more than ``rows`` rows."""
+        return self.size > size or self.length > rows
+
     def at_random(self) -> Sequence[Row]:
         """The rows by number."""
         return self

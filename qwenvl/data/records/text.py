@@ -11,25 +11,20 @@ import gzip
 import io
 import json
 import os
-import shutil
 import sys
-import zlib
-from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
-
-import numpy as np
+from typing import Any, BinaryIO, TextIO
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.copies import cached_copy
 from qwenvl.data.records.json_array import ArrayDamage, ArrayText
 from qwenvl.data.records.rows import Row, stem_of
+from qwenvl.data.records.text_source import MAX_ROW_BYTES, bytes_of, check_row_size, first_byte, line_places, lines_of
 
-BOM = b"\xef\xbb\xbf"
 _quoted = json.encoder.encode_basestring  # of dumps(..., ensure_ascii=False), without its detours
+LEAST_ROW_BYTES = 4  # of a row of CSV, as in a,b and a line end
 
 
 class TextFile:
@@ -44,16 +39,29 @@ class TextFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self._name, self._stem = path, str(path), stem_of(path)
-        with _bytes_of(path) as file:
+        with bytes_of(path) as file:
             self._zipped = isinstance(file, gzip.GzipFile)
-            first = file.read(4096).removeprefix(BOM).lstrip()[:1]
+            first = first_byte(file, self._name)
         self._is_csv = (first not in b"[{" and ".csv" in path.suffixes) or (first != b"[" and ".tsv" in path.suffixes)
         self._is_array = first == b"["
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file, unzipped."""
-        return os.stat(self._json_lines() if self._zipped else self.path).st_size
+    def exceeds(self, size: int, rows: int) -> bool:
+        """Whether the file is larger than ``size`` bytes, unpacked, or holds more than ``rows`` rows.
+
+        It is read no further than needed to tell. Where it is damaged before that it counts as small.
+        """
+        stored = os.stat(self.path).st_size
+        if not self._zipped and (stored > size or stored <= rows * LEAST_ROW_BYTES):
+            return stored > size
+        total = 0
+        try:
+            for count, (_, text) in enumerate(self._texts(), start=1):
+                total += len(text)
+                if count > rows or total > size:
+                    return True
+        except RecordError:
+            pass
+        return False
 
     def count(self) -> tuple[int, RecordError | None]:
         """The number of rows, and why the file can't be read to its end if that is so."""
@@ -78,13 +86,13 @@ class TextFile:
 
     def _texts(self) -> Iterator[tuple[int, bytes]]:
         """Place and JSON text of each row."""
-        with _bytes_of(self.path) as file:
+        with bytes_of(self.path) as file:
             if self._is_array:
                 yield from _array_rows(file, self._name)
             elif self._is_csv:
                 yield from _csv_rows(file, self._name, "\t" if ".tsv" in self.path.suffixes else ",")
             else:
-                yield from ((number, line) for number, _, line in _lines(file))
+                yield from lines_of(file, self._name)
 
     def _row(self, index: int, place: int, text: bytes) -> Row:
         where = f"{self._name}[{index}]" if self._is_array else f"{self._name}:{place}"
@@ -97,13 +105,9 @@ class TextFile:
 
     def _write_lines(self, target: Path) -> None:
         with open(target, "wb") as lines:
-            if not (self._is_array or self._is_csv):
-                with _bytes_of(self.path) as file:
-                    shutil.copyfileobj(file, lines, 2**20)
-                return
             line = 1
             for place, text in self._texts():
-                lines.write(b"\n" * (place - line) + text.replace(b"\n", b" ") + b"\n")
+                lines.write(b"\n" * (place - line) + text.rstrip(b"\n").replace(b"\n", b" ") + b"\n")
                 line = place + 1
 
 
@@ -112,11 +116,7 @@ class _JSONLines(Sequence[Row]):
 
     def __init__(self, path: Path, row: Callable[[int, int, bytes], Row]) -> None:
         self._path, self._row = path, row
-        places = array("q")
-        with open(path, "rb") as file:
-            for number, start, _ in _lines(file):
-                places.extend((number, start))
-        self._places = np.asarray(places).reshape(-1, 2)  # no copy
+        self._places = line_places(path)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -127,16 +127,6 @@ class _JSONLines(Sequence[Row]):
         with open(self._path, "rb") as file:
             file.seek(start)
             return self._row(index, place, file.readline())
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """Number from 1, first byte, and content of each line that is not blank."""
-    start = len(BOM) if file.read(len(BOM)) == BOM else 0
-    file.seek(start)
-    for number, line in enumerate(file, start=1):
-        if not line.isspace():
-            yield number, start, line
-        start += len(line)
 
 
 def _array_rows(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
@@ -152,8 +142,8 @@ def _array_rows(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
 
 def _csv_rows(file: BinaryIO, where: str, delimiter: str) -> Iterator[tuple[int, bytes]]:
     """First line, and an object of the cells that are not empty, or a string that says what is wrong with the row."""
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(_text_of(file), delimiter=delimiter)
+    csv.field_size_limit(MAX_ROW_BYTES)
+    reader = csv.reader(_bounded_lines(_text_of(file), where), delimiter=delimiter)
     try:
         names = next(reader, [])
         _utf8("\n".join(names).encode("utf-8", "surrogateescape"), where)
@@ -171,21 +161,15 @@ def _csv_rows(file: BinaryIO, where: str, delimiter: str) -> Iterator[tuple[int,
         raise RecordError(f"{where}: not readable as CSV: {error}", "CSV") from None
 
 
-@contextmanager
-def _bytes_of(path: Path) -> Iterator[BinaryIO]:
-    """The content of a file, unzipped."""
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    try:
-        with cast(BinaryIO, gzip.open(path) if zipped else open(path, "rb")) as content:
-            yield content
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise RecordError(f"{path}: damaged gzip file: {error}", "JSON") from None
-
-
 def _text_of(file: BinaryIO) -> TextIO:
     """The text of a file. Bytes that are not UTF-8 become surrogates, which turn into the same bytes again."""
     return io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
+
+
+def _bounded_lines(file: TextIO, where: str) -> Iterator[str]:
+    for number, line in enumerate(iter(partial(file.readline, MAX_ROW_BYTES + 1), ""), start=1):
+        check_row_size(len(line), f"{where}:{number}")
+        yield line
 
 
 def _value(text: bytes, where: str, is_csv: bool) -> Any:
@@ -196,18 +180,40 @@ def _value(text: bytes, where: str, is_csv: bool) -> Any:
     """
     decoded = _utf8(text, where)
     try:
-        value = json.loads(decoded)
+        value = _decode(decoded)
+        if "\\ud" in decoded or "\\uD" in decoded:  # perhaps half of a pair, which no text can hold
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         message = f"{where}: not valid JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}"
         raise RecordError(message, "JSON") from None
     except RecursionError:
         raise RecordError(f"{where}: not readable JSON: nested too deeply", "JSON") from None
-    except ValueError as error:  # a number of more than 4,300 digits
-        raise RecordError(f"{where}: not readable JSON: {error}", "JSON") from None
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise RecordError(f"{where}: expected text, found {half}, half of a pair without the other", "JSON") from None
+    except ValueError as error:  # a key twice, or a number that Python refuses to read
+        reason = "an integer of more than 4,300 digits" if "digits" in str(error) else error
+        raise RecordError(f"{where}: not readable JSON: {reason}", "JSON") from None
     if is_csv and isinstance(value, str):
         raise RecordError(f"{where}: {value}", "CSV")
-    # All rows have the same keys: held once, they take a fifth less memory.
-    return {sys.intern(key): one for key, one in value.items()} if isinstance(value, dict) else value
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. All rows have the same keys: held once, they take a fifth less memory.
+
+    Raises:
+        ValueError: a key comes twice, of which only the last would count.
+    """
+    value = {sys.intern(key): one for key, one in pairs}
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {json.dumps(twice[:80])} stands twice in one object; keep one of the two")
+    return value
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
 
 
 def _utf8(data: bytes, where: str) -> str:

@@ -1,12 +1,14 @@
 import base64
 import http.server
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from qwenvl.data.errors import BadMediaError, RecordError
-from qwenvl.data.media.source import fetch, frame_list, media_path, store_bytes
+from qwenvl.data.media.source import fetch, forget_folders, frame_list, media_path, store_bytes
 
 PICTURE = b"\x89PNG and the rest of a picture" * 4
 
@@ -54,6 +56,31 @@ def test_what_is_no_medium(tmp_path):
     for medium in (7, "", [], [1], {"url": "x"}, "data:image/png;base64,%%%"):
         with pytest.raises(RecordError):
             media_path(medium, "d.image", tmp_path)
+
+
+@pytest.mark.parametrize("address", ["file:///data/a.mp4", "s3://bucket/a.mp4", "GS://bucket/a.mp4"])
+def test_an_address_is_no_path(tmp_path, address):
+    scheme = address.split(":")[0]
+    advice = "write the path itself" if scheme == "file" else "download it, and write the path of the copy"
+    with pytest.raises(RecordError, match=f"d.video: '{address}': media can't be read from {scheme}://; {advice}"):
+        media_path(address, "d.video", tmp_path, allow_remote=True, allow_outside=True)
+
+
+def test_links_of_folders_and_files_are_followed_and_looked_at_anew(tmp_path):
+    inner, outer = tmp_path / "root" / "clips", tmp_path / "outer"
+    inner.mkdir(parents=True)
+    outer.mkdir()
+    os.symlink(inner, tmp_path / "root" / "folder")
+    os.symlink(inner / "b.mp4", tmp_path / "root" / "file.mp4")
+    root = tmp_path / "root"
+    for name in ("folder/b.mp4", "file.mp4", "clips/../clips/b.mp4", "folder/../clips/b.mp4"):
+        assert media_path(name, "d", root) == str(inner / "b.mp4") == os.path.realpath(root / name)
+    (root / "folder").unlink()
+    os.symlink(outer, root / "folder")
+    forget_folders()
+    with pytest.raises(RecordError, match=r"leads out of the media root .* by a link"):
+        media_path("folder/b.mp4", "d", root)
+    assert media_path("/outer/b.mp4", "d", Path("/")) == "/outer/b.mp4", "the root of all folders"
 
 
 def test_many_writers_of_the_same_bytes(cache):

@@ -50,7 +50,8 @@ def test_a_bad_percentage_is_refused(catalog, entry):
         ("a: {media_root: x}", "annotation_path is missing"),
         ("a: {annotation_path: 3}", "a.annotation_path: expected a path, got 3"),
         ("- a", "expected a mapping of data set names, got list"),
-        ("a: {", "not valid YAML"),
+        ("a: {", "datasets.yaml: not valid YAML: line 1 column 5: .*$"),
+        ("a: {annotation_path: x.json}\na: {annotation_path: y.json}", "datasets.yaml: a is given twice"),
     ],
 )
 def test_a_malformed_catalog_says_what_is_wrong(tmp_path, text, message):
@@ -69,6 +70,13 @@ def test_missing_files_and_empty_lists(catalog):
         resolve_datasets(" , ")
     with pytest.raises(ValueError, match="'steps_test' is named twice"):
         resolve_datasets("steps_test%5,steps_test", catalog)
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/steps.jsonl", "file:///data/steps.jsonl"])
+def test_an_address_is_no_path(name):
+    scheme = name.split("/")[0]
+    with pytest.raises(ValueError, match=rf"dataset_use: '{name}': records can't be read from {scheme}//; "):
+        resolve_datasets(name)
 
 
 def test_the_repository_catalog_has_the_example():

@@ -147,6 +147,14 @@ def test_a_bad_conversation_says_where_and_what(write_rows, row, message):
         ({"max_frames": 2.5}, "[0].meta.max_frames: expected a whole number of frames"),
         ({"max_frames": float("nan")}, "[0].meta.max_frames: expected a whole number of frames"),
         ({"min_frames": 5, "max_frames": 4}, "[0].meta: expected min_frames <= max_frames, got 5 and 4"),
+        ({"min_frames": 10**400}, "[0].meta.min_frames: expected a whole number of frames of at least 1"),
+        ({"frame_counts": [5]}, "[0].meta: the key 'frame_counts' is not known; did you mean 'frame_cnts'? A key of"),
+        ({"maxFrames": 5}, "[0].meta: the key 'maxFrames' is not known; did you mean 'max_frames'?"),
+        ({"video-start": 5}, "[0].meta: the key 'video-start' is not known; did you mean 'video_start'?"),
+        (
+            {"dynamic_sampling": True},
+            "[0].meta: the key 'dynamic_sampling' is not known; did you mean 'dynamic_sample'?",
+        ),
         ({"dynamic_sample": "yes"}, '[0].meta.dynamic_sample: expected true or false, got string "yes"'),
     ],
 )

@@ -92,6 +92,10 @@ U = {"role": "user", "content": "a"}
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        (
+            {"question": "a", "answer": "b", "video_path": "c.mp4"},
+            "; pass --columns question=prompt,answer=solution,video_path=video",
+        ),
         ({"question": "a"}, "d: expected an object with `conversations`, `messages` or `prompt`, got object"),
         ({"messages": "a", "solution": ""}, "d: the solution is empty"),
         ({"messages": []}, r"d.messages: expected a list of messages"),
