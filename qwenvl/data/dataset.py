@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -16,12 +15,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.data.chat import chat_messages
-from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError
+from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError
 from qwenvl.data.fit import Lowered, PromptLimit
 from qwenvl.data.frames import FrameRule, Timeline
 from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import Clip, open_clip, resolve_backend
+from qwenvl.data.media.presence import check_media_exist
 from qwenvl.data.media.resize import check_size
 from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
@@ -29,7 +29,13 @@ from qwenvl.data.order import Part
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
-from qwenvl.data.records.record_file import STREAM_ABOVE, STREAM_ABOVE_RECORDS, JoinedRecords, open_records
+from qwenvl.data.records.record_file import (
+    STREAM_ABOVE,
+    STREAM_ABOVE_RECORDS,
+    JoinedRecords,
+    open_records,
+    spot_checked,
+)
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
 
@@ -255,7 +261,7 @@ def load_dataset(
 
     Raises:
         RecordError, ValueError, FileNotFoundError: as its parts do. With ``on_bad_sample`` "error" also for media
-            files that do not exist, before anything is decoded.
+            files that do not exist, before anything is decoded. Of a streamed file a few records are looked at.
     """
     read_options = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system)
     read: list[Sequence[Record]] = []
@@ -267,21 +273,5 @@ def load_dataset(
     dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":
         for records in read:
-            if isinstance(records, list):
-                _check_media_exist(records)
+            check_media_exist(records if isinstance(records, list) else spot_checked(records))
     return dataset
-
-
-def _check_media_exist(records: Sequence[Record]) -> None:
-    missing = [
-        f"{record.where}: no such file: {path}"
-        for record in records
-        for path in (*record.videos, *record.images)
-        if not path.startswith(("http://", "https://")) and not os.path.exists(path)
-    ]
-    if missing:
-        shown = missing[:5] + ["..."] * (len(missing) > 5)
-        raise RecordError(
-            f"{len(missing)} media files are missing; put them under the media root, or pass --on_bad_sample skip:"
-            + "".join(f"\n  {line}" for line in shown)
-        )

@@ -24,7 +24,7 @@ from qwenvl.types import Record
 
 STREAM_ABOVE = int(ReadingOptions.stream_above_mb * 2**20)  # bytes of a file, unpacked
 STREAM_ABOVE_RECORDS = ReadingOptions.stream_above_records
-SPOT_CHECKS = 500
+SPOT_CHECKS = 200
 
 
 class RecordFile(Sequence[Record]):
@@ -157,16 +157,14 @@ class JoinedRecords(Sequence[Record]):
         return self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
 
-def spread_over(count: int, most: int) -> Sequence[int]:
-    """At most ``most`` numbers below ``count``, spread evenly, the first and the last among them.
+def spot_checked(records: Sequence[Record]) -> Iterator[Record]:
+    """Yield at most ``SPOT_CHECKS`` records of a file, spread evenly over it, the first and the last among them.
 
-    Example:
-        >>> list(spread_over(9, 3)), list(spread_over(2, 3))
-        ([0, 4, 8], [0, 1])
+    Raises:
+        RecordError: one of them is bad. Bad rows are seldom alone.
     """
-    if count <= most:
-        return range(count)
-    return [i * (count - 1) // (most - 1) for i in range(most)]
+    gaps = min(len(records), SPOT_CHECKS) - 1
+    return (records[i * (len(records) - 1) // max(1, gaps)] for i in range(gaps + 1))
 
 
 def open_records(
@@ -191,8 +189,8 @@ def open_records(
     bounds: dict[str, Any] = {"stream_above": stream_above, "stream_above_records": stream_above_records}
     file = RecordFile(source, seed=seed, options=options, check_record=check_record, **bounds)
     if file.streamed:
-        for index in spread_over(len(file), SPOT_CHECKS):  # what is wrong with many rows shows here
-            file[index]
+        for _ in spot_checked(file):  # none is kept: rows may be large
+            pass
         return file
     records = [record for record in file]  # list(file) would ask for the length
     if not records:
