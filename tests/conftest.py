@@ -92,6 +92,7 @@ def random_prompts() -> Callable:
 
 
 def _random_prompts(model, words: list[str], seed: int = 0):
+    from qwenvl.model.families import family_of
     from qwenvl.model.inputs import PromptInputs
     from qwenvl.model.positions import position_rule, prompt_positions
 
@@ -107,7 +108,7 @@ def _random_prompts(model, words: list[str], seed: int = 0):
         grid = [draw(1, 4) if kind == "v" else 1, 2 * draw(1, 5), 2 * draw(1, 5)]
         grids[kind].append(grid)
         pad = config.image_token_id if kind == "i" else config.video_token_id
-        pictures = grid[0] if config.model_type == "qwen3_vl" else 1
+        pictures = grid[0] if family_of(config).time == "timestamp" else 1
         picture = [pad] * (grid[0] * grid[1] * grid[2] // 4 // pictures)
         return [config.vision_start_token_id, *picture, config.vision_end_token_id] * pictures
 

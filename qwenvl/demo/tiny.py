@@ -14,26 +14,22 @@ from typing import Any, Literal
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForImageTextToText,
     GenerationConfig,
     PreTrainedModel,
     ProcessorMixin,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
     Qwen2Tokenizer,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessor,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
 
-Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
-FAMILIES: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+FAMILIES: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 
 # Same names and same order as in the real vocabularies, where they follow the ordinary tokens.
 SPECIAL_TOKENS = (
@@ -116,9 +112,9 @@ def make_tokenizer(texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400) 
 def make_processor(
     family: Family = "qwen2_5_vl", texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400
 ) -> ProcessorMixin:
-    """The family's own processor class (patch 14, for Qwen3-VL 16, and merge 2) around ``make_tokenizer(texts)``."""
+    """The family's own processor class (patch 14, from Qwen3 on 16, and merge 2) around ``make_tokenizer(texts)``."""
     tokenizer = make_tokenizer(texts, vocab_size)
-    if family == "qwen3_vl":
+    if family.startswith("qwen3"):
         # As its checkpoints have it: other patches, other normalisation, and pixels bounded over the whole clip.
         vision: dict[str, Any] = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         image_processor = Qwen2VLImageProcessor(size={"shortest_edge": 64 * 64, "longest_edge": 4096 * 4096}, **vision)
@@ -166,12 +162,9 @@ def make_model(
     }
     if family == "qwen3_vl":
         text["head_dim"] = head_dim
-    config_class, model_class = {
-        "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration),
-        "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
-        "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
-    }[family]
-    config = config_class(
+    if family == "qwen3_5":
+        text |= _linear_attention(hidden_size, num_layers)
+    config = CONFIG_MAPPING[family](
         text_config=text,
         vision_config=_vision_config(family, vision_hidden_size, vision_depth, hidden_size, initializer_range),
         image_token_id=ids["<|image_pad|>"],
@@ -182,7 +175,7 @@ def make_model(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_class(config)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     model.generation_config = GenerationConfig(
         bos_token_id=ids["<|endoftext|>"],
         eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
@@ -212,6 +205,21 @@ def save_tiny(
     return folder
 
 
+def _linear_attention(hidden_size: int, num_layers: int) -> dict[str, Any]:
+    """Gated DeltaNet in three of four layers, and in between full attention whose heads rotate by a quarter."""
+    kinds = ("linear_attention", "full_attention")
+    return {
+        "layer_types": [kinds[(i + 1) % min(4, num_layers) == 0] for i in range(num_layers)],
+        "num_attention_heads": hidden_size // 32,
+        "num_key_value_heads": max(1, hidden_size // 64),
+        "head_dim": 64,
+        "linear_num_key_heads": hidden_size // 32,
+        "linear_num_value_heads": hidden_size // 16,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    }
+
+
 def _rope_parameters(family: Family, head_dim: int) -> dict[str, Any]:
     """Halves of a head shared among time, height and width in the proportions of the real checkpoints."""
     half = head_dim // 2
@@ -221,6 +229,14 @@ def _rope_parameters(family: Family, head_dim: int) -> dict[str, Any]:
             "rope_type": "default",
             "rope_theta": 5e6,
             "mrope_section": [half - 2 * space, space, space],
+            "mrope_interleaved": True,
+        }
+    if family == "qwen3_5":
+        return {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [3, 3, 2],  # halves of the 16 numbers that are rotated
             "mrope_interleaved": True,
         }
     space = half * 3 // 8
@@ -234,4 +250,5 @@ def _vision_config(family: Family, hidden_size: int, depth: int, out_size: int, 
     shared |= {"hidden_size": hidden_size, "intermediate_size": hidden_size * 2, "out_hidden_size": out_size}
     if family == "qwen2_5_vl":
         return shared | {"window_size": 56, "fullatt_block_indexes": [depth - 1], "tokens_per_second": 2}
-    return shared | {"num_position_embeddings": 64, "deepstack_visual_indexes": list(range(min(depth, 2)))}
+    shared |= {"num_position_embeddings": 64}
+    return shared if family == "qwen3_5" else shared | {"deepstack_visual_indexes": list(range(min(depth, 2)))}

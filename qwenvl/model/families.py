@@ -27,8 +27,17 @@ FAMILIES = {
         Family("qwen2_vl", time="index"),
         Family("qwen2_5_vl", time="seconds"),
         Family("qwen3_vl", time="timestamp", mergers=("merger", "deepstack_merger_list")),
+        Family("qwen3_5", time="timestamp"),
     )
 }
+
+REFUSED = {
+    "qwen2_5_omni": "it also hears and speaks, and its positions are tied to its sound",
+    "qwen3_omni_moe": "it also hears and speaks, and its positions are tied to its sound",
+    "qwen4_exp": "it is an experiment of which no checkpoint is published, and its embeddings of token sequences, its "
+    "parallel residual streams and its sparse attention have not been held to the paths of this library",
+}
+"""Models that look like one of the families, and why they are refused."""
 
 
 def family_of(config) -> Family:
@@ -37,9 +46,8 @@ def family_of(config) -> Family:
     Raises:
         ValueError: for any other kind of model, naming those supported.
     """
-    try:
-        return FAMILIES[config.model_type]
-    except KeyError:
-        raise ValueError(
-            f"model type {config.model_type!r} is not supported: expected one of {', '.join(FAMILIES)}"
-        ) from None
+    name = config.model_type
+    if name in FAMILIES:
+        return FAMILIES[name]
+    reason = f" ({REFUSED[name]})" if name in REFUSED else ""
+    raise ValueError(f"model type {name!r} is not supported{reason}: expected one of {', '.join(FAMILIES)}")

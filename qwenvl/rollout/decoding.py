@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from qwenvl.model.sharing.linear_attention import SlotStates
 from qwenvl.model.sharing.prefix_cache import LayerCache, PrefixCache
 
 
@@ -90,8 +91,11 @@ def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
 class _CompiledLayer:
     """The forward of one layer."""
 
-    def __init__(self, layer: nn.Module, cache: LayerCache):
+    def __init__(self, layer: nn.Module, cache: LayerCache | SlotStates):
         self._layer, self._cache = layer, cache
+        if isinstance(cache, SlotStates):  # a size that happens to be P or G would be taken for it
+            for state in (cache.inputs, cache.matrices):
+                torch._dynamo.mark_static(state, list(range(2, state.dim())))
 
     def __call__(
         self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], shared_prefix: PrefixCache, **arguments

@@ -23,9 +23,8 @@ from transformers import (
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import completion_positions
-from qwenvl.model.sharing.prefix_attention import install_prefix_attention
 from qwenvl.model.sharing.prefix_cache import PrefixCache
-from qwenvl.model.sharing.shared_prefix import pack
+from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.decoding import Decoder
 from qwenvl.rollout.engine import SamplingParams, joined_draws, within_budget
 
@@ -90,7 +89,7 @@ def sample_shared(
         Completion ids N x T, and what softmax(logits / temperature) makes of each token, before what narrows the
         choice, 0.0 at padding. At temperature 0 that is at temperature 1.
     """
-    install_prefix_attention()
+    install_sharing(model)
     processors = logits_processors(params, suppress, prompts.input_ids.device)
     lengths = prompts.attention_mask.sum(1).tolist()
     new_tokens = group_size * params.max_new_tokens

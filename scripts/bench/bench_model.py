@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model import logprobs
+from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, unwrap
 from qwenvl.model.options import TuneOptions
@@ -153,7 +154,7 @@ def video_prompt(model: torch.nn.Module, tokens: int) -> PromptInputs:
     config, generator = model.config, torch.Generator().manual_seed(0)
     frame = FRAME[0] * FRAME[1]
     grid = [max(1, round(tokens / frame)), 2 * FRAME[0], 2 * FRAME[1]]
-    pictures, pads = (grid[0], frame) if config.model_type == "qwen3_vl" else (1, frame * grid[0])
+    pictures, pads = (grid[0], frame) if family_of(config).time == "timestamp" else (1, frame * grid[0])
     video = [config.vision_start_token_id, *[config.video_token_id] * pads, config.vision_end_token_id] * pictures
     ids = torch.tensor([[*range(20, 30), *video, *range(30, 40)]])
     mask, grids = torch.ones_like(ids), torch.tensor([grid])

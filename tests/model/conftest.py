@@ -37,16 +37,45 @@ def exact_model(monkeypatch) -> Callable[..., torch.nn.Module]:
     def make(family: str, **options) -> torch.nn.Module:
         model = make_model(family, make_processor(family), initializer_range=0.1, **options).double().train()
         for module in model.modules():
-            if type(module).__name__.endswith("RMSNorm"):
-                module.forward = types.MethodType(_rms_norm, module)
-        monkeypatch.setattr(sys.modules[type(model).__module__], "apply_rotary_pos_emb_vision", _rotate)
+            name = type(module).__name__
+            if name.endswith(("RMSNorm", "RMSNormGated")):
+                module.forward = types.MethodType(_gated_norm if name.endswith("Gated") else _rms_norm, module)
+        source = sys.modules[type(model).__module__]
+        monkeypatch.setattr(source, "apply_rotary_pos_emb_vision", _rotate)
+        if hasattr(source, "torch_chunk_gated_delta_rule"):
+            monkeypatch.setattr(source, "torch_chunk_gated_delta_rule", _delta_rule)
+            monkeypatch.setattr(source, "torch_recurrent_gated_delta_rule", _delta_rule)
+            stock = Tensor.float  # which the layers round their gates by
+            monkeypatch.setattr(Tensor, "float", lambda x: x if x.dtype == torch.float64 else stock(x))
         return model
 
     return make
 
 
 def _rms_norm(self, x: Tensor) -> Tensor:
-    return torch.nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon)
+    if hasattr(self, "variance_epsilon"):
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon)
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), 1 + self.weight, self.eps)  # Qwen3.5 centres it at 0
+
+
+def _gated_norm(self, x: Tensor, gate: Tensor) -> Tensor:
+    return _rms_norm(self, x) * torch.nn.functional.silu(gate)
+
+
+def _delta_rule(query, key, value, g, beta, initial_state=None, output_final_state=False, **unused):
+    """Token by token, in the type of its inputs (arXiv:2412.06464, equation 10)."""
+    heads = value.shape[2] // key.shape[2]
+    query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
+    query, key = (x.repeat_interleave(heads, dim=2) for x in (query, key))
+    state, outs = initial_state, []
+    if state is None:
+        state = value.new_zeros(len(value), value.shape[2], key.shape[3], value.shape[3])
+    for t in range(query.shape[1]):
+        q, k, v = query[:, t, :, :, None], key[:, t, :, :, None], value[:, t, :, None]
+        state = state * g[:, t, :, None, None].exp()
+        state = state + beta[:, t, :, None, None] * k @ (v - k.mT @ state)
+        outs.append((q.mT @ state)[:, :, 0] * key.shape[-1] ** -0.5)
+    return torch.stack(outs, dim=1), state
 
 
 def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

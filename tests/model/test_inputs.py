@@ -6,7 +6,7 @@ import torch
 from qwenvl.model.inputs import PixelScale
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_normalised_patches_equal_the_stock_processor(tiny_pair, family):
     _, processor = tiny_pair(family)
     image = torch.randint(0, 256, (3, 96, 64), dtype=torch.uint8)

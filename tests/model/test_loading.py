@@ -1,9 +1,12 @@
 """Which parts learn, where adapters go, and what is refused."""
 
+import json
+
 import pytest
 import torch
 from peft import get_peft_model
 
+from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.loading import (
     apply_tuning,
     base_of_adapter,
@@ -15,8 +18,6 @@ from qwenvl.model.loading import (
     unwrap,
 )
 from qwenvl.model.options import LoraOptions, TuneOptions
-
-FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -67,6 +68,14 @@ def test_adapters_go_where_the_flags_say(tiny_pair, family, flags, parts):
     assert unwrap(adapted) is model
 
 
+def test_adapters_of_linear_attention_bear_its_names(tiny_pair):
+    model, _ = tiny_pair("qwen3_5")
+    targets = lora_config(model, TuneOptions(), LoraOptions(True, 2, 4)).target_modules
+    layer = "model.language_model.layers.0.linear_attn."
+    names = {f"{layer}{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")}
+    assert names == {name for name in targets if name.startswith(layer)}
+
+
 def test_learning_rates_apply_to_their_part_alone(tiny_pair):
     model, _ = tiny_pair()
     apply_tuning(model, TuneOptions(tune_mm_vision=True))
@@ -91,7 +100,14 @@ def test_other_models_are_refused(tmp_path):
     from transformers import Qwen2Config
 
     Qwen2Config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="qwen2_vl, qwen2_5_vl, qwen3_vl"):
+    with pytest.raises(ValueError, match=", ".join(FAMILIES)):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("qwen3_omni_moe", "hears and speaks"), ("qwen4_exp", "no checkpoint")])
+def test_relatives_are_refused_with_the_reason(tmp_path, name, reason):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    with pytest.raises(ValueError, match=f"{name}.*{reason}"):
         load_model(tmp_path)
 
 

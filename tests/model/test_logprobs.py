@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model import logprobs
 from qwenvl.model.logprobs import completion_likelihood, completion_logprobs, selected_logprobs
 from qwenvl.model.positions import completion_positions
-
-FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 
 
 def by_hand(model, prompts, ids, mask, temperature):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.positions import PositionRule, completion_positions, position_rule, prompt_positions
 
 IMAGE, VIDEO, TEXT = 90, 91, 5
@@ -110,7 +111,12 @@ def test_qwen2_5_vl_video_needs_its_seconds():
 
 @pytest.mark.parametrize(
     ("family", "time", "rate"),
-    [("qwen2_vl", "index", 0.0), ("qwen2_5_vl", "seconds", 2.0), ("qwen3_vl", "timestamp", 0.0)],
+    [
+        ("qwen2_vl", "index", 0.0),
+        ("qwen2_5_vl", "seconds", 2.0),
+        ("qwen3_vl", "timestamp", 0.0),
+        ("qwen3_5", "timestamp", 0.0),
+    ],
 )
 def test_rule_of_each_family(tiny_pair, family, time, rate):
     model, processor = tiny_pair(family)
@@ -119,7 +125,7 @@ def test_rule_of_each_family(tiny_pair, family, time, rate):
     assert found.video_token_id == processor.tokenizer.convert_tokens_to_ids("<|video_pad|>")
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_images_and_text_agree_with_transformers(tiny_pair, family):
     """Where the installed library and the authors agree (no video), an independent implementation to compare with."""
     model, _ = tiny_pair(family)

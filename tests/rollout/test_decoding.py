@@ -32,11 +32,13 @@ def draw(model, prompts, group_size, end_ids, compiled):
 
 
 @needs_compiler
-def test_tokens_and_logprobs_of_the_stock_step(random_prompts):
-    family = "qwen2_5_vl"
-    model = make_model(family, make_processor(family), num_layers=1, initializer_range=0.25).requires_grad_(False)
-    # A second compilation, for other numbers of prompts and completions or other lengths, would be an error.
-    with torch._dynamo.config.patch(error_on_recompile=True):
+@pytest.mark.parametrize(("family", "layers"), [("qwen2_5_vl", 1), ("qwen3_5", 3)])
+def test_tokens_and_logprobs_of_the_stock_step(family, layers, random_prompts):
+    model = make_model(family, make_processor(family), num_layers=layers, initializer_range=0.25).requires_grad_(False)
+    # One compilation for each kind of layer: others, for numbers of prompts and completions or lengths, are an error.
+    torch._dynamo.reset()
+    kinds = len(set(model.config.text_config.layer_types))
+    with torch._dynamo.config.patch(recompile_limit=kinds, fail_on_recompile_limit_hit=True):
         for words, group_size in ((["tvi", "t", "vit", "v"], 3), (["tvt", "t"], 5)):
             prompts = random_prompts(model, words)
             free, _ = draw(model, prompts, group_size, [], compiled=False)

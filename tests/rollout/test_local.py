@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from qwenvl.demo.tiny import FAMILIES
+from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.model.positions import completion_positions, position_rule, prompt_positions
 from qwenvl.rollout.engine import SamplingParams, completion_mask
 from qwenvl.rollout.local import LocalEngine
 
-FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 SAMPLED = SamplingParams(max_new_tokens=12, temperature=0.7, top_p=0.9)
 
 
@@ -17,7 +18,8 @@ def make_prompts(model) -> PromptInputs:
     """A video prompt and a shorter text prompt, left-padded."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     grid = torch.tensor([[2, 4, 6]])
-    runs = [[config.video_token_id] * 12] if config.model_type != "qwen3_vl" else [[config.video_token_id] * 6] * 2
+    apart = family_of(config).time == "timestamp"
+    runs = [[config.video_token_id] * 6] * 2 if apart else [[config.video_token_id] * 12]
     video = [5, 6]
     for run in runs:
         video += [config.vision_start_token_id, *run, config.vision_end_token_id, 9]

@@ -76,6 +76,7 @@ def decoding(lengths: list[int]) -> list[int]:
         ("qwen2_vl", {}),
         ("qwen2_5_vl", {}),
         ("qwen3_vl", {}),
+        ("qwen3_5", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
         ("qwen2_5_vl", {"lora_enable": True, "lora_r": 4}),
         ("qwen2_5_vl", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
         ("qwen2_5_vl", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 3}),

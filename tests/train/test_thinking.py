@@ -20,7 +20,7 @@ def thinking_checkpoint(tiny_checkpoint, tmp_path):
     """A folder like that of a hybrid thinking checkpoint; it thinks unless it is told not to."""
     import shutil
 
-    folder = shutil.copytree(tiny_checkpoint(initializer_range=0.1), tmp_path / "thinking")
+    folder = shutil.copytree(tiny_checkpoint("qwen3_5", initializer_range=0.1), tmp_path / "thinking")
     processor = AutoProcessor.from_pretrained(folder)
     processor.chat_template += THINKS
     processor.save_pretrained(folder)

@@ -24,8 +24,9 @@ from functools import cached_property, wraps
 from itertools import accumulate, pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from qwenvl.model.sharing.linear_attention import Layer, after_completions, after_prompts
 from qwenvl.model.sharing.varlen import Spans, kernel_for, merge
 
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
@@ -69,6 +70,13 @@ class PrefixLayout:
         """
         return _PrefixAttention.apply(q, k, v, self, scale)
 
+    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
+        """Linear attention of the packed row, 1 x S x width, with gradient, the same in every layer."""
+        of_prompts, of_completions = hidden[0].split([self.prompts.total, self.completions.total])
+        out, state = after_prompts(forward, of_prompts, self.prompts)
+        group_size = len(self.completion_lengths) // len(self.prompt_lengths)
+        return torch.cat([out, after_completions(forward, of_completions, self.completions, state, group_size)])[None]
+
     @cached_property
     def groups(self) -> Spans:
         """The completions of each of the P prompts taken together."""
@@ -77,8 +85,21 @@ class PrefixLayout:
         return Spans.of([end - start for start, end in pairwise(ends)], self.device)
 
 
-def install_prefix_attention() -> None:
-    """Teaches transformers' ``sdpa`` and ``flash_attention_2`` the keyword ``shared_prefix``. It may be repeated."""
+def obstacle(text_config) -> str | None:
+    """None where full attention can share a prompt, else the reason why not."""
+    if text_config._attn_implementation not in IMPLEMENTATIONS:
+        name, known = text_config._attn_implementation, " or ".join(IMPLEMENTATIONS)
+        return f"attention {name!r} cannot share a prompt: it takes {known}"
+    if dropout := getattr(text_config, "attention_dropout", 0.0):
+        return f"attention_dropout {dropout} is not 0"
+    return None
+
+
+def install(model: nn.Module | None = None) -> None:
+    """Teaches transformers' ``sdpa`` and ``flash_attention_2`` the keyword ``shared_prefix``. It may be repeated.
+
+    All models share these functions.
+    """
     from transformers import AttentionInterface
 
     registry = AttentionInterface()

@@ -1,4 +1,4 @@
-"""Keys and values for sampling: each prompt's once, each completion's own beside them.
+"""Keys, values and states for sampling: keys and values of each prompt once, those of each completion beside them.
 
 The first forward takes the P prompts, end to end in one row. Every later one takes the next token of each completion.
 Both get the cache as the keyword ``shared_prefix`` (see ``prefix_attention``), with ``use_cache=False``: transformers'
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qwenvl.model.sharing.linear_attention import Layer, SlotStates, after_prompts
 from qwenvl.model.sharing.varlen import Spans, kernel_for
 
 
@@ -104,6 +105,7 @@ class PrefixCache:
         self._length = 0
         self._of_prompts: dict[int, tuple[Tensor, Tensor]] = {}
         self._of_completions: dict[int, tuple[Tensor, Tensor]] = {}
+        self._states: dict[int, SlotStates] = {}  # in layers of linear attention
 
     def advance(self) -> None:
         """Makes room for one more token of every completion. Call it before the forward that brings it."""
@@ -123,6 +125,8 @@ class PrefixCache:
                 self._of_prompts[layer] = tuple(x[prompts] for x in self._of_prompts[layer])
             own = self._of_completions[layer]
             self._of_completions[layer] = tuple(x[rows].transpose(1, 2).contiguous() for x in own)
+        for layer in self._states:
+            self._states[layer] = self._states[layer].select(slots)
         self.slots = tuple(slots.shape)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -143,8 +147,25 @@ class PrefixCache:
         self._of_completions[layer] = k.new_zeros(room), v.new_zeros(room)
         return kernel_for(q).forward(q, k, v, self.prompts, self.prompts, causal=True, scale=scale)[0]
 
-    def of(self, layer: int) -> LayerCache:
-        """What the tokens of the present step see in a layer."""
+    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
+        """Linear attention. The first call brings the prompts, 1 x S x width, every later one a token for each slot.
+
+        Args:
+            hidden: 1 x S x width, then slots x 1 x width.
+
+        Returns:
+            The same shape.
+        """
+        if layer in self._states:
+            return self._states[layer].recur(layer, forward, hidden)
+        out, state = after_prompts(forward, hidden[0], self.prompts)
+        self._states[layer] = SlotStates.of(state, self.slots[1])
+        return out[None]
+
+    def of(self, layer: int) -> LayerCache | SlotStates:
+        """What the tokens of the present step see in a layer, or go on from."""
+        if layer in self._states:
+            return self._states[layer]
         (keys, values), own = self._of_prompts[layer], self._of_completions[layer]
         if self._fixed_sizes:
             return LayerCache(keys, values, *own, self._newest, self._bias)

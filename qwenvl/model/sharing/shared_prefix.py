@@ -2,11 +2,13 @@
 
 P prompts and their N completions lie end to end in one row without any padding, P L + N T tokens where the plain path
 has N (L + T). Everything but attention treats tokens one by one, so stock model classes take the row as it is.
-Attention knows the layout (``prefix_attention``). A completion's last token predicts nothing and is left out.
+A layer's *kind* knows how it shares the prompts: ``prefix_attention`` for full attention, ``linear_attention`` for that
+which keeps a state. A completion's last token predicts nothing and is left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +19,28 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood, likelihood_of, logprobs_by, selected_logprobs, spread_out
 from qwenvl.model.positions import completion_positions
-from qwenvl.model.sharing.prefix_attention import IMPLEMENTATIONS, PrefixLayout, install_prefix_attention
+from qwenvl.model.sharing import linear_attention, prefix_attention
+from qwenvl.model.sharing.prefix_attention import PrefixLayout
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """How layers of one kind share a prompt.
+
+    Attributes:
+        obstacle: of a text configuration, None where they can, else the reason why not.
+        install: teaches the layers of a bare model the keyword ``shared_prefix``. It may be repeated.
+    """
+
+    obstacle: Callable[[object], str | None]
+    install: Callable[[torch.nn.Module], None]
+
+
+KINDS = {
+    "full_attention": LayerKind(prefix_attention.obstacle, prefix_attention.install),
+    "linear_attention": LayerKind(linear_attention.obstacle, linear_attention.install),
+}
+"""Kinds by the name that transformers has for them in ``layer_types``."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,7 @@ def completion_likelihood(
     The same numbers and gradients as ``logprobs.completion_likelihood``, which describes arguments and result. The
     model's forward is called once. Ask ``supports_shared_prefix`` first.
     """
-    install_prefix_attention()
+    install_sharing(model)
     mask = completion_mask.bool()
     row = pack(prompts, completion_ids, mask)
     everywhere = torch.ones_like(row.targets, dtype=torch.bool)
@@ -82,15 +105,21 @@ def supports_shared_prefix(model: torch.nn.Module) -> str | None:
         family_of(config)
     except ValueError as error:
         return str(error)
-    text = config.get_text_config()
-    if text._attn_implementation not in IMPLEMENTATIONS:
-        return f"attention {text._attn_implementation!r} cannot share a prompt: it takes {' or '.join(IMPLEMENTATIONS)}"
-    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-    if others:
+    names = _layer_types(model)
+    if others := names - KINDS.keys():
         return f"layers of type {', '.join(sorted(others))} cannot share a prompt"
-    if getattr(text, "attention_dropout", 0.0):
-        return f"attention_dropout {text.attention_dropout} is not 0"
-    return None
+    reasons = (KINDS[name].obstacle(config.get_text_config()) for name in sorted(names))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def install_sharing(model: torch.nn.Module) -> None:
+    """Teaches all layers of ``model`` the keyword ``shared_prefix``. It may be repeated."""
+    for name in _layer_types(model):
+        KINDS[name].install(unwrap(model))
+
+
+def _layer_types(model: torch.nn.Module) -> set[str]:
+    return set(getattr(unwrap(model).config.get_text_config(), "layer_types", None) or ("full_attention",))
 
 
 def pack(prompts: PromptInputs, completion_ids: Tensor, completion_mask: Tensor) -> PackedRow:

@@ -10,9 +10,13 @@ from qwenvl.model import logprobs
 from qwenvl.model.loading import apply_tuning, lora_config
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.sharing.prefix_attention import install_prefix_attention
 
-MIXES = {"video": (["tv"], 4), "ragged": (["tv", "t", "tit"], 2), "many": (["titv", "vtv"], 8)}
+MIXES = {
+    "video": (["tv"], 4, 7),
+    "ragged": (["tv", "t", "tit"], 2, 7),
+    "many": (["titv", "vtv"], 8, 7),
+    "single tokens": (["tv", "t"], 2, 1),
+}
 
 
 def likelihood_and_gradients(path, model, prompts, completions):
@@ -33,38 +37,51 @@ def largest_errors(model, prompts, completions) -> tuple[float, float]:
     assert shared[~completions[1]].eq(0).all()
     error = ((plain - shared).norm() / plain.norm()).item()
     return error, max(
-        ((grad - shared_grads[name]).norm() / grad.norm().clamp(min=1e-12)).item() for name, grad in plain_grads.items()
+        ((grad - shared_grads[name]).norm() / scale(name, plain_grads).clamp(min=1e-12)).item()
+        for name, grad in plain_grads.items()
     )
+
+
+def scale(name, grads):
+    """What an error of a gradient is measured by: its norm.
+
+    In float32 that of all gradients, for two parameters of Gated DeltaNet. Each is a sum over all tokens in which terms
+    a thousand times as large cancel: the stock layer itself is 1e-4 of their norm off its float64.
+    """
+    cancels = name.endswith(("A_log", "dt_bias")) and grads[name].dtype == torch.float32
+    return torch.stack([grad.norm() for grad in (grads.values() if cancels else [grads[name]])]).norm()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mix", MIXES)
 def test_equals_the_plain_path_in_float64(family, mix, exact_model, random_prompts, random_completions):
-    words, group_size = MIXES[mix]
+    words, group_size, length = MIXES[mix]
     model = exact_model(family)
-    errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, 7))
+    errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, length))
     assert max(errors) < 1e-9
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_the_plain_path_in_float32_on_stock_classes(family, random_prompts, random_completions):
-    words, group_size = MIXES["ragged"]
+    words, group_size, length = MIXES["ragged"]
     model = make_model(family, make_processor(family), initializer_range=0.1).train()
-    errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, 7))
+    errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, length))
     assert max(errors) < 1e-5
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
 @pytest.mark.parametrize("vision, mlp", [(False, False), (False, True), (True, False)])
-def test_frozen_parts(vision, mlp, exact_model, random_prompts, random_completions):
-    model = exact_model("qwen3_vl")
+def test_frozen_parts(family, vision, mlp, exact_model, random_prompts, random_completions):
+    model = exact_model(family)
     apply_tuning(model, TuneOptions(tune_mm_llm=True, tune_mm_vision=vision, tune_mm_mlp=mlp))
     errors = largest_errors(model, random_prompts(model, ["tv", "ti"]), random_completions(6, 5))
     assert max(errors) < 1e-9
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing(reentrant, exact_model, random_prompts, random_completions):
-    model = exact_model("qwen2_5_vl")
+def test_gradient_checkpointing(family, reentrant, exact_model, random_prompts, random_completions):
+    model = exact_model(family)
     prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 5)
     expected = likelihood_and_gradients(logprobs, model, prompts, completions)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -73,10 +90,11 @@ def test_gradient_checkpointing(reentrant, exact_model, random_prompts, random_c
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_lora(exact_model, random_prompts, random_completions):
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_lora(family, exact_model, random_prompts, random_completions):
     from peft import get_peft_model
 
-    model = exact_model("qwen2_5_vl")
+    model = exact_model(family)
     prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 5)
     model = get_peft_model(model, lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 4, 8))).double()
     for name, parameter in model.named_parameters():
@@ -138,8 +156,9 @@ def test_completions_with_holes_are_refused(random_prompts):
 def test_reasons_for_the_plain_path(tiny_pair):
     model, _ = tiny_pair("qwen2_5_vl")
     assert shared_prefix.supports_shared_prefix(model) is None
-    model.config.text_config.layer_types[1] = "linear_attention"
-    assert "linear_attention" in shared_prefix.supports_shared_prefix(model)
+    model.config.text_config.layer_types[1] = "sliding_attention"
+    assert "sliding_attention" in shared_prefix.supports_shared_prefix(model)
+    model.config.text_config.layer_types[1] = "full_attention"
     model.set_attn_implementation("eager")
     assert "'eager'" in shared_prefix.supports_shared_prefix(model)
 
@@ -149,6 +168,6 @@ def test_attention_without_the_keyword_is_untouched(random_prompts):
     prompts = random_prompts(model, ["tv", "t"])
     arguments = {name: getattr(prompts, name) for name in ("input_ids", "attention_mask", "position_ids")}
     before = model(**arguments, **prompts.vision()).logits
-    install_prefix_attention()
-    install_prefix_attention()
+    shared_prefix.install_sharing(model)
+    shared_prefix.install_sharing(model)
     assert torch.equal(model(**arguments, **prompts.vision()).logits, before)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from qwenvl.demo.tiny import FAMILIES
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
     load_weights,
@@ -144,7 +145,7 @@ def test_weights_of_another_model_are_not_started_from(tiny_pair, tmp_path):
         start_from_weights(model, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_weight_comes_back(tiny_pair, tmp_path, family, tied):
     model, _ = tiny_pair(family, tie_word_embeddings=tied)

@@ -1,0 +1,161 @@
+"""Linear attention in which all completions of a prompt start from that prompt's state.
+
+A layer of linear attention (Gated DeltaNet, arXiv:2412.06464) keeps a *state* of the tokens behind it, whatever their
+number: a matrix for each head, and the last inputs of a short convolution. So a prompt is computed once, and each of
+its completions goes on from the state after it. Gradients into that state sum over the completions by themselves.
+
+The layer is not among those that transformers looks up by name, so its forward is wrapped. It gets the keyword
+``shared_prefix`` like attention does (see ``prefix_attention``), and runs as it is: first on the prompts, then on the
+completions, with a ``State`` in the place of transformers' cache, which is written in place and has no gradient. It
+runs twice whatever there is to compute, because under ZeRO-3 the processes wait for each other's modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+
+from qwenvl.model.sharing.varlen import Spans
+
+
+class State:
+    """What a layer keeps of the tokens behind each row. Stock layers take it for a cache of transformers.
+
+    Attributes:
+        inputs: of the convolution, the last K of them, rows x channels x K. None before the first token.
+        matrices: rows x value heads x key width x value width. None before the first token.
+    """
+
+    def __init__(self, inputs: Tensor | None = None, matrices: Tensor | None = None):
+        self.inputs, self.matrices = inputs, matrices
+
+    def expand(self, group_size: int) -> tuple[Tensor, Tensor]:
+        """``inputs`` and ``matrices`` as rows x G x .., each row G times without a copy.
+
+        Raises:
+            ValueError: before the first token.
+        """
+        if self.inputs is None or self.matrices is None:
+            raise ValueError("there is no state before the first token")
+        inputs, matrices = (x[:, None].expand(-1, group_size, *x.shape[1:]) for x in (self.inputs, self.matrices))
+        return inputs, matrices
+
+    def get_conv_state(self, layer_idx: int, **which: int) -> Tensor | None:
+        """What transformers calls ``inputs``."""
+        return self.inputs
+
+    def get_recurrent_state(self, layer_idx: int, **which: int) -> Tensor | None:
+        """What transformers calls ``matrices``."""
+        return self.matrices
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """True keeps a stock layer from writing a single token's input into ``inputs`` in place."""
+        return True
+
+    def update_conv_state(self, new: Tensor, layer_idx: int, conv_kernel_size: int, **which: int) -> Tensor:
+        """Goes on by the inputs ``new`` (rows x channels x S), and returns them behind those that were there."""
+        known = new if self.inputs is None else torch.cat([self.inputs, new], dim=-1)
+        self.inputs = nn.functional.pad(known, (max(0, conv_kernel_size - known.shape[-1]), 0))[..., -conv_kernel_size:]
+        return known
+
+    def update_recurrent_state(self, matrices: Tensor, layer_idx: int, **which: int) -> None:
+        """Goes on by the matrices after the newest token."""
+        self.matrices = matrices
+
+
+Layer = Callable[..., Tensor]
+"""The stock forward of a layer: ``layer(hidden, cache_params=state)``, rows x S x width -> rows x S x width."""
+
+
+def obstacle(text_config) -> str | None:
+    """None where linear attention can share a prompt, else the reason why not."""
+    from transformers.cache_utils import Cache
+
+    needed = [name for name in vars(State) if name.startswith(("get_", "is_", "update_"))]
+    if missing := [name for name in needed if not hasattr(Cache, name)]:
+        return f"in this version of transformers linear attention keeps its state another way (no {missing[0]})"
+    return None
+
+
+def install(model: nn.Module) -> None:
+    """Teaches the layers of linear attention of a bare model the keyword ``shared_prefix``. It may be repeated."""
+    for layer in model.model.language_model.layers:
+        mixer = getattr(layer, "linear_attn", None)
+        if mixer is not None and not hasattr(mixer, "forward_alone"):
+            # Bound methods, not closures: a deep copy of the model then runs its own layers.
+            mixer.forward_alone = mixer.forward
+            mixer.forward = MethodType(_forward, mixer)
+
+
+def _forward(self: nn.Module, hidden_states: Tensor, *args, shared_prefix=None, **kwargs) -> Tensor:
+    if shared_prefix is None:
+        return self.forward_alone(hidden_states, *args, **kwargs)
+    return shared_prefix.recur(self.layer_idx, self.forward_alone, hidden_states)
+
+
+def after_prompts(layer: Layer, row: Tensor, prompts: Spans) -> tuple[Tensor, State]:
+    """Runs prompts that lie end to end.
+
+    Args:
+        row: S x width.
+
+    Returns:
+        S x width, and the state after each prompt.
+    """
+    # Padding on the left leaves no trace: its inputs are 0, and the matrices stay 0 before the first token.
+    present = torch.arange(-prompts.longest, 0, device=row.device) >= -prompts.offsets.diff()[:, None]
+    state = State()
+    return layer(_padded(row, present), cache_params=state)[present], state
+
+
+def after_completions(layer: Layer, row: Tensor, completions: Spans, prompts: State, group_size: int) -> Tensor:
+    """Runs completions that lie end to end, G from the state after each prompt: S x width -> S x width."""
+    # A single token would go by the kernel for sampling, which on a GPU has no gradient.
+    width = max(2, completions.longest)
+    present = torch.arange(width, device=row.device) < completions.offsets.diff()[:, None]
+    start = State(*(x.flatten(0, 1) for x in prompts.expand(group_size)))
+    return layer(_padded(row, present), cache_params=start)[present]
+
+
+@dataclass(frozen=True)
+class SlotStates:
+    """The states of P x G completions in one layer, for sampling.
+
+    Attributes:
+        inputs: P x G x channels x K.
+        matrices: P x G x value heads x key width x value width.
+    """
+
+    inputs: Tensor
+    matrices: Tensor
+
+    @classmethod
+    def of(cls, prompts: State, group_size: int) -> SlotStates:
+        """Those of G completions that begin, from the states after their prompts."""
+        inputs, matrices = prompts.expand(group_size)
+        return cls(inputs.contiguous(), matrices.contiguous())
+
+    def select(self, slots: Tensor) -> SlotStates:
+        """Those of the completions ``slots``, P' x G' of the P G."""
+        return SlotStates(self.inputs.flatten(0, 1)[slots], self.matrices.flatten(0, 1)[slots])
+
+    def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
+        """Goes on by a token for each slot, P G x 1 x width. Written in operations that a compiler fuses.
+
+        Args:
+            layer: not used. One compiled layer serves all of them.
+        """
+        state = State(self.inputs.flatten(0, 1), self.matrices.flatten(0, 1))
+        out = forward(hidden, cache_params=state)
+        for kept, after in ((self.inputs, state.inputs), (self.matrices, state.matrices)):
+            kept.copy_(after.view(kept.shape))
+        return out
+
+
+def _padded(row: Tensor, present: Tensor) -> Tensor:
+    """S x width -> rows x longest x width, with 0 where ``present`` is False."""
+    return row.new_zeros(*present.shape, row.shape[-1]).masked_scatter(present[..., None], row)
