@@ -1,4 +1,4 @@
-"""``qwenvl demo``: a tiny Qwen2.5-VL learns by GRPO to name the steps of assembly videos.
+"""``qwenvl demo``: a tiny Qwen-VL model learns by GRPO to name the steps of assembly videos.
 
 Clips and a warmed-up model are made on the spot. Then ``qwenvl train --config run.yaml`` runs as it would on a real
 checkpoint with a user's records. Nothing about that run is special but its size.
@@ -23,7 +23,8 @@ import yaml
 from qwenvl.demo.clips import make_clips, tokenizer_texts
 from qwenvl.demo.counting import Counting
 from qwenvl.demo.results import Score, example, read_score, table
-from qwenvl.demo.settings import CLIPS, MODEL, STEPS, Demo
+from qwenvl.demo.settings import CLIPS, FAMILY, MODEL, STEPS, Demo
+from qwenvl.model.families import FAMILIES
 
 WARMUP = "warmup.yaml"
 CHECKS = {"blank": "after, shown a blank video", "swapped": "after, shown another clip"}
@@ -62,7 +63,7 @@ def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
         _remove(demo.data, demo.data / "settings.json")
         _remove(demo.model, demo.folder / WARMUP)
     usual = " (3 to 4 minutes on two cores)" if (demo.steps, demo.clips) == (STEPS, CLIPS) else ""
-    print(f"A tiny Qwen2.5-VL learns to name the steps of videos, in {demo.folder}{usual}")
+    print(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
     _make_clips(demo)
     _make_model(demo)
     _train(demo)
@@ -94,11 +95,12 @@ def _parse(argv: Sequence[str] | None) -> tuple[Demo, bool]:
         default=CLIPS,
         help="training clips, at least 8; a quarter more are held out [%(default)s]",
     )
+    parser.add_argument("--family", choices=tuple(FAMILIES), default=FAMILY, help="of the model [%(default)s]")
     parser.add_argument("--fresh", action="store_true", help="make and train everything anew, whatever is there")
     args = parser.parse_args(argv)
     if args.clips < 8:
         parser.error("--clips: at least 8, a batch")
-    return Demo(args.output_dir.resolve(), args.seed, args.steps, args.clips), args.fresh
+    return Demo(args.output_dir.resolve(), args.seed, args.steps, args.clips, args.family), args.fresh
 
 
 def _positive(text: str) -> int:
@@ -127,7 +129,7 @@ def _make_model(demo: Demo) -> None:
     settings = demo.warmup_settings()
     anywhere = {name: value for name, value in settings.items() if not str(value).startswith(str(demo.folder))}
     # The clips' own settings say by which code they were drawn.
-    wanted = {"model": MODEL, "warmup": anywhere, "clips": _read(demo.data / "settings.json")}
+    wanted = {"family": demo.family, "model": MODEL, "warmup": anywhere, "clips": _read(demo.data / "settings.json")}
     if _read(demo.model / "demo.json") == wanted:
         print("[2/4] warm-up: already done")
         return
@@ -135,8 +137,8 @@ def _make_model(demo: Demo) -> None:
     for folder in (demo.start, demo.model):
         _remove(folder, config)
     config.write_text(yaml.safe_dump(settings, sort_keys=False))
-    processor = make_processor("qwen2_5_vl", tokenizer_texts())
-    make_model("qwen2_5_vl", processor, demo.seed, **MODEL).save_pretrained(demo.start)
+    processor = make_processor(demo.family, tokenizer_texts())
+    make_model(demo.family, processor, demo.seed, **MODEL).save_pretrained(demo.start)
     processor.save_pretrained(demo.start)
     print(f"[2/4] warm-up: {_command('warmup', config)}")
     command.main(["--config", str(config)])
@@ -213,7 +215,12 @@ def finished(demo: Demo) -> dict[str, Any] | None:
 
 
 def _settings(demo: Demo) -> dict[str, Any]:
-    return {"clips": asdict(demo.clip_settings), "model": MODEL, "training": demo.training_settings()}
+    return {
+        "clips": asdict(demo.clip_settings),
+        "family": demo.family,
+        "model": MODEL,
+        "training": demo.training_settings(),
+    }
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ MODEL: dict[str, Any] = {
     "vision_depth": 1,
     "initializer_range": 0.08,  # with the usual 0.02 random weights take far longer to begin to learn
 }
-FRAME_PIXELS = 56 * 56
+FAMILY = "qwen2_5_vl"
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,14 @@ class Demo:
         folder: clips go to ``data``, random weights to ``start``, the warmed-up model to ``model``, the run to ``run``.
         steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
         clips: to train on. A quarter as many are held out.
+        family: of the model, one of ``qwenvl.model.families``.
     """
 
     folder: Path
     seed: int = 0
     steps: int = STEPS
     clips: int = CLIPS
+    family: str = FAMILY
 
     @property
     def data(self) -> Path:
@@ -54,6 +56,12 @@ class Demo:
     def clip_settings(self) -> ClipSettings:
         return ClipSettings(seed=self.seed, train=self.clips, heldout=self.clips // 4, warmup=8 * self.clips)
 
+    @property
+    def frame_pixels(self) -> int:
+        """Of the frames as the model sees them: two merged patches wide and high."""
+        side = 2 * 28 if self.family.startswith("qwen2") else 2 * 32
+        return side * side
+
     def warmup_settings(self) -> dict[str, Any]:
         """What `qwenvl warmup --config` is given."""
         return {
@@ -74,8 +82,8 @@ class Demo:
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": 10,
             "adam_beta2": 0.99,
-            "video_min_frame_pixels": FRAME_PIXELS,
-            "video_max_frame_pixels": FRAME_PIXELS,
+            "video_min_frame_pixels": self.frame_pixels,
+            "video_max_frame_pixels": self.frame_pixels,
             "dataloader_num_workers": 1,
             "save_strategy": "no",
         }
@@ -103,8 +111,8 @@ class Demo:
             "warmup_steps": 0.05,
             "adam_beta2": 0.99,
             "max_grad_norm": 0.5,
-            "video_min_frame_pixels": FRAME_PIXELS,
-            "video_max_frame_pixels": FRAME_PIXELS,
+            "video_min_frame_pixels": self.frame_pixels,
+            "video_max_frame_pixels": self.frame_pixels,
             "eval_on_start": True,
             "per_device_eval_batch_size": 50,
             "dataloader_num_workers": 1,

@@ -12,11 +12,13 @@ class Family:
 
     Attributes:
         model_type: ``config.model_type`` of its checkpoints.
+        name: what people call it.
         time: how the temporal row of M-RoPE counts (see ``positions``).
         mergers: names under ``model.visual`` of the modules that project vision features into the language model.
     """
 
     model_type: str
+    name: str
     time: Literal["index", "seconds", "timestamp"]
     mergers: tuple[str, ...] = ("merger",)
 
@@ -24,10 +26,10 @@ class Family:
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family("qwen2_vl", time="index"),
-        Family("qwen2_5_vl", time="seconds"),
-        Family("qwen3_vl", time="timestamp", mergers=("merger", "deepstack_merger_list")),
-        Family("qwen3_5", time="timestamp"),
+        Family("qwen2_vl", "Qwen2-VL", time="index"),
+        Family("qwen2_5_vl", "Qwen2.5-VL", time="seconds"),
+        Family("qwen3_vl", "Qwen3-VL", time="timestamp", mergers=("merger", "deepstack_merger_list")),
+        Family("qwen3_5", "Qwen3.5", time="timestamp"),
     )
 }
 

@@ -187,10 +187,13 @@ def forward_flops(step: Step) -> float:
     text, visual = unwrap(step.model).model.language_model, unwrap(step.model).model.visual
     case, prompt, patches = step.case, step.prompt_tokens, step.patches
     drawn = case.group * case.length
-    attention = text.layers[0].self_attn
     pairs = prompt**2 / 2 + drawn * prompt + case.group * case.length**2 / 2
     layers = 2 * _weights(text.layers) * (prompt + drawn)
-    layers += len(text.layers) * 4 * attention.q_proj.out_features * pairs
+    for layer in text.layers:
+        if hasattr(layer, "self_attn"):
+            layers += 4 * layer.self_attn.o_proj.in_features * pairs
+        else:  # a state is read, changed and read again for each token
+            layers += 6 * layer.linear_attn.value_dim * layer.linear_attn.head_k_dim * (prompt + drawn)
     head = 2 * unwrap(step.model).lm_head.weight.numel() * drawn
     mergers = [visual.merger, *getattr(visual, "deepstack_merger_list", ())]
     vision = 2 * sum(_weights(merger) for merger in mergers) * patches / 4

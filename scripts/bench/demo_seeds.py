@@ -1,7 +1,7 @@
 """Run the demo on several seeds and print a table. It ends with status 1 where one of them did not clearly learn.
 
     python scripts/bench/demo_seeds.py                    # seeds 0 to 4, a few minutes each
-    python scripts/bench/demo_seeds.py --seeds 3 7 --steps 200
+    python scripts/bench/demo_seeds.py --seeds 3 7 --steps 200 --family qwen3_5
 
 Each seed has its own clips, random weights, warm-up, order and sampling. A seed that was run before with the same
 settings is not run again. "Clearly" means: the 95 % interval of the total reward on held-out clips lies above the one
@@ -17,18 +17,20 @@ from pathlib import Path
 
 from qwenvl.demo.results import Score, best_blind_accuracy
 from qwenvl.demo.run import CHECKS, finished, run_demo
-from qwenvl.demo.settings import STEPS, Demo
+from qwenvl.demo.settings import FAMILY, STEPS, Demo
+from qwenvl.model.families import FAMILIES
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of GRPO [%(default)s]")
+    parser.add_argument("--family", choices=tuple(FAMILIES), default=FAMILY, help="of the model [%(default)s]")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/demo_seeds"))
     args = parser.parse_args(argv)
     lines, unclear = [], []
     for seed in args.seeds:
-        demo = Demo((args.output_dir / f"seed-{seed}").resolve(), seed=seed, steps=args.steps)
+        demo = Demo((args.output_dir / f"seed-{seed}").resolve(), seed=seed, steps=args.steps, family=args.family)
         result = finished(demo) or run_demo(demo)
         scores = [Score(**score) for score in result["scores"].values()]
         lines.append(line(seed, scores, result["minutes"]))

@@ -25,6 +25,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_model import Case, Step, ideal_flops
 
+from qwenvl.demo.tiny import FAMILIES
+
 DEFAULT_CASES = ("1000,8,64", "2000,8,64", "4000,16,64")
 GROWTH = ("4000,4,64", "4000,16,64")
 
@@ -40,7 +42,7 @@ class Spent:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=DEFAULT_CASES, metavar="P,G,C")
-    parser.add_argument("--family", default="qwen2_5_vl", choices=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+    parser.add_argument("--family", default="qwen2_5_vl", choices=FAMILIES)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each path, in turn; medians are printed")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--growth", action="store_true", help="also compare G = 4 and G = 16 at 4,000 prompt tokens")
