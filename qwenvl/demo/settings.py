@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.demo.clips import ClipSettings
+from qwenvl.model.families import FamilyName
 
 STEPS, CLIPS = 200, 600
 MODEL: dict[str, Any] = {
@@ -16,7 +17,7 @@ MODEL: dict[str, Any] = {
     "vision_depth": 1,
     "initializer_range": 0.08,  # with the usual 0.02 random weights take far longer to begin to learn
 }
-FAMILY = "qwen2_5_vl"
+FAMILY: FamilyName = "qwen2_5_vl"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Demo:
     seed: int = 0
     steps: int = STEPS
     clips: int = CLIPS
-    family: str = FAMILY
+    family: FamilyName = FAMILY
 
     @property
     def data(self) -> Path:

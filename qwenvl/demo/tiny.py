@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
@@ -28,8 +28,9 @@ from transformers import (
     Qwen3VLVideoProcessor,
 )
 
-Family = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
-FAMILIES: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+from qwenvl.model.families import FamilyName
+
+FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
 
 # Same names and same order as in the real vocabularies, where they follow the ordinary tokens.
 SPECIAL_TOKENS = (
@@ -110,7 +111,7 @@ def make_tokenizer(texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400) 
 
 
 def make_processor(
-    family: Family = "qwen2_5_vl", texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400
+    family: FamilyName = "qwen2_5_vl", texts: Iterable[str] = DEFAULT_TEXTS, vocab_size: int = 400
 ) -> ProcessorMixin:
     """The family's own processor class (patch 14, from Qwen3 on 16, and merge 2) around ``make_tokenizer(texts)``."""
     tokenizer = make_tokenizer(texts, vocab_size)
@@ -128,7 +129,7 @@ def make_processor(
 
 
 def make_model(
-    family: Family,
+    family: FamilyName,
     processor: ProcessorMixin,
     seed: int = 0,
     *,
@@ -186,7 +187,7 @@ def make_model(
 
 def save_tiny(
     folder: str | Path,
-    family: Family = "qwen2_5_vl",
+    family: FamilyName = "qwen2_5_vl",
     seed: int = 0,
     *,
     texts: Iterable[str] = DEFAULT_TEXTS,
@@ -220,7 +221,7 @@ def _linear_attention(hidden_size: int, num_layers: int) -> dict[str, Any]:
     }
 
 
-def _rope_parameters(family: Family, head_dim: int) -> dict[str, Any]:
+def _rope_parameters(family: FamilyName, head_dim: int) -> dict[str, Any]:
     """Halves of a head shared among time, height and width in the proportions of the real checkpoints."""
     half = head_dim // 2
     if family == "qwen3_vl":
@@ -243,7 +244,7 @@ def _rope_parameters(family: Family, head_dim: int) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [half - 2 * space, space, space]}
 
 
-def _vision_config(family: Family, hidden_size: int, depth: int, out_size: int, init: float) -> dict[str, Any]:
+def _vision_config(family: FamilyName, hidden_size: int, depth: int, out_size: int, init: float) -> dict[str, Any]:
     shared = {"depth": depth, "num_heads": hidden_size // 16, "initializer_range": init}
     if family == "qwen2_vl":
         return shared | {"embed_dim": hidden_size, "hidden_size": out_size, "mlp_ratio": 2}

@@ -5,25 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+"""``config.model_type`` of the checkpoints of each family."""
+
 
 @dataclass(frozen=True)
 class Family:
     """One family of Qwen-VL models.
 
     Attributes:
-        model_type: ``config.model_type`` of its checkpoints.
+        model_type: of its checkpoints.
         name: what people call it.
         time: how the temporal row of M-RoPE counts (see ``positions``).
         mergers: names under ``model.visual`` of the modules that project vision features into the language model.
     """
 
-    model_type: str
+    model_type: FamilyName
     name: str
     time: Literal["index", "seconds", "timestamp"]
     mergers: tuple[str, ...] = ("merger",)
 
 
-FAMILIES = {
+FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         Family("qwen2_vl", "Qwen2-VL", time="index"),
