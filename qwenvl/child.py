@@ -196,7 +196,8 @@ class Child:
 def main(arguments: list[str]) -> None:
     """What runs in the child: load, say so, and answer messages until the parent is gone."""
     descriptor, parent, memory_bytes, load, *rest = arguments
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # these are the parent's to handle
+        signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
     connection = Connection(int(descriptor))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the parent's standard output is for the parent's results

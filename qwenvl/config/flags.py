@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Collection, Iterator
 from typing import Any, get_type_hints
 
+from qwenvl.config.run_options import RunOptions
 from qwenvl.config.trainer_options import TrainerOptions
 from qwenvl.data.options import DataOptions, DifficultyOptions
 from qwenvl.grpo.options import FilterOptions, ObjectiveOptions
@@ -26,6 +27,7 @@ FLAG_GROUPS = (
     ObjectiveOptions,
     FilterOptions,
     DifficultyOptions,
+    RunOptions,
     TrainerOptions,
 )
 

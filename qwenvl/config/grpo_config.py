@@ -10,6 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_between_rooms
+from qwenvl.config.run_options import RunOptions
 from qwenvl.config.trainer_checks import schedule_problem
 from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
 from qwenvl.config.unknown import unknown_flag
@@ -30,6 +31,7 @@ class GRPOConfig(
     ObjectiveOptions,
     FilterOptions,
     DifficultyOptions,
+    RunOptions,
     TrainerOptions,
     TrainingArguments,
 ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from qwenvl.option import Options, option
 
@@ -36,18 +35,7 @@ class TrainerOptions(Options):
     logging_nan_inf_filter: bool = option(
         False, "Hide losses that are not numbers from the log, where they should show."
     )
-    overwrite_output_dir: bool = option(
-        False,
-        "Let a new run replace the model and the rows of an earlier one in --output_dir. Checkpoints are never "
-        "replaced: delete them, or give another folder.",
-    )
     save_steps: float = option(100, "Optimizer steps between checkpoints, above 0.", above=0)
-    on_nonfinite: Literal["stop", "skip"] = option(
-        "stop",
-        "What becomes of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
-        "step changes no weight and is counted, and after three in a row the run ends. Either way nonfinite/ in the "
-        "run folder has its records, completions and seed.",
-    )
     remove_unused_columns: bool = option(False, "Must stay False: reward functions see every field of a record.")
     ddp_find_unused_parameters: bool | None = option(
         False,

@@ -6,6 +6,7 @@ same prompts differently among processes can be compared weight by weight.
 
 import math
 import os
+import signal
 import sys
 import zlib
 from dataclasses import replace
@@ -16,6 +17,7 @@ from accelerate.utils import DistributedType
 from every_loss import run_every_loss
 from every_target import run_every_target
 from torch.distributed.fsdp import FSDPModule
+from transformers import TrainerCallback
 
 from qwenvl import GRPOTrainer
 from qwenvl.config.command_line import parse_args
@@ -89,6 +91,14 @@ def alike(completions, id, **columns):
     return [float(n % 3 == 0) if int(each[-1]) % 2 == 0 else 1.0 for n, each in enumerate(id)]
 
 
+class SignalInStepOne(TrainerCallback):
+    """Tells this process to end, while it is in its first step."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
 def start_deepspeed_on_a_cpu() -> None:
     """What DeepSpeed does by itself on GPUs; without it, on a CPU, it compiles an extension first."""
     import deepspeed
@@ -134,6 +144,8 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
         trainer.collector = replace(trainer.collector, engine=engine)
     if "nan_on_1" in output and args.process_index == 1:
         trainer.objective = NanInStepTwo(trainer)
+    if "signal_on_1" in output and args.process_index == 1:
+        trainer.add_callback(SignalInStepOne())
     trainer.train(resume_from_checkpoint=find_checkpoint(args.resume_from_checkpoint, args.output_dir))
     assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)
     trainer.save_model()

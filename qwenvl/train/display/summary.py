@@ -115,6 +115,8 @@ def next_step(args: GRPOConfig, argv: Sequence[str], warnings: Sequence[str]) ->
     more = ["--model_name_or_path", folder, "--output_dir", folder + "-2"]
     if args.start_from_weights:
         more += ["--start_from_weights", folder]
+    if args.resume != "never":
+        more += ["--resume", "never"]
     if args.resume_from_checkpoint:
         more += ["--resume_from_checkpoint", "False"]
     return shlex.join(["qwenvl", "train", *argv, *more]) + "   (train on from the result)"

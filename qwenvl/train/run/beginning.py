@@ -7,7 +7,13 @@ from pathlib import Path
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, read_config, read_metrics
-from qwenvl.train.run.checkpoints import find_checkpoint, read_state, require_fresh_folder, require_same_tuning
+from qwenvl.train.run.checkpoints import (
+    find_checkpoint,
+    newest_or_none,
+    read_state,
+    require_fresh_folder,
+    require_same_tuning,
+)
 from qwenvl.train.run.resumed import require_resumable
 
 
@@ -45,26 +51,44 @@ def begin(args: GRPOConfig) -> Beginning:
         raise FileExistsError(
             f"{error}; not a file that this library wrote: give another --output_dir, or move the file away"
         ) from None
-    checkpoint = find_checkpoint(args.resume_from_checkpoint, folder)
+    checkpoint = checkpoint_of(args)
     if checkpoint is None:
+        if args.resume == "auto" and (finished := _finished(None, args)):
+            return Beginning(finished=finished)
         require_fresh_folder(folder, args.overwrite_output_dir)
         return Beginning()
     for name in ("overwrite_output_dir", "start_from_weights"):
-        if getattr(args, name):
+        if getattr(args, name) and args.resume != "auto":  # which had them when it began
             raise ValueError(f"--{name} has no effect with --resume_from_checkpoint: leave one of the two out")
     require_same_tuning(checkpoint, args.lora_enable)
     require_resumable(checkpoint, args)
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
 
 
-def _finished(step: int, args: GRPOConfig) -> str | None:
-    """That the run of ``output_dir`` has ended at the checkpoint's step, saved its model, and is asked for no more."""
+def checkpoint_of(args: GRPOConfig) -> str | None:
+    """The checkpoint that the flags ask to go on from. None for a new run.
+
+    Raises:
+        FileNotFoundError, ValueError: see ``find_checkpoint``.
+    """
+    if args.resume == "auto":
+        return newest_or_none(args.output_dir)
+    return find_checkpoint(args.resume_from_checkpoint if args.resume == "never" else args.resume, args.output_dir)
+
+
+def _finished(step: int | None, args: GRPOConfig) -> str | None:
+    """That the run of ``output_dir`` has ended, saved its model, and is asked for no more.
+
+    Args:
+        step: of the checkpoint that the run would go on from. The run must have ended there. None without one.
+    """
     try:
         written = read_config(args.output_dir)
     except RunLogError:
         return None
-    if written.get("finished") != step:
+    if not isinstance(ended := written.get("finished"), int) or step not in (None, ended):
         return None
+    step = ended
     lengths = ("max_steps", "num_train_epochs", "dataset_use")
     as_before = all(written["config"].get(name) == getattr(args, name) for name in lengths)
     if step < args.max_steps or not (as_before or args.max_steps > 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import zipfile
 from pathlib import Path
@@ -14,6 +15,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from qwenvl.model.loading import unwrap
 from qwenvl.model.sharding import is_partitioned
 from qwenvl.model.weight_files import ADAPTER, REFERENCE, has_weights, weights_problem
+
+logger = logging.getLogger(__name__)
 
 _STATE = "trainer_state.json"
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -46,6 +49,26 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
         )
     require_whole(whole[-1])
     return str(whole[-1])
+
+
+def newest_or_none(output_dir: str | Path) -> str | None:
+    """The newest whole checkpoint of ``output_dir``, or None where none was finished: what ``--resume auto`` takes.
+
+    A newer one that is not whole is passed over, with a warning that says what it lacks.
+
+    Raises:
+        FileNotFoundError, ValueError: there are checkpoints, and none of them is whole.
+    """
+    checkpoints, _ = _checkpoints(output_dir)
+    chosen = newest_whole(output_dir)
+    if chosen is None and checkpoints:
+        require_whole(checkpoints[-1])
+    for each in reversed(checkpoints):
+        if each == chosen:
+            break
+        lacking = _torn(each) or f"{each / str(_lacks_optimizer(each))}: no such file"
+        logger.warning(f"{each} is passed over, and the run goes on from {chosen}: {lacking}")
+    return None if chosen is None else str(chosen)
 
 
 def require_whole(checkpoint: str | Path) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
+from qwenvl.train.display.console import say
+from qwenvl.train.run.beginning import checkpoint_of
 from qwenvl.train.run.checkpoints import find_checkpoint, load_weights, read_state
 from qwenvl.train.run.resumed import require_resumable
+from qwenvl.train.run.stalled import StallWatch
+from qwenvl.train.run.stopping import StopOnSignal, begin_worker
 
 
 class ResumableTrainer(Trainer):
@@ -29,19 +35,43 @@ class ResumableTrainer(Trainer):
         """Trains, from the beginning or from a checkpoint.
 
         Args:
-            resume_from_checkpoint: a folder, or True for the newest checkpoint of ``output_dir``.
+            resume_from_checkpoint: a folder, or True for the newest checkpoint of ``output_dir``. None: what ``resume``
+                of the settings says.
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
             ValueError: a file of it is cut short, or the settings differ.
+            SystemExit: with status 0, where a signal ended training and a checkpoint was saved (``save_on_signal``).
         """
-        checkpoint, begun = find_checkpoint(resume_from_checkpoint, self.args.output_dir), 0
+        if resume_from_checkpoint is None and self.args.resume != "never":
+            checkpoint, begun = checkpoint_of(self.args), 0
+        else:
+            checkpoint, begun = find_checkpoint(resume_from_checkpoint, self.args.output_dir), 0
         if checkpoint is not None:
             require_resumable(checkpoint, self.args)
             begun = read_state(checkpoint)["global_step"]
-        output = super().train(checkpoint, *args, **kwargs)
+        stop, stall = StopOnSignal(self.args), StallWatch(self.args)
+        self.add_callback(stop)
+        self.add_callback(stall)
+        try:
+            with stop.listens(), stall.watches():
+                output = super().train(checkpoint, *args, **kwargs)
+        finally:
+            self.remove_callback(stop)
+            self.remove_callback(stall)
         self.steps_trained = output.global_step - begun
+        if stop.stopped_by is not None:
+            self.accelerator.end_training()
+            say(stop.told())
+            raise SystemExit(0)
         return output
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        loader = super()._get_dataloader(*args, **kwargs)
+        if loader.num_workers:
+            own = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+            own.worker_init_fn = partial(begin_worker, own.worker_init_fn)
+        return loader
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step. None where a resumed run turns out to be finished."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.run_options import RunOptions
 from qwenvl.config.trainer_options import TrainerOptions
 from qwenvl.data.options import DataOptions
 from qwenvl.grpo.options import ObjectiveOptions
@@ -17,7 +18,7 @@ from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.train.warmup.options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, WarmupOptions
 
-GROUPS: tuple[type[Options], ...] = (WarmupOptions, ModelOptions, DataOptions, TrainerOptions)
+GROUPS: tuple[type[Options], ...] = (WarmupOptions, ModelOptions, DataOptions, RunOptions, TrainerOptions)
 """The options that a warm-up reads, by topic."""
 
 _WITHOUT_EFFECT: dict[type[Options], str] = {

@@ -67,6 +67,11 @@ MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
     [
         ({}, [], f"{MORE}   (train on from the result)"),
         (
+            {"resume": "auto"},
+            [],
+            f"{MORE} --resume never   (train on from the result)",
+        ),
+        (
             {"resume_from_checkpoint": "True"},
             ["another"],
             f"{MORE} --resume_from_checkpoint False   (train on from the result)",
@@ -95,7 +100,13 @@ MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
     ],
 )
 def test_the_next_command(settings, warnings, expected):
-    defaults = {"resume_from_checkpoint": None, "lora_enable": False, "dataset_catalog": None, "output_dir": "runs/a"}
+    defaults = {
+        "resume": "never",
+        "resume_from_checkpoint": None,
+        "lora_enable": False,
+        "dataset_catalog": None,
+        "output_dir": "runs/a",
+    }
     defaults |= {"start_from_weights": None, "learning_rate": 1e-6, "generation_max_length": 512}
     args = SimpleNamespace(**defaults | {"dataset_use": "my data.json", "model_name_or_path": "base"} | settings)
     assert next_step(args, ["run.yaml"], warnings) == expected

@@ -1,9 +1,12 @@
 """The command and its folder: what it does not write into, what it goes on from, and when there is nothing to do."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,17 @@ def command(tiny_checkpoint, tmp_path, capfd):
     return run
 
 
+@contextmanager
+def caught_warnings(name: str) -> Iterator[list[str]]:
+    """The warnings of one logger."""
+    told: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger(name).addHandler(handler)
+    yield told
+    logging.getLogger(name).removeHandler(handler)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -47,6 +61,53 @@ def test_a_finished_run_is_left_as_it_is(command, tmp_path):
     command("--save_steps=1", "--resume_from_checkpoint=True", "--max_steps=3")  # more is asked for
     assert read_config(tmp_path / "out")["finished"] == 3
     assert [row["step"] for row in read_metrics(tmp_path / "out") if "loss" in row] == [1, 2, 3]
+
+
+def test_resume_auto_is_one_command_for_a_queue(command, tmp_path):
+    out = tmp_path / "out"
+    auto = ["--resume=auto", "--save_steps=1", "--save_total_limit=3"]
+    assert command(*auto)[0] == 0  # there is nothing yet: the run begins
+    assert read_config(out)["finished"] == 2
+    status, line = command(*auto)
+    assert status == 0 and line.startswith("qwenvl train: finished already: ")
+    # It goes on from the newest whole checkpoint, and says why it passes over a newer one.
+    command(*auto, "--max_steps=3")
+    (out / "checkpoint-3" / "optimizer.pt").unlink()
+    with caught_warnings("qwenvl.train.run.checkpoints") as warnings:
+        command(*auto, "--max_steps=4")
+    assert warnings == [
+        f"{out}/checkpoint-3 is passed over, and the run goes on from {out}/checkpoint-2: "
+        f"{out}/checkpoint-3/optimizer.pt: no such file"
+    ]
+    assert [row["step"] for row in read_metrics(out) if "loss" in row] == [1, 2, 3, 4]
+    # Where no checkpoint is whole nothing is begun anew beside them.
+    for folder in out.glob("checkpoint-*"):
+        (folder / "optimizer.pt").unlink(missing_ok=True)
+    before = contents(out)
+    status, line = command(*auto, "--max_steps=5")
+    assert status == 2 and "checkpoint-4/optimizer.pt: no such file" in line
+    assert contents(out) == before
+
+
+def test_resume_auto_leaves_a_finished_run_without_checkpoints(command, tmp_path):
+    assert command("--resume=auto", "--save_strategy=no")[0] == 0
+    before = contents(tmp_path / "out")
+    status, line = command("--resume=auto", "--save_strategy=no")
+    assert status == 0 and line.startswith("qwenvl train: finished already: ")
+    assert contents(tmp_path / "out") == before
+
+
+def test_resume_takes_the_folder_of_a_checkpoint(command, tmp_path):
+    command("--save_steps=1")
+    command(f"--resume={tmp_path}/out/checkpoint-1", "--save_steps=1", "--max_steps=3")
+    assert [row["step"] for row in read_metrics(tmp_path / "out") if "loss" in row] == [1, 2, 3]
+    assert command("--resume=none")[1].startswith("qwenvl train: none: not a checkpoint")
+    for flag, words in (
+        ("--resume_from_checkpoint=True", "name what the run goes on from twice"),
+        ("--overwrite_output_dir=True", "--overwrite_output_dir has no effect with --resume auto"),
+    ):
+        status, line = command("--resume=auto", flag)
+        assert status == 2 and words in line
 
 
 def test_a_run_that_died_after_its_last_checkpoint_saves_its_model(command, tmp_path):

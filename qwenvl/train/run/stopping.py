@@ -1,0 +1,117 @@
+"""A run that is told to end: it finishes its step, saves a checkpoint on all processes, and ends with status 0.
+
+SIGTERM comes from queue systems and container managers before they kill, SIGHUP when a terminal is closed, and SIGUSR1
+from queue systems that are asked to tell of their time limit. Ctrl-C (SIGINT) is not among them: it ends a run at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import reduce
+from transformers import TrainerCallback
+
+from qwenvl.config.grpo_config import GRPOConfig
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+class StopOnSignal(TrainerCallback):
+    """Ends training at the next step whose checkpoint can be resumed, once any process of the run got a signal.
+
+    Attributes:
+        stopped_by: the name of the signal that training was ended by. None: of none.
+        step: the step that training was ended after.
+    """
+
+    def __init__(self, args: GRPOConfig):
+        self.stopped_by: str | None = None
+        self.step = 0
+        self._args = args
+        self._received: signal.Signals | None = None
+        self._process = os.getpid()
+
+    @contextmanager
+    def listens(self) -> Iterator[None]:
+        """Take the signals within. A signal that the process ignores, as ``nohup`` has it, stays ignored.
+
+        Python takes signals in the main thread alone. In any other thread nothing is listened to.
+        """
+        if self._args.save_on_signal == 0 or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {each: signal.getsignal(each) for each in SIGNALS}
+        for each, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(each, self._receive)
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, signal.SIG_DFL if handler is None else handler)
+            self._received = None  # the time limit has nothing to end any more
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Training ends here where it was told to, after a checkpoint."""
+        self._end_if_told(state, control)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """The same: an evaluation may take long, and it comes before the checkpoint of its step."""
+        if state.global_step:
+            self._end_if_told(state, control)
+
+    def told(self) -> str:
+        """What happened and how to go on, in a line."""
+        folder = f"{self._args.output_dir}/checkpoint-{self.step}"
+        return (
+            f"stopped by {self.stopped_by} after step {self.step}, saved as {folder}: --resume auto goes on from there"
+        )
+
+    def _end_if_told(self, state: Any, control: Any) -> None:
+        number = torch.tensor(float(self._received or 0), device=self._args.device)
+        number = reduce(number, "max") if self._args.world_size > 1 else number
+        if number and state.global_step % self._args.num_iterations == 0:
+            self.stopped_by, self.step = signal.Signals(int(number)).name, state.global_step
+            control.should_save = control.should_training_stop = True
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._process:  # a fork: the signal is for the run, which got it too
+            return
+        if self._received is None:
+            self._received = signal.Signals(number)
+            seconds = self._args.save_on_signal
+            threading.Thread(target=self._limit, args=(seconds,), daemon=True).start()
+            _write(f"{self._received.name}: finishing the step and saving a checkpoint, in at most {seconds:g} s\n")
+
+    def _limit(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._received is not None and time.monotonic() < until:
+            time.sleep(min(0.2, seconds))
+        if (received := self._received) is not None:
+            _write(f"{received.name}: the step was not done in {seconds:g} s (--save_on_signal): ending without it\n")
+            os._exit(128 + received)
+
+
+def ignore_signals() -> None:
+    """Leave the signals to the run, in a process that works for it and ends with it."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+
+
+def begin_worker(then: Callable[[int], None] | None, index: int) -> None:
+    """What a worker of a data loader does first: it leaves signals to the run, and then what it did before."""
+    ignore_signals()
+    if then is not None:
+        then(index)
+
+
+def _write(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, line.encode())  # print is not allowed to be called again while it is at work
