@@ -15,6 +15,7 @@ COMMANDS = {
     "preview": ("qwenvl.doctor.preview", "see what the model will see: frames, prompts and solutions on one page"),
     "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),
     "report": ("qwenvl.doctor.report", "see what became of a run: curves, and every group with its completions"),
+    "evaluate": ("qwenvl.evaluate.held_out.command", "see what models are worth on held-out records, and if they look"),
     "demo": ("qwenvl.demo.run", "watch a tiny model learn to name the steps of assembly videos"),
 }
 """Each command, the module whose ``main(argv)`` it runs, and what it does."""

@@ -15,6 +15,7 @@ import torch
 from qwenvl.cli import COMMANDS
 from qwenvl.config.command_line import parse_args, settings_from
 from qwenvl.doctor.commands import parser as data_commands
+from qwenvl.evaluate.held_out.settings import settings_of as settings_of_an_evaluation
 from qwenvl.evaluate.settings import settings_of
 from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 
@@ -76,10 +77,14 @@ def check(words: list[str], environment: dict[str, str]) -> None:
             settings_of(rest[1:])
         if rest[0] == "data" and "--help" not in rest:
             data_commands().parse_args(rest[1:])
+        if rest[0] == "evaluate":
+            settings_of_an_evaluation(rest[1:])
         if rest[0] == "train" and "--help" not in rest:
             check_training(1, words)
         if rest[0] == "warmup":
             settings_from([word for word in rest[1:] if word != "--dry_run"], WarmupConfig, "", only=read_by_warmup())
+    elif program == "accelerate" and "--module" in rest:
+        check(rest[rest.index("--module") + 1 :], environment)
     elif program in ("bash", "python") and rest[0].endswith((".sh", ".py")):
         assert (ROOT / rest[0]).is_file()
     elif program == "python" and rest[:2] == ["-m", "pytest"]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, field, fields, make_dataclass
 from pathlib import Path
 from types import NoneType
@@ -163,18 +163,28 @@ def file_tokens(file: Path | None, known: dict[str, Any], only: Collection[str] 
         raise ValueError(f"{file}: {error}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{file}: expected settings as `name: value`, got a {type(settings).__name__}")
-    tokens = []
     for name, value in settings.items():
         if name not in known:
             raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
         if value is None and known[name] is not None:
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name]}")
-        if only is not None and name not in only:
-            continue
+    return tokens_of(
+        {
+            name: typed(value) if isinstance(value, dict) else value
+            for name, value in settings.items()
+            if only is None or name in only
+        }
+    )
+
+
+def tokens_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings by name as a command line. None leaves one at its default."""
+    tokens = []
+    for name, value in settings.items():
         if isinstance(value, list):
             tokens += [f"--{name}", *map(str, value)]
         elif value is not None:
-            tokens.append(f"--{name}={json.dumps(typed(value)) if isinstance(value, dict) else value}")
+            tokens.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return tokens
 
 

@@ -93,10 +93,18 @@ class GRPODataset(Dataset):
         if key is None:
             return None
         epoch, index = key if isinstance(key, tuple) else (0, key)
+        return self.sample(self.record(index), epoch)
+
+    def record(self, index: int) -> Record:
+        """The record of a number, with the name of its data set where there are several."""
         number = index % len(self)
         record = replace(self.records[index], index=number)
         if len(self.parts) > 1:
             record = replace(record, dataset=self.parts[bisect_right(self._ends, number)].name)
+        return record
+
+    def sample(self, record: Record, epoch: int = 0) -> Sample | BadSample:
+        """The sample of a record, or why there is none where ``on_bad_sample`` or ``on_long_prompt`` allow it."""
         try:
             return self.load(record, epoch)
         except LongPromptError as error:

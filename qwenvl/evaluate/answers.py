@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
@@ -84,6 +85,56 @@ class Answers:
         self.meter.stop("time/data_s")
 
 
+@dataclass(frozen=True)
+class Respondent:
+    """A frozen model and what has it answer.
+
+    Attributes:
+        model: with its adapter if it has one.
+        meter: where the time goes.
+    """
+
+    model: nn.Module
+    collector: Collector
+    likelihood: PathLikelihood
+    meter: Meter
+
+
+def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric) -> Respondent:
+    """The model ``config.model_name_or_path``, and the collector of a training run around it.
+
+    Args:
+        collator: as ``collator_of`` makes it.
+    """
+    path = str(config.model_name_or_path)
+    base = base_of_adapter(path)
+    model = loaded_model(base or path, config, frozen=True)
+    model = (model if base is None else with_adapter(model, path)).requires_grad_(False).to(config.device)
+    paths = build_paths(config, model, collator.processor.tokenizer)
+    meter = Meter(config.device)
+    accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
+    collector = build_collector(config, paths, unwrap(model), collator.processor, rubric, accelerator, meter)
+    return Respondent(model, collector, PathLikelihood.of(config, paths, unwrap(model), accelerator), meter)
+
+
+def collator_of(config: GRPOConfig) -> GRPOCollator:
+    """The collator of the model ``config.model_name_or_path``. An adapter has that of the model below it."""
+    path = str(config.model_name_or_path)
+    return GRPOCollator(load_processor(base_of_adapter(path) or path), PromptOptions.of(config))
+
+
+def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, config: GRPOConfig) -> DataLoader:
+    """The prompts of ``keys``, one to a batch, in this order."""
+    return DataLoader(
+        dataset,
+        batch_size=1,
+        sampler=keys,
+        collate_fn=collator,
+        num_workers=config.dataloader_num_workers,
+        prefetch_factor=config.dataloader_prefetch_factor,
+    )
+
+
 def build_answers(config: GRPOConfig, rubric: Rubric, *, samples: int, limit: int) -> Answers:
     """What asks ``config.model_name_or_path`` about ``config.dataset_use``.
 
@@ -98,34 +149,20 @@ def build_answers(config: GRPOConfig, rubric: Rubric, *, samples: int, limit: in
         RecordError, ValueError, OSError: what a training run would be refused for.
     """
     settle_output()
-    path = str(config.model_name_or_path)
-    base = base_of_adapter(path)
-    collator = GRPOCollator(load_processor(base or path), PromptOptions.of(config))
+    collator = collator_of(config)
     frame_cache = build_frame_cache(config, collator)
     dataset = build_dataset(config.dataset_use, config, rubric, collator.limit, frame_cache, training=True)
     drawn: dict[int, tuple[int, int]] = {}
     for place in build_sampler(dataset, config, 1, collator):
         if place is not None:
             drawn.setdefault(place[1], place)  # with weights a record may come several times
-    loader = DataLoader(
-        dataset,
-        batch_size=1,
-        sampler=list(drawn.values())[:limit],
-        collate_fn=collator,
-        num_workers=config.dataloader_num_workers,
-        prefetch_factor=config.dataloader_prefetch_factor,
-    )
-    model = loaded_model(base or path, config, frozen=True)
-    model = (model if base is None else with_adapter(model, path)).requires_grad_(False).to(config.device)
-    paths = build_paths(config, model, collator.processor.tokenizer)
-    meter = Meter(config.device)
-    accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
-    collector = build_collector(config, paths, unwrap(model), collator.processor, rubric, accelerator, meter)
+    loader = loader_of(dataset, list(drawn.values())[:limit], collator, config)
+    respondent = build_respondent(config, collator, rubric)
     return Answers(
-        model=model,
-        collector=replace(collector, group_size=samples),
+        model=respondent.model,
+        collector=replace(respondent.collector, group_size=samples),
         loader=loader,
-        likelihood=PathLikelihood.of(config, paths, unwrap(model), accelerator),
+        likelihood=respondent.likelihood,
         token_budget=config.rollout_token_budget,
-        meter=meter,
+        meter=respondent.meter,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qwenvl.evaluate.scores import SAME, Interval, equal_chance, pass_at_k, share_interval
+from qwenvl.evaluate.scores import SAME, Interval, as_json, equal_chance, pass_at_k, share_interval
 from qwenvl.grpo.diagnostics import MeanInterval, mean_interval
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.functions.format import FormatReward
@@ -144,7 +144,7 @@ class Facts:
 
     def summary(self) -> dict[str, Any]:
         """The numbers as JSON takes them. An interval is an object of its mean, its ends and its number of prompts."""
-        numbers = {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name != "question"}
+        numbers = {each.name: as_json(getattr(self, each.name)) for each in fields(self) if each.name != "question"}
         return {**vars(self.question), **numbers}
 
 
@@ -214,13 +214,3 @@ def _answers_alone(group: Group) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / max(1, len(values))
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return list(value) if isinstance(value, tuple) else value

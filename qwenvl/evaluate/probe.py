@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 COMMAND = "qwenvl probe"
 FACTS = "probe.json"
 SPLIT = "probe"  # of the rows in the folder
-SECONDS_BETWEEN_LINES = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,31 +104,14 @@ def question_of(config: GRPOConfig, options: ProbeOptions, rubric: Rubric) -> Qu
         ValueError: no reward, or one that no completion or every completion passes.
     """
     from qwenvl.evaluate.facts import Question
-    from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
-    from qwenvl.types import TOTAL
+    from qwenvl.evaluate.passing import reward_that_passes
 
-    names = (*rubric.names, TOTAL)
-    judges = [name for name in rubric.names if name not in SHAPING and name.rstrip("_0123456789") not in BY_FLAG]
-    if options.pass_by is None and not judges:
-        raise ValueError(
-            f"none of the rewards {', '.join(rubric.names)} tells right from wrong by itself: name one with --pass_by, "
-            "or total, and the value with which a completion passes with --pass_at"
-        )
-    pass_by = options.pass_by or judges[0]
-    if pass_by not in names:
-        raise ValueError(f"--pass_by {pass_by}: no such reward here; there are {', '.join(names)}")
-    if pass_by == TOTAL and config.reward_aggregation == "normalize_then_sum":
-        raise ValueError("--pass_by total has no meaning with --reward_aggregation normalize_then_sum: its mean is 0")
-    if pass_by in TABLE and pass_by not in SHAPING:
-        low, high = TABLE[pass_by].low, TABLE[pass_by].high
-        if not low < options.pass_at <= high:
-            raise ValueError(f"--pass_at {options.pass_at:g}: expected above {low:g} and at most {high:g} of {pass_by}")
     return Question(
         model=str(config.model_name_or_path),
         data=str(config.dataset_use),
         samples=options.samples or max(8, config.grpo_sample_size),
         group_size=config.grpo_sample_size,
-        pass_by=pass_by,
+        pass_by=reward_that_passes(rubric, options, config.reward_aggregation),
         pass_at=options.pass_at,
         temperature=config.generation_temperature,
     )
@@ -168,21 +150,11 @@ def begun(folder: Path, config: GRPOConfig) -> RunLog:
 
 def asked(answers: Answers, log: RunLog | None) -> Iterator[Group]:
     """The group of each prompt, told of as they come and written to ``log``."""
-    from tqdm import tqdm
-
     from qwenvl.evaluate.facts import groups_of
-    from qwenvl.train.display.console import say, shows_bars
+    from qwenvl.evaluate.progress import told
     from qwenvl.train.journal import rollout_rows
 
-    told = time.monotonic()
-    bar = tqdm(total=len(answers), unit="prompt", disable=not shows_bars())
-    with bar:
-        for number, experience in enumerate(answers, 1):
-            if log is not None:
-                parts = experience.batch, experience.rollout, experience.rewards
-                log.log_rollouts(rollout_rows(0, SPLIT, *parts))
-            yield from groups_of(experience, answers.entropies(experience))
-            bar.update()
-            if bar.disable and time.monotonic() - told > SECONDS_BETWEEN_LINES:
-                told = time.monotonic()
-                say(f"{number} of {len(answers)} prompts")
+    for experience in told(answers, len(answers)):
+        if log is not None:
+            log.log_rollouts(rollout_rows(0, SPLIT, experience.batch, experience.rollout, experience.rewards))
+        yield from groups_of(experience, answers.entropies(experience))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -156,3 +157,16 @@ def paired_difference(
         raise ValueError(f"a paired difference needs the same records on both sides: {odd[0]} is on one of them alone")
     differences = [after[record] - before[record] for record in before]
     return clustered_interval(differences, [cluster_of[record] for record in before], seed)
+
+
+def as_json(value: Any) -> Any:
+    """Numbers as JSON takes them. An interval is an object of its mean, its ends and ``n``, and NaN is null."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

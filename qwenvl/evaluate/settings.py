@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
@@ -17,7 +17,7 @@ from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.evaluate.options import ProbeOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, TuneOptions
-from qwenvl.option import all_options
+from qwenvl.option import Options, all_options
 from qwenvl.rewards.options import RewardOptions
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def settings_of(argv: Sequence[str]) -> tuple[GRPOConfig, ProbeOptions, Words]:
     own, rest = _parser().parse_known_args(rest)
     options = ProbeOptions(**vars(own))
     file, flags = split_file(rest)
-    refuse_meaningless(flags)
+    refuse_unread(flags, READ, WITHOUT_EFFECT, "a probe")
     for name, value in named.items():
         if any(setting_of(token) == name for token in flags):
             raise ValueError(f"--{name} is given twice: leave out the flag or the word {value}")
@@ -121,36 +121,54 @@ def own_words(options: ProbeOptions) -> tuple[str, ...]:
     return tuple(word for name, value in set_ones.items() for word in (f"--{name}", str(value)))
 
 
-def refuse_meaningless(flags: Sequence[str]) -> None:
-    """Raise ValueError for a flag of training that a probe would not read, with the reason."""
+def refuse_unread(flags: Sequence[str], read: Collection[str], reasons: Mapping[str, str], command: str) -> None:
+    """Raise ValueError for a flag of training that a command would not read, with the reason.
+
+    Args:
+        read: names of the flags that it reads.
+        command: what it is, as in "a probe".
+    """
     from qwenvl.config.grpo_config import GRPOConfig
 
     known = {each.name for each in fields(GRPOConfig)}
     for token in flags:
         name = setting_of(token)
-        if name in known and name not in READ:
-            reason = WITHOUT_EFFECT.get(name, "it is of training, and a probe takes no step")
+        if name in known and name not in read:
+            reason = reasons.get(name, "it is of training, and a probe takes no step").replace("a probe", command)
             raise ValueError(f"--{name} has no effect: {reason}; leave it out")
 
 
 def help_text() -> str:
     """What ``qwenvl probe --help`` prints."""
-    parser = argparse.ArgumentParser(
-        usage=USAGE,
-        add_help=False,
-        description="Ask a checkpoint about records before it is trained on them: does it ever answer right, do its "
-        "answers differ, are they whole? Rewards compare the completions of a group, so a model that answers a "
-        "question always right or always wrong learns nothing from it. DATA is what --dataset_use takes. MODEL is a "
-        "checkpoint, an adapter's folder or a name on the hub.",
-        epilog="Settings of training that a probe does not read are refused as flags and passed over in a file. A "
-        "completion passes where the reward --pass_by is at least --pass_at.",
+    return help_of(
+        USAGE,
+        "Ask a checkpoint about records before it is trained on them: does it ever answer right, do its answers "
+        "differ, are they whole? Rewards compare the completions of a group, so a model that answers a question always "
+        "right or always wrong learns nothing from it. DATA is what --dataset_use takes. MODEL is a checkpoint, an "
+        "adapter's folder or a name on the hub.",
+        "Settings of training that a probe does not read are refused as flags and passed over in a file. A completion "
+        "passes where the reward --pass_by is at least --pass_at.",
+        ("a probe", ProbeOptions),
+        READ,
     )
-    add_options(parser.add_argument_group("a probe"), ProbeOptions)
+
+
+def help_of(usage: str, what: str, more: str, own: tuple[str, type[Options]], read: Collection[str]) -> str:
+    """The help of a command that asks models.
+
+    Args:
+        own: a title and the options of the command itself.
+        read: names of the flags of training that it reads.
+    """
+    parser = argparse.ArgumentParser(usage=usage, add_help=False, description=what, epilog=more)
+    add_options(parser.add_argument_group(own[0]), own[1])
     read_groups = [group for group in FLAG_GROUPS if group is not TrainerOptions]
     for group in read_groups:
         title = f"as in training: {str(group.__doc__).rstrip('.').lower()}"
-        add_options(parser.add_argument_group(title), group, without={each.name for each in all_options(group)} - READ)
-    others = sorted(READ - {each.name for group in read_groups for each in all_options(group)})
+        names = {each.name for each in all_options(group)}
+        if names & set(read):
+            add_options(parser.add_argument_group(title), group, without=names - set(read))
+    others = sorted(set(read) - {each.name for group in read_groups for each in all_options(group)})
     parser.add_argument_group("of the Trainer", " ".join(f"--{name}" for name in others))
     return parser.format_help()
 

@@ -8,7 +8,6 @@ arXiv:2503.21776), which compares by a factor. Here the difference has to exceed
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -60,8 +59,8 @@ class TemporalContrast:
         owners = [(p, k) for p, count in enumerate(part.videos_per_prompt) for k in range(count)]
         patches = []
         for (p, k), clip, grid in zip(owners, clips, part.video_grid_thw.tolist(), strict=True):
-            draw = stable_random(seed, NAME, part.epochs[p], part.records[p].id, k)
-            patches.append(reorder_frames(clip, grid[0], self.temporal_patch_size, draw))
+            order = random_order(grid[0] * self.temporal_patch_size, seed, part.epochs[p], part.records[p].id, k)
+            patches.append(reorder_frames(clip, self.temporal_patch_size, order))
         return replace(part, pixel_values_videos=torch.cat(patches))
 
     def add(
@@ -85,10 +84,16 @@ class TemporalContrast:
         )
 
 
-def reorder_frames(patches: Tensor, temporal: int, per_patch: int, draw: random.Random) -> Tensor:
-    """The patches of one clip, ``temporal`` times ``per_patch`` frames, with its frames permuted."""
+def random_order(frames: int, seed: int, epoch: int, record: str, clip: int) -> list[int]:
+    """The numbers of the frames of a record's clip in random order, drawn by (seed, epoch, record, clip)."""
+    order = list(range(frames))
+    stable_random(seed, NAME, epoch, record, clip).shuffle(order)
+    return order
+
+
+def reorder_frames(patches: Tensor, per_patch: int, order: Sequence[int]) -> Tensor:
+    """The patches of one clip, ``per_patch`` frames in each temporal patch, with its frames in the order given."""
+    temporal = len(order) // per_patch
     frames = patches.reshape(temporal, len(patches) // temporal, 3, per_patch, -1).permute(0, 3, 1, 2, 4).flatten(0, 1)
-    order = list(range(len(frames)))
-    draw.shuffle(order)
-    again = frames[order].unflatten(0, (temporal, per_patch)).permute(0, 2, 3, 1, 4)
+    again = frames[list(order)].unflatten(0, (temporal, per_patch)).permute(0, 2, 3, 1, 4)
     return again.reshape(patches.shape)

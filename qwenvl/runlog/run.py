@@ -1,10 +1,8 @@
 """The run folder: what a run writes down of itself, and how to read it back. Standard library only.
 
-    run.json              the settings and the versions of what ran them
-    metrics.jsonl         one object per line: ``step`` and numbers
-    rollouts/rank-0.jsonl one completion per line, a file for each process
-
-Lines are whole or they are not there: what a crash cut off is dropped, by the reader and by the next writer.
+run.json              the settings and the versions of what ran them
+metrics.jsonl         one object per line: ``step`` and numbers
+rollouts/rank-0.jsonl one completion per line, a file for each process
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.files import written_whole
+from qwenvl.runlog.lines import append_lines, drop_cut_line, plain, whole_lines
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -107,7 +106,7 @@ class RunLog:
         if self.rank != 0:
             return
         path = self.folder / "run.json"
-        content = {"config": _plain(config), "versions": dict(versions or installed_versions())}
+        content = {"config": plain(config), "versions": dict(versions or installed_versions())}
         previous: list[Any] = []
         if path.exists():
             earlier = read_config(self.folder)
@@ -166,11 +165,9 @@ class RunLog:
     def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
         if path not in self._earlier:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _drop_cut_line(path)
+            drop_cut_line(path)
             self._earlier[path] = path.stat().st_size if path.exists() else 0
-        # Half a surrogate pair, which a tokenizer can decode to, becomes the escape that JSON has for it.
-        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+        append_lines(path, rows)
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -247,19 +244,14 @@ def _rollout(row: dict[str, Any], where: str) -> Rollout:
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each whole line with what it says."""
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                return  # cut off by a crash
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
-            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-                raise RunLogError(f'{path}:{number}: expected an object with an integer "step", got {line[:80]!r}')
-            yield line, row
+    for number, line in whole_lines(path):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise RunLogError(f'{path}:{number}: expected an object with an integer "step", got {line[:80]!r}')
+        yield line, row
 
 
 def _is_done(row: Mapping[str, Any], step: int, evaluated: Mapping[float, set[str]]) -> bool:
@@ -268,23 +260,6 @@ def _is_done(row: Mapping[str, Any], step: int, evaluated: Mapping[float, set[st
         return False
     split = row.get("split", "train")
     return split == "train" or any(name.startswith(f"{split}_") for name in evaluated.get(row["step"], ()))
-
-
-def _drop_cut_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        size = position = file.seek(0, os.SEEK_END)
-        while position > 0:
-            start = max(position - 65536, 0)
-            file.seek(start)
-            found = file.read(position - start).rfind(b"\n")
-            if found >= 0:
-                position = start + found + 1
-                break
-            position = start
-        if position < size:
-            file.truncate(position)
 
 
 def _rollout_paths(folder: Path) -> list[Path]:
@@ -299,21 +274,6 @@ def _replace(path: Path, text: str) -> None:
     """Write a file so that a crash leaves the old one or the new one."""
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: NaN and infinity as words, arrays and tensors as numbers, anything odd as its repr."""
-    if isinstance(value, (str, int, type(None))):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else json.dumps(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    return str(value) if isinstance(value, os.PathLike) else repr(value)
 
 
 def _number(value: Any) -> Any:

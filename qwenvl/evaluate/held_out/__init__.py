@@ -1,0 +1,1 @@
+"""``qwenvl evaluate``: what models are worth on records that nothing learned from."""

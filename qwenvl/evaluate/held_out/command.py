@@ -1,0 +1,49 @@
+"""``qwenvl evaluate MODEL [MODEL2 ...] DATA``: what models are worth, and whether they look."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+
+from qwenvl.evaluate.held_out.settings import USAGE, help_text, settings_of
+
+COMMAND = "qwenvl evaluate"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask the models, print the table. Ends with status 1 for bad data, 2 for a bad command."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(argv):
+        print(help_text())
+        return 0
+    try:
+        from qwenvl.train.display.console import say
+
+        say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
+        from qwenvl.train.run.failures import told_in_one_line
+
+        with told_in_one_line(COMMAND, None):
+            return start(argv)
+    except KeyboardInterrupt:  # before there was anything to stop
+        print(f"{COMMAND}: stopped by Ctrl-C", file=sys.stderr)
+        return 130
+
+
+def start(argv: Sequence[str]) -> int:
+    """Read the settings, evaluate alone in the folder, and print the table or the numbers."""
+    from qwenvl.data.errors import told_to_the_user
+    from qwenvl.evaluate.held_out.evaluation import evaluate
+    from qwenvl.train.run.lock import RunLockedError, locked
+
+    try:
+        asked = settings_of(argv)
+    except ValueError as error:
+        print(f"usage: {USAGE}\nerror: {error}", file=sys.stderr)
+        return 2
+    process = asked.config.process_index
+    with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (RunLockedError,)), locked(asked.output_dir, process):
+        shown = evaluate(COMMAND, asked)
+    if process == 0:
+        print(shown)
+    return 0
