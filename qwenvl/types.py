@@ -103,8 +103,9 @@ class FrameInfo:
         times: F presentation times in seconds, from the stream and not from index / rate.
         segments: for each frame the number of its segment, from 0, or None where the clip is not segmented.
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
-        rescaled: the segments of ``meta`` did not sum to the decoded length and were rescaled.
+        rescaled: the segments of ``meta`` did not sum to the clip's frames and were rescaled.
         cached: found in the frame cache, not decoded.
+        notes: what the file says wrongly of its frames, in words.
     """
 
     path: str
@@ -114,6 +115,7 @@ class FrameInfo:
     seconds_per_frame: float
     rescaled: bool = False
     cached: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,10 +213,9 @@ class PromptBatch:
         return len(self.records)
 
     def select(self, rows: Sequence[int]) -> PromptBatch:
-        """Return a batch of the prompts ``rows``, in this order, each with its media.
+        """Return a batch of the prompts ``rows``, in this order, each with its media. Its ``bad`` is empty.
 
-        Columns that then hold nothing but padding are cut. The samples that were left out stay with the whole batch:
-        ``bad`` is empty.
+        Columns that then hold nothing but padding are cut.
         """
         rows = list(rows)
         mask = self.attention_mask[rows]

@@ -210,6 +210,7 @@ class GRPODataset(Dataset):
                 seconds_per_frame=_seconds_per_frame(times, clip.duration),
                 rescaled=plan.rescaled,
                 cached=cached,
+                notes=clip.notes,
             )
         return VideoClip(frames, info, decoded_size)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -20,10 +21,9 @@ from transformers.video_utils import VideoMetadata
 from qwenvl.data.chat import chat_messages, check_template_arguments, render_prompt
 from qwenvl.data.errors import BadMediaError, FramePlanError
 from qwenvl.data.frames import FrameRule, Timeline
-from qwenvl.data.media.clip_index import video_stream
+from qwenvl.data.media.container import frame_size, open_video
 from qwenvl.data.media.frame_folder import FrameFolder
 from qwenvl.data.media.images import image_size
-from qwenvl.data.media.mediafile import video_format
 from qwenvl.data.media.source import frame_list
 from qwenvl.types import ClipMeta, Record, Sample
 
@@ -177,12 +177,12 @@ def read_header(path: str, frames_fps: float | None = None) -> ClipHeader:
         folder = FrameFolder(path, frames_fps)
         return ClipHeader(folder.frame_count, folder.duration, image_size(folder.files[0]))
     try:
-        with av.open(path, format=video_format(path), timeout=HEADER_SECONDS) as container:
-            stream = video_stream(container, path)
+        container, stream = open_video(path, HEADER_SECONDS)
+        with closing(container):
             whole = Fraction(container.duration or 0, av.time_base)
             seconds = stream.duration * stream.time_base if stream.duration else whole
             count = stream.frames or round(seconds * (stream.average_rate or 0))
-            size = stream.height, stream.width
+            size = frame_size(stream)
     except (av.FFmpegError, OSError) as error:
         raise BadMediaError(path, f"its header can't be read: {error}") from None
     if count < 1 or seconds <= 0:

@@ -36,6 +36,8 @@ ADVICE = {
     "everywhere.",
 }
 
+WRONG_HEADER = "the file says something else than it shows"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -50,6 +52,7 @@ class Finding:
         tokens: length of the prompt, vision tokens included. None without a processor.
         fitted: what was lowered to make it fit.
         rescaled: clips that differ a little from what ``meta`` says.
+        notes: what the files of its clips say wrongly of their frames, each with its path.
     """
 
     where: str = ""
@@ -61,6 +64,7 @@ class Finding:
     tokens: int | None = None
     fitted: Fitted | None = None
     rescaled: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -99,6 +103,7 @@ class Report:
             "prompt_tokens": quantiles(tokens),
             "fitted_prompts": sum(finding.fitted is not None for finding in fine),
             "rescaled_clips": sum(finding.rescaled for finding in fine),
+            "wrong_headers": sum(len(finding.notes) for finding in fine),
             "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
             "problems": self.problems,
             "warnings": self.warnings,
@@ -147,6 +152,11 @@ def examine(
             report.findings.append(finding)
             report.warnings += _repeated(record, asked)
     report.good = JoinedRecords([file.subset(indices) for file, indices in zip(files, good, strict=True)])
+    report.warnings += [
+        {"kind": WRONG_HEADER, "message": f"{finding.where}: {note}"}
+        for finding in report.findings
+        for note in finding.notes
+    ]
     report.warnings += [
         {"kind": "lowered to fit", "message": f"{finding.where}: {what_was_lowered(finding.fitted)}"}
         for finding in report.findings
@@ -213,6 +223,7 @@ def _finding(
         tokens=tokens,
         fitted=sample.fitted,
         rescaled=sum(info.rescaled for info in infos),
+        notes=tuple(f"{info.path}: {note}" for info in infos for note in info.notes),
     )
 
 

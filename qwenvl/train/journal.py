@@ -158,6 +158,7 @@ class Journal:
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
             self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
+            self._meter.count("data/wrong_headers", sum(bool(clip.notes) for clip in clips))
             if self._args.frame_cache is not None:
                 for clip in clips:
                     self._meter.mean("frame_cache/hit_frac", float(clip.cached))

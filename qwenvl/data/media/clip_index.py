@@ -1,24 +1,34 @@
-"""The times of all frames of a clip, read from its header or its packets without decoding them."""
+"""Which frames a clip has, and when each is shown: those that a correct decoder shows, at the times of showing them.
+
+Of ordinary clips the header or the packets say it, and nothing is decoded. Where they can't be trusted, the beginning
+of the clip is decoded, or all of it, and what comes out decides.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import islice, pairwise
 
 import numpy as np
 from av.container import InputContainer
-from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.mp4_times import table_times
+from qwenvl.data.media.packets import Packets, has_instant_refresh, read_packets
+from qwenvl.data.media.playing import frame_step, play, times_when_played
+from qwenvl.data.media.promise import check_promise
 
-MAX_FRAME_PIXELS = 50_000_000  # 8K video has 33 million; headers that claim more are bombs or noise
-# A container may hold this much less than its header promises: a last packet or two are often lost when clips are cut.
-MAX_MISSING_FRAMES = 2
-MAX_MISSING_SHARE = 0.10
+# Streams without a container: there is nothing to seek by, and times are counted from wherever reading begins.
+RAW_FORMATS = ("h264", "hevc", "mpegvideo", "m4v", "obu", "mjpeg")
+# They know the order of decoding alone. Where frames are reordered, FFmpeg's guess at their times is wrong.
+WITHOUT_DISPLAY_TIMES = ("avi", "asf")
+# Their packets bear few times. Those that FFmpeg fills in are wrong after it has jumped.
+WITHOUT_EXACT_SEEKING = ("mpeg",)
+TRIED_FRAMES = 24  # decoded to see whether each packet gives a frame
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,14 @@ class ClipIndex:
         key_pts: of the frames that decoding can start at, rising, the ones not shown included.
         time_base: seconds per unit.
         by_count: decoded frames bear other times than these. The i-th frame decoded from the start is frame i.
+        notes: what the file says wrongly of its frames, in words.
     """
 
     pts: tuple[int, ...]
     key_pts: tuple[int, ...]
     time_base: Fraction
     by_count: bool = False
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def times(self) -> tuple[float, ...]:
@@ -49,104 +61,127 @@ class ClipIndex:
         n = len(self.pts)
         return self.times[-1] * n / (n - 1) if n > 1 else 0.0
 
+    def shows(self, pts: int) -> bool:
+        """Whether a frame is shown at this time."""
+        place = bisect_left(self.pts, pts)
+        return place < len(self.pts) and self.pts[place] == pts
+
     def key_before(self, pts: int) -> int:
         """The last key frame at or before ``pts``, or the first one."""
         return self.key_pts[max(0, bisect_right(self.key_pts, pts) - 1)]
 
 
-def video_stream(container: InputContainer, path: str) -> VideoStream:
-    """The first video stream that is not a cover picture.
-
-    Raises:
-        BadMediaError: the file has none, or its pictures have an impossible size.
-    """
-    for stream in container.streams.video:
-        if Disposition.attached_pic not in stream.disposition:
-            width, height = stream.width, stream.height
-            if not 0 < width * height <= MAX_FRAME_PIXELS:
-                raise BadMediaError(
-                    path, f"claims frames of {width} x {height} pixels; expected 1 to {MAX_FRAME_PIXELS:,} pixels"
-                )
-            return stream
-    kinds = sorted({stream.type for stream in container.streams})
-    if not kinds:
-        raise BadMediaError(path, "has no streams: it was probably cut short and lost its index", "cut short")
-    raise BadMediaError(path, f"has no video stream, only {' and '.join(kinds)}")
-
-
 def index_clip(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
-    """Find the presentation times of all frames and sort them. The container's position changes.
+    """Find the frames that are shown of a clip and their times. The container's position changes.
 
     Raises:
-        BadMediaError: the clip has no frames, two frames have the same time, or the file ends before its header says.
+        BadMediaError: the clip has no frames, or the file is cut short.
+        av.FFmpegError: it can't be read.
     """
-    table = table_times(container, stream, path)
-    if table is not None:
-        (shown, keys), packets = table, stream.frames
-    else:
-        shown, keys, packets = _times_of_packets(container, stream)
-    if not shown:
+    packets = read_packets(container, stream, path)
+    if not packets.shown:
         raise BadMediaError(path, "holds no frames")
-    shown.sort()
-    if len(set(shown)) < len(shown):
-        raise BadMediaError(path, "two of its frames have the same time")
-    # AVI knows the order of decoding alone; where frames are reordered FFmpeg's guess at their times is wrong.
-    by_count = container.format.name == "avi" and bool(stream.codec_context.has_b_frames)
+    if _must_be_played(container, stream, packets, path):
+        index = _index_by_playing(container, stream, path)
+    elif _may_begin_with_unshown(stream, packets):
+        index = _index_from_first_shown(stream, packets, path)
+    else:
+        shown = packets.dts if _lacks_display_times(container, stream) else packets.shown
+        index = _index_of(stream, shown, packets)
+    by_count = _lacks_display_times(container, stream) or container.format.name in WITHOUT_EXACT_SEEKING
+    mean = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1))
+    notes = [*index.notes]
+    if not packets.beginnings:
+        last = max(t for t in [*packets.pts, *packets.dts, index.pts[-1]] if t is not None)
+        end = (last + (mean or frame_step(stream))) * index.time_base
+        notes += check_promise(container, stream, len(packets), end, index.duration, path)
+    return replace(index, by_count=index.by_count or by_count, notes=tuple(notes))
+
+
+def _index_of(stream: VideoStream, shown: Iterable[int | None], packets: Packets) -> ClipIndex:
+    pts = tuple(sorted(time for time in shown if time is not None))
+    keys = sorted(time for time, is_key in zip(packets.pts, packets.keys, strict=True) if is_key and time is not None)
     assert stream.time_base is not None  # of a stream that was opened
-    index = ClipIndex(tuple(shown), tuple(sorted(keys)) or (shown[0],), stream.time_base, by_count)
-    _check_complete(container, stream, packets, index, path)
-    return index
+    return ClipIndex(pts, tuple(keys) or pts[:1], stream.time_base)
 
 
-def _times_of_packets(container: InputContainer, stream: VideoStream) -> tuple[list[int], list[int], int]:
-    """Times of the frames shown and of all key frames, and how many packets there are."""
+def _must_be_played(container: InputContainer, stream: VideoStream, packets: Packets, path: str) -> bool:
+    """Whether only decoding tells which frames the clip has, and when they are shown."""
+    shown, context = packets.shown, stream.codec_context
+    if None in shown or len(set(shown)) < len(shown) or packets.beginnings:
+        return True
+    # VP8 packets may hold frames that are never shown.
+    if container.format.name in RAW_FORMATS or context.name == "vp8":
+        return True
+    if _lacks_display_times(container, stream):
+        gaps = {b - a for a, b in pairwise(t for t in packets.dts if t is not None)}
+        return len(gaps) > 1 or not _each_gives_a_frame(packets, path)
+    # The two fields of an interlaced frame may lie in a packet each.
+    return context.field_order > 1 and context.name == "h264" and not _each_gives_a_frame(packets, path)
+
+
+def _lacks_display_times(container: InputContainer, stream: VideoStream) -> bool:
+    return container.format.name in WITHOUT_DISPLAY_TIMES and bool(stream.codec_context.has_b_frames)
+
+
+def _each_gives_a_frame(packets: Packets, path: str) -> bool:
+    """Whether the first packets give as many frames as they are, those aside that an edit list hides."""
+    frames = sum(1 for _ in play(path, TRIED_FRAMES))
+    return frames == sum(not hidden for hidden in islice(packets.hidden, TRIED_FRAMES))
+
+
+def _may_begin_with_unshown(stream: VideoStream, packets: Packets) -> bool:
+    """Whether frames come before the first key frame, in decoding or when shown: they may need what was cut off."""
+    context = stream.codec_context
+    if not packets.keys[0]:
+        return True
+    if context.name == "h264" and packets.first and not has_instant_refresh(packets.first, context.extradata):
+        return True
+    key = packets.pts[0]
+    return any(pts < key for pts, hidden in zip(packets.pts, packets.hidden, strict=True) if not hidden)
+
+
+def _index_from_first_shown(stream: VideoStream, packets: Packets, path: str) -> ClipIndex:
+    """Decode until the first key frame is shown, or a later frame. All that come after it are shown."""
+    key = next((pts for pts, is_key in zip(packets.pts, packets.keys, strict=True) if is_key), packets.pts[0])
     shown: list[int] = []
+    for frame, _, _ in play(path):
+        if frame.pts is not None:
+            shown.append(frame.pts)
+            if frame.pts >= key:
+                break
+    if not shown:
+        raise BadMediaError(path, "none of its frames can be decoded")
+    later = [pts for pts in packets.shown if pts > shown[-1]]
+    unshown = len(packets.shown) - len(shown) - len(later)
+    note = f"{unshown} frames at its beginning need others that were cut off: no player shows them"
+    return replace(_index_of(stream, shown + later, packets), notes=(note,) if unshown else ())
+
+
+def _index_by_playing(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
+    """Decode all frames."""
+    pairs: list[tuple[int | None, int | None]] = []
     keys: list[int] = []
-    packets = 0
-    timed = True
-    for packet in container.demux(stream):
-        if packet.size == 0:  # the flush at the end, or an AVI's "repeat the last frame"
-            continue
-        packets += 1
-        if packet.pts is None:
-            timed = False
-            continue
-        if packet.is_keyframe:
-            keys.append(packet.pts)
-        if not packet.is_discard:  # an edit list hides it, as it does when players show the file
-            shown.append(packet.pts)
-    # Some streams store no presentation times, and VP8 packets may hold frames that are never shown.
-    if not timed or stream.codec_context.name == "vp8":
-        shown, keys = _times_by_decoding(container, stream)
-    return shown, keys, packets
+    parts = 0
+    has_order = container.format.name not in RAW_FORMATS
+    has_times = has_order and not _lacks_display_times(container, stream)
+    for frame, part, offset in play(path):
+        pairs.append((_plus(offset, frame.pts) if has_times else None, _plus(offset, frame.dts) if has_order else None))
+        parts = part
+        if frame.key_frame and frame.pts is not None:
+            keys.append(frame.pts)
+    if not pairs:
+        raise BadMediaError(path, "none of its frames can be decoded")
+    pts = times_when_played(pairs, frame_step(stream))
+    mended = sum(pair[0] != time for pair, time in zip(pairs, pts, strict=True))
+    notes = [f"its times begin anew {parts} times: its parts are shown one after the other"] * bool(parts)
+    if mended and has_times:
+        notes.append(f"{mended} frames have no time, or a wrong one: they are spread between their neighbours")
+    assert stream.time_base is not None  # of a stream that was opened
+    return ClipIndex(
+        tuple(pts), tuple(sorted(keys)) or (pts[0],), stream.time_base, bool(mended or parts), tuple(notes)
+    )
 
 
-def _times_by_decoding(container: InputContainer, stream: VideoStream) -> tuple[list[int], list[int]]:
-    container.seek(0, stream=stream)
-    frames = [(frame.pts, frame.key_frame) for frame in container.decode(stream) if frame.pts is not None]
-    return [pts for pts, _ in frames], [pts for pts, is_key in frames if is_key]
-
-
-def _check_complete(container: InputContainer, stream: VideoStream, packets: int, index: ClipIndex, path: str) -> None:
-    """Compare the index with what the header promises: most decoders play a file that was cut short without a word."""
-    if stream.frames - packets > MAX_MISSING_FRAMES:
-        raise BadMediaError(
-            path, f"is cut short: its header promises {stream.frames} frames, the file holds {packets}", "cut short"
-        )
-    promised = _promised_seconds(container, stream)
-    missing = promised - index.duration
-    frame_seconds = index.duration / len(index.pts) or float(1 / (stream.average_rate or 1))
-    if missing > MAX_MISSING_SHARE * promised and missing > MAX_MISSING_FRAMES * frame_seconds:
-        reason = f"is cut short: its header promises {promised:.2f} s, the file holds {index.duration:.2f} s"
-        raise BadMediaError(path, reason, "cut short")
-
-
-def _promised_seconds(container: InputContainer, stream: VideoStream) -> float:
-    """The length that the header gives the video stream, or 0.0 where it says nothing that can be relied on."""
-    if tag := stream.metadata.get("DURATION"):  # Matroska, "00:00:01.500000000"
-        hours, minutes, seconds = tag.split(":")
-        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-    # Other containers either have counts (checked above) or durations that FFmpeg estimates from the file itself.
-    if container.format.name.startswith("matroska") and len(container.streams) == 1 and container.duration:
-        return container.duration / 1_000_000
-    return 0.0
+def _plus(offset: int, time: int | None) -> int | None:
+    return None if time is None else time + offset

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
+from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from PIL import Image
@@ -20,8 +21,9 @@ from PIL.Image import Transpose
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.backends import FOREIGN_DECODERS
-from qwenvl.data.media.clip_index import index_clip, video_stream
-from qwenvl.data.media.mediafile import video_format
+from qwenvl.data.media.clip_index import index_clip
+from qwenvl.data.media.container import frame_size, open_video, reason_of
+from qwenvl.data.media.playing import decoded, play
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +43,7 @@ class ClipReader:
     Attributes:
         frame_times: seconds of every frame after the first one, strictly rising.
         size: height and width of a frame as the header says them. Decoding may turn the frame on its side.
+        notes: what the file says wrongly of its frames, in words.
 
     Raises:
         BadMediaError: the file is not a video, is damaged or cut short, or has no pictures.
@@ -49,31 +52,18 @@ class ClipReader:
     def __init__(self, path: str, backend: str = "pyav") -> None:
         self.path = path
         self._backend = backend
-        self._open()
+        self._container, self._stream = open_video(path)
         try:
             self._index = index_clip(self._container, self._stream, path)
         except av.FFmpegError as error:
             self.close()
-            raise BadMediaError(path, f"can't be read: {_reason(error)}") from None
+            raise BadMediaError(path, f"can't be read: {reason_of(error)}") from None
         except BaseException:
             self.close()
             raise
         self.frame_times = self._index.times
-        self.size = self._stream.height, self._stream.width
-
-    def _open(self) -> None:
-        container_format = video_format(self.path)
-        try:
-            # The format is forced: left to guess, FFmpeg would follow a playlist to other files.
-            self._container = av.open(self.path, format=container_format)
-        except (av.FFmpegError, OSError, ValueError) as error:
-            raise BadMediaError(self.path, f"can't be opened as {container_format}: {_reason(error)}") from None
-        try:
-            self._stream = video_stream(self._container, self.path)
-        except BaseException:
-            self.close()
-            raise
-        self._stream.codec_context.thread_count = 1  # workers are the parallelism
+        self.size = frame_size(self._stream)
+        self.notes = self._index.notes
 
     def __enter__(self) -> ClipReader:
         return self
@@ -133,7 +123,7 @@ class ClipReader:
         except MemoryError:
             raise
         except Exception as error:  # these raise whatever their C++ side does
-            raise BadMediaError(self.path, f"{self._backend}: {_reason(error)}") from error
+            raise BadMediaError(self.path, f"{self._backend}: {reason_of(error)}") from error
 
     def _decode_with_pyav(self, wanted: list[int]) -> Iterator[np.ndarray]:
         reformatter = VideoReformatter()  # one for all frames: it keeps its tables
@@ -153,44 +143,59 @@ class ClipReader:
         except MemoryError:  # FFmpeg's own among them
             raise
         except av.FFmpegError as error:
-            raise BadMediaError(self.path, f"can't be decoded: {_reason(error)}") from None
+            raise BadMediaError(self.path, f"can't be decoded: {reason_of(error)}") from None
 
     def _frames_by_time(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
         """Decode to each frame's exact time, and seek to its key frame where decoding on does not get there."""
         targets = {self._index.pts[index] for index in wanted}
-        decoded: Iterator[VideoFrame] = iter(())
-        position: int | None = None  # time of the last frame taken from `decoded`
+        found: Iterator[VideoFrame] = iter(())
+        position: int | None = None  # time of the last frame taken from `found`
         for index in wanted:
             target = self._index.pts[index]
             key = self._index.key_before(target)
             if position is None or key > position:
                 self._container.seek(key, stream=self._stream, backward=True)
-                decoded = self._decode_for(targets)
-            frame = _advance(decoded, target)
+                found = self._arrived(self._decode_for(targets), key)
+            frame = _advance(found, target)
             if frame is None:  # the seek landed too late: some demuxers do, and raw AVI can't seek at all
-                decoded = self._decode_from_the_start()
-                frame = _advance(decoded, target)
+                found = self._decode_from_the_start()
+                frame = _advance(found, target)
             position = target
+            yield frame
+
+    def _arrived(self, frames: Iterator[VideoFrame], key: int) -> Iterator[VideoFrame]:
+        """The frames after a seek. None come where the key frame at time ``key`` does not, or is no key frame.
+
+        Files call frames so that need earlier ones, and after a jump some demuxers count on from a wrong time.
+        """
+        arrived = not self._index.shows(key)
+        for frame in frames:
+            if not arrived and frame.pts is not None and frame.pts >= key:
+                arrived = frame.pts == key and frame.key_frame
+                if not arrived:
+                    return
             yield frame
 
     def _decode_for(self, targets: set[int]) -> Iterator[VideoFrame]:
         """The frames from here on. Those that are neither wanted nor needed for others may be left out."""
         context = self._stream.codec_context
         skips = context.name in SKIPPING_CODECS
-        for packet in self._container.demux(self._stream):
-            if skips:
-                context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in targets else "NONREF"
-            yield from packet.decode()
+
+        def packets() -> Iterator[Packet]:
+            for packet in self._container.demux(self._stream):
+                if skips:
+                    context.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in targets else "NONREF"
+                yield packet
+
+        return decoded(packets())
 
     def _frames_by_count(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
-        decoded = enumerate(self._decode_from_the_start())
+        played = enumerate(self._decode_from_the_start())
         for index in wanted:
-            yield next((frame for number, frame in decoded if number == index), None)
+            yield next((frame for number, frame in played if number == index), None)
 
     def _decode_from_the_start(self) -> Iterator[VideoFrame]:
-        self.close()
-        self._open()
-        return self._container.decode(self._stream)
+        return (played.frame for played in play(self.path))
 
 
 def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
@@ -207,9 +212,3 @@ def _upright(picture: np.ndarray, quarter_turns: int) -> np.ndarray:
         return picture
     turn = (Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)[quarter_turns - 1]
     return np.asarray(Image.fromarray(picture).transpose(turn))
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of a decoder's error, without the path that our message already begins with."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return text.strip().splitlines()[0]

@@ -7,6 +7,7 @@ decodes and resizes them. A clip whose frames are found is not opened.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -26,7 +27,7 @@ from qwenvl.data.prompt_length import Ruler, Size
 from qwenvl.disk_store import DiskStore
 from qwenvl.types import ClipMeta
 
-FORMAT = 1  # goes up when this library makes other pixels or times of the same file
+FORMAT = 2  # goes up when this library makes other pixels or times of the same file
 
 
 class FrameCache:
@@ -75,6 +76,7 @@ class CachedClip:
     Attributes:
         hit: whether the frames of the last read were found.
         decoded_size: height and width of the frames in the file, or None until they are known.
+        notes: as of ``ClipReader``.
 
     Raises:
         BadMediaError: the file can't be read, or ``open_clip`` finds something wrong with it.
@@ -93,10 +95,12 @@ class CachedClip:
         known = cache.store.get(self._timeline_key)
         if known is None:
             self.frame_times, self.duration = self._opened.frame_times, self._opened.duration
+            self.notes = self._opened.notes
         else:
             timeline = load(known)
             self.frame_times, self.duration = tuple(timeline["times"].tolist()), timeline["duration"].item()
             self.decoded_size = tuple(timeline["size"].tolist())
+            self.notes = tuple(json.loads(bytes(timeline["notes"].tolist())))
 
     def __enter__(self) -> CachedClip:
         return self
@@ -137,6 +141,7 @@ class CachedClip:
                 "times": torch.tensor(self.frame_times, dtype=torch.float64),
                 "duration": torch.tensor(self.duration, dtype=torch.float64),
                 "size": torch.tensor(self.decoded_size),
+                "notes": torch.tensor(list(json.dumps(self.notes).encode()), dtype=torch.uint8),
             }
             self._cache.store.put(self._timeline_key, save(timeline))
         frames = resize(frames, self._final(share), self._cache.ruler.processor.video_processor)

@@ -25,10 +25,13 @@ class FrameFolder:
 
     Attributes:
         files: the path of each frame.
+        notes: empty: images say nothing wrong of a clip.
 
     Raises:
         BadMediaError: there are no images. ``read`` raises it for a bad image, and where sizes differ.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: str, fps: float | None = None) -> None:
         self.path = path

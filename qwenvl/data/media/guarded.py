@@ -43,7 +43,7 @@ class GuardedClip:
         memory_gb: how much memory the child may take for the clip, in GB.
 
     Attributes:
-        frame_times, duration, size: as of ``ClipReader``.
+        frame_times, duration, size, notes: as of ``ClipReader``.
 
     Raises:
         BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.
@@ -60,7 +60,7 @@ class GuardedClip:
         self._child: Child | None = child
         self._deadline = time.monotonic() + timeout
         try:
-            self.frame_times, self.duration, self.size = self._ask("open", path)
+            self.frame_times, self.duration, self.size, self.notes = self._ask("open", path)
         except BaseException:
             self.close()
             raise
@@ -146,7 +146,7 @@ def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:
                 clip.close()
                 clip = None
             clip = ClipReader(argument, backend)
-            return clip.frame_times, clip.duration, clip.size
+            return clip.frame_times, clip.duration, clip.size, clip.notes
         except (MemoryError, BadMediaError, IndexError) as error:
             shared.leave_large()
             return MemoryError() if isinstance(error, MemoryError) else error

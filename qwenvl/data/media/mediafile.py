@@ -80,12 +80,31 @@ def _container(head: bytes) -> str | None:
         b"\x00\x00\x01\xba": "mpeg",
         b"GIF8": "gif",
         b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf",
+        b"DKIF": "ivf",
+        b"YUV4MPEG2 ": "yuv4mpegpipe",
+        b"\x12\x00\x0a": "obu",  # AV1: a temporal delimiter, then a sequence header
+        b"\x00\x00\x01\xb3": "mpegvideo",
+        b"\x00\x00\x01\xb0": "m4v",
+        b"\x00\x00\x01\x00": "m4v",
     }
     if found := next((name for magic, name in signatures.items() if head.startswith(magic)), None):
         return found
     # Transport streams begin each packet with a sync byte; Blu-ray ones put four bytes of time before it.
     if any(head[at : at + 1] == b"G" == head[at + size : at + size + 1] for at, size in ((0, 188), (4, 192))):
         return "mpegts"
+    return _raw_stream(head)
+
+
+def _raw_stream(head: bytes) -> str | None:
+    """H.264 or HEVC without a container, told by the kind of its first unit, which follows a start code."""
+    if not head.startswith((b"\0\0\1", b"\0\0\0\1")):
+        return None
+    first, second = head[head.index(1) + 1 :][:2]
+    if first in (0x40, 0x42, 0x44, 0x46, 0x4E) and second == 1:  # parameter sets, delimiter, messages
+        return "hevc"
+    # Of the same in H.264 the upper bits say whether others refer to it, as they do to parameter sets alone.
+    if first in (0x06, 0x09) or (first & 0x1F in (7, 8) and 0x20 <= first < 0x80):
+        return "h264"
     return None
 
 

@@ -18,8 +18,12 @@ MIN_FRAMES = 2000  # reading the packets of shorter clips takes a few millisecon
 CHECKED_PACKETS = 64
 
 
-def table_times(container: InputContainer, stream: VideoStream, path: str) -> tuple[list[int], list[int]] | None:
-    """The times of the frames shown and those of all key frames, in the stream's units and in decoding order.
+def table_times(
+    container: InputContainer, stream: VideoStream, path: str
+) -> tuple[list[int], list[bool], list[bool]] | None:
+    """The presentation time of each packet, whether it is a key frame, and whether an edit list hides it.
+
+    Times are in the stream's units, packets in decoding order.
 
     None where the packets have to be read: the file is of another kind, is short or fragmented, has an edit list that
     leaves frames out, or ends early, or its first packets do not bear the times found.
@@ -38,7 +42,7 @@ def table_times(container: InputContainer, stream: VideoStream, path: str) -> tu
     times = decoded + offsets - min(0, offsets.min()) if len(offsets) else decoded
     if not _agrees(container, stream, times):
         return None
-    return times[hidden == 0].tolist(), times[keys != 0].tolist()
+    return times.tolist(), (keys != 0).tolist(), (hidden != 0).tolist()
 
 
 def _agrees(container: InputContainer, stream: VideoStream, times: np.ndarray) -> bool:

@@ -156,14 +156,15 @@ class TestDamage:
         with pytest.raises(BadMediaError, match=r"cut short and lost its index|can't be opened as mov"):
             open_clip(self.cut(make_clip("a.mp4", 60), 0.6), "pyav")
 
-    def test_a_header_that_claims_a_billion_frames(self, make_clip):
+    def test_a_header_that_claims_a_billion_frames_is_not_believed(self, make_clip):
         path = make_clip("a.avi", codec="mpeg4")
         data = bytearray(path.read_bytes())
         length = data.index(b"strh") + 8 + 32  # dwLength of the stream header
         data[length : length + 4] = struct.pack("<I", 10**9)
         path.write_bytes(data)
-        with pytest.raises(BadMediaError, match="its header promises 1000000000 frames, the file holds 25"):
-            open_clip(str(path), "pyav")
+        with open_clip(str(path), "pyav") as clip:
+            assert clip.frame_count == 25
+            assert clip.notes == ("its header says that it ends at 100000000.00 s, and it ends at 2.50 s",)
 
     def test_noise_in_the_pictures_is_an_error_or_at_least_the_right_number_of_frames(self, make_clip):
         path = make_clip("a.mp4", 60, size=(128, 128), container_options={"movflags": "faststart"})

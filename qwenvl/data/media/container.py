@@ -1,0 +1,73 @@
+"""A video file opened by FFmpeg, and its video stream."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import av
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.stream import VideoStream
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.mediafile import video_format
+
+MAX_FRAME_PIXELS = 50_000_000  # 8K video has 33 million; headers that claim more are bombs or noise
+MAX_PIXEL_SHAPE = 4  # real pixels are at most twice as wide as high; what headers claim beyond this is noise
+
+
+def open_video(path: str, timeout: float | None = None) -> tuple[InputContainer, VideoStream]:
+    """Open a file and find its video stream. The caller closes the container: PyAV leaks descriptors without it.
+
+    Args:
+        timeout: seconds that reading may block. None for no bound.
+
+    Raises:
+        BadMediaError: the file is not a video, or has no pictures.
+    """
+    container_format = video_format(path)
+    try:
+        # The format is forced: left to guess, FFmpeg would follow a playlist to other files.
+        container = av.open(path, format=container_format, timeout=timeout)
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise BadMediaError(path, f"can't be opened as {container_format}: {reason_of(error)}") from None
+    try:
+        stream = _video_stream(container, path)
+    except BaseException:
+        container.close()
+        raise
+    stream.codec_context.thread_count = 1  # workers are the parallelism
+    return container, stream
+
+
+def frame_size(stream: VideoStream) -> tuple[int, int]:
+    """Height and width in pixels, as the header says them."""
+    return stream.height, stream.width
+
+
+def pixel_shape(stream: VideoStream) -> Fraction:
+    """How many times as wide as high a pixel is shown, 1 where the header does not say it or makes no sense."""
+    shape = stream.sample_aspect_ratio
+    return shape if shape and Fraction(1, MAX_PIXEL_SHAPE) <= shape <= MAX_PIXEL_SHAPE else Fraction(1)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of a decoder's error, without the path that our message already begins with."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().splitlines()[0]
+
+
+def _video_stream(container: InputContainer, path: str) -> VideoStream:
+    """The first video stream that is not a cover picture."""
+    for stream in container.streams.video:
+        if Disposition.attached_pic not in stream.disposition:
+            width, height = stream.width, stream.height
+            if not 0 < width * height <= MAX_FRAME_PIXELS:
+                raise BadMediaError(
+                    path, f"claims frames of {width} x {height} pixels; expected 1 to {MAX_FRAME_PIXELS:,} pixels"
+                )
+            return stream
+    kinds = sorted({stream.type for stream in container.streams})
+    if not kinds:
+        raise BadMediaError(path, "has no streams: it was probably cut short and lost its index", "cut short")
+    raise BadMediaError(path, f"has no video stream, only {' and '.join(kinds)}")
