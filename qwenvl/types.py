@@ -11,8 +11,7 @@ Shape letters, used in docstrings and as suffixes of local names everywhere in t
     F   frames of one clip
     V   vocabulary
 
-Nothing here computes anything, though batches choose their rows. Tensors are only named as types, so that importing
-this module does not import torch.
+Nothing here computes anything, though batches choose their rows. Importing this module does not import torch.
 """
 
 from __future__ import annotations
