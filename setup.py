@@ -65,6 +65,7 @@ setup(
         "pyyaml>=6",
         "numpy>=2.2",
         "jinja2>=3.1",
+        "rich>=13.9",
     ],
     extras_require={
         "deepspeed": DEEPSPEED,

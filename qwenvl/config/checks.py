@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from qwenvl.config.display_options import display_problems
 from qwenvl.config.trainer_checks import problems_of_trainer
 from qwenvl.option import was_set
 
@@ -45,6 +46,7 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
             yield "--on_nonfinite skip has no effect with --deepspeed: it updates before gradients can be looked at"
         if "lomo" in str(getattr(config.optim, "value", config.optim)):
             yield "--on_nonfinite skip has no effect with --optim lomo or adalomo: it updates during the backward pass"
+    yield from display_problems(config)
     yield from problems_of_trainer(config)
 
 

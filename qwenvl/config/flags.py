@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Collection, Iterator
 from typing import Any, get_type_hints
 
+from qwenvl.config.display_options import DisplayOptions
 from qwenvl.config.run_options import RunOptions
 from qwenvl.config.trainer_options import TrainerOptions
 from qwenvl.data.options import DataOptions, DifficultyOptions
@@ -29,6 +30,7 @@ FLAG_GROUPS = (
     DifficultyOptions,
     RunOptions,
     TrainerOptions,
+    DisplayOptions,
 )
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_between_rooms
+from qwenvl.config.display_options import DisplayOptions
 from qwenvl.config.run_options import RunOptions
 from qwenvl.config.trainer_checks import schedule_problem
 from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
@@ -33,6 +34,7 @@ class GRPOConfig(
     DifficultyOptions,
     RunOptions,
     TrainerOptions,
+    DisplayOptions,
     TrainingArguments,
 ):
     """The flags of this library and all ``TrainingArguments`` of transformers, in one object.

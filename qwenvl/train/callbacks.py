@@ -13,7 +13,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
 from qwenvl.runlog import read_metrics
-from qwenvl.train.display.progress import install_progress
+from qwenvl.train.display.choice import install_display
 from qwenvl.train.display.summary import RunSummary
 from qwenvl.train.health import Entry, findings
 from qwenvl.train.journal import Journal
@@ -119,7 +119,7 @@ def require_trackers(names: Iterable[str]) -> None:
 
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     """The callbacks of every run."""
-    install_progress(trainer)
+    install_display(trainer, journal)
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
     if (target := EntropyTarget.of(trainer.args)) is not None:

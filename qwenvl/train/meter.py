@@ -65,6 +65,15 @@ class Meter:
             self._seconds[name] += time.perf_counter() - start
 
     @contextmanager
+    def wait(self, name: str) -> Iterator[None]:
+        """Adds the seconds that the process waits within to ``name``. The device goes on with its queued work."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+
+    @contextmanager
     def time(self, name: str) -> Iterator[None]:
         """Adds the seconds spent within to ``name``."""
         self.start(name)

@@ -9,6 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import TrainerCallback
+from transformers.trainer_utils import TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.difficulty import Difficulty
@@ -18,8 +19,10 @@ from qwenvl.model.loading import parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.train.assemble import build_sampler
 from qwenvl.train.callbacks import install_callbacks
+from qwenvl.train.display.choice import display_closed
 from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.train.journal import Journal
+from qwenvl.train.memory import peak_memory
 from qwenvl.train.meter import Meter
 from qwenvl.train.model_card import DescribedTrainer
 from qwenvl.train.parts import Parts
@@ -84,6 +87,21 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         install_callbacks(self, self.journal)
         self.completion_likelihood = PathLikelihood.of(args, parts.paths, bare, self.accelerator)
 
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Trains, as the base class does. An error leaves a clean terminal."""
+        with display_closed(self):
+            return super().train(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluates, as the base class does. An error leaves a clean terminal."""
+        with display_closed(self):
+            return super().evaluate(*args, **kwargs)
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The micro-batches of one optimizer step. How long the step waits for them is measured."""
+        with self.meter.wait("time/data_wait_s"):
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.
 
@@ -99,6 +117,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds what was measured since the last entry to the Trainer's own."""
         if "loss" in logs:
+            self.meter.max("memory/peak_gb", peak_memory(self.args.device).used / 1e9)
             logs = logs | self.meter.flush(lambda state: gather_object([state]))
         super().log(logs, start_time)
 

@@ -38,6 +38,8 @@ LOGGED = (
     "completion/truncated_frac",
     "prompt/tokens",
     "prompt/frames",
+    "memory/peak_gb",
+    "time/data_wait_s",
     "time/sample_s",
     "time/reward_s",
     "time/logp_s",

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from qwenvl.train.display.console import say, shows_bars
+from qwenvl.train.display.console import say
 
 SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss"))
 """The metrics that are shown while a run goes on, and their names there. All others are in the run folder."""
@@ -48,6 +48,12 @@ class ProgressBar(ProgressCallback):
                 self.training_bar.set_postfix(self._latest)
         for line in evaluation_lines(state.global_step, logs):
             tqdm.write(line)
+
+    def close(self) -> None:
+        """Ends the lines of the bars."""
+        for bar in (self.training_bar, self.prediction_bar):
+            if bar is not None:
+                bar.close()
 
 
 @dataclass(frozen=True)
@@ -159,10 +165,3 @@ def with_interval(name: str, logs: Mapping[str, float]) -> str:
     """A metric of an evaluation, with its interval where it has one."""
     interval = logs.get(f"{name}_ci95")
     return f"{logs[name]:.3f}" if interval is None else f"{logs[name]:.3f} +- {interval:.3f}"
-
-
-def install_progress(trainer: Trainer) -> None:
-    """Puts the bar or the lines in the place of the library's own, unless ``disable_tqdm`` asks for silence."""
-    trainer.remove_callback(ProgressCallback)
-    if not trainer.args.disable_tqdm:
-        trainer.add_callback(ProgressBar if shows_bars() else ProgressLines)

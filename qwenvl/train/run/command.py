@@ -15,7 +15,7 @@ from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.beginning import Beginning, begin
-from qwenvl.train.run.failures import bar_closed, told_in_one_line
+from qwenvl.train.run.failures import told_in_one_line
 from qwenvl.train.run.lock import RunLockedError, locked
 from qwenvl.train.run.resumed import SettingsError
 
@@ -63,7 +63,6 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with (
         told_to_the_user(command, (*DATA_ERRORS, SettingsError, RunLogError, UnfilledStepError)),
-        bar_closed(trainer),
         collected_warnings() as warnings,
     ):
         trainer.train(resume_from_checkpoint=beginning.checkpoint)

@@ -9,15 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.train.run.checkpoints import newest_whole
-
-if TYPE_CHECKING:
-    from transformers import Trainer
 
 INTERRUPTED = 130  # what a shell reports of a process that ended by Ctrl-C
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,19 +39,6 @@ def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[No
             raise
         print(f"{command}: {message}", file=sys.stderr)
         raise SystemExit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1) from None
-
-
-@contextmanager
-def bar_closed(trainer: Trainer) -> Iterator[None]:
-    """End the line of the progress bar when an error leaves the block, so that its message has a line of its own."""
-    try:
-        yield
-    except BaseException:
-        for callback in trainer.callback_handler.callbacks:
-            for name in ("training_bar", "prediction_bar") if isinstance(callback, ProgressCallback) else ():
-                if (bar := getattr(callback, name, None)) is not None:
-                    bar.close()
-        raise
 
 
 def explanation(error: BaseException, output_dir: str | Path | None) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from qwenvl.config.display_options import CompletionOptions, DisplayOptions
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.config.run_options import RunOptions
@@ -18,13 +19,21 @@ from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.train.warmup.options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, WarmupOptions
 
-GROUPS: tuple[type[Options], ...] = (WarmupOptions, ModelOptions, DataOptions, RunOptions, TrainerOptions)
+GROUPS: tuple[type[Options], ...] = (
+    WarmupOptions,
+    ModelOptions,
+    DataOptions,
+    RunOptions,
+    TrainerOptions,
+    DisplayOptions,
+)
 """The options that a warm-up reads, by topic."""
 
 _WITHOUT_EFFECT: dict[type[Options], str] = {
     ReferenceOptions: "a warm-up has no reference",
     RewardOptions: "a warm-up scores nothing",
     SamplingOptions: "a warm-up samples nothing",
+    CompletionOptions: "a warm-up samples nothing",
     ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
 }
 

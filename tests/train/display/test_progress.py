@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import warnings
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.train.display.progress import ProgressBar, ProgressLines
+from tests.train.display.terminal import on_screen
 
 
 def test_the_bar_shows_reward_kl_and_time_left(capsys):
@@ -28,23 +28,6 @@ def test_the_bar_shows_reward_kl_and_time_left(capsys):
     text = shown.err + shown.out
     assert "reward=0.500, kl=0.025" in text and "reward=0.500, kl=0.037" in text and "3/4" in text
     assert "step 3: eval_total_reward 0.500 +- 0.040" in text
-
-
-def on_screen(written: str) -> list[str]:
-    """The lines that a terminal shows, which goes back to the beginning of a line, and a line up, where it is told."""
-    lines, row, column = [""], 0, 0
-    for token in re.findall("\x1b\\[A|.", written, re.DOTALL):
-        if token == "\n":
-            row, column = row + 1, 0
-            lines += [""] * (row == len(lines))
-        elif token == "\r":
-            column = 0
-        elif token == "\x1b[A":
-            row -= 1
-        else:
-            lines[row] = lines[row][:column].ljust(column) + token + lines[row][column + 1 :]
-            column += 1
-    return [line.rstrip() for line in lines]
 
 
 @pytest.mark.parametrize("said_by", ["a handler", "nobody's handler", "Python"])

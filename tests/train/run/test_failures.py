@@ -16,8 +16,9 @@ import pytest
 import torch
 from PIL import Image
 
+from qwenvl.train.display.choice import display_closed
 from qwenvl.train.display.progress import ProgressBar
-from qwenvl.train.run.failures import bar_closed, explanation, told_in_one_line
+from qwenvl.train.run.failures import explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
 
 COMMAND = Path(__file__).resolve().parents[3] / "qwenvl" / "train" / "train_grpo.py"
@@ -107,7 +108,7 @@ def test_an_error_has_a_line_of_its_own_below_the_progress_bar(tmp_path, capfd):
     bar.on_train_begin(None, state, None)
     state.global_step = 1
     bar.on_step_end(None, state, None)
-    with pytest.raises(SystemExit), told_in_one_line("qwenvl train", tmp_path), bar_closed(trainer):
+    with pytest.raises(SystemExit), told_in_one_line("qwenvl train", tmp_path), display_closed(trainer):
         raise FloatingPointError("step 2: the loss is nan")
     shown = capfd.readouterr().err
     assert "| 1/4 [" in shown and shown.endswith("\nqwenvl train: step 2: the loss is nan\n")

@@ -1,0 +1,128 @@
+"""One prompt with all its completions, as lines of text: what the policy writes, and what it gets for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+from itertools import groupby
+from pathlib import Path
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from qwenvl.runlog import Rollout
+
+LINES = 2  # of each text, at most
+PLAIN_WIDTH = 120  # characters, where there is no terminal
+
+Group = Sequence[Rollout]
+
+
+def widest_spread(rollouts: Sequence[Rollout]) -> Group:
+    """The group whose rewards differ most, the first of equal ones. Empty where there is none.
+
+    Args:
+        rollouts: of one step, group after group.
+    """
+    groups = [list(rows) for _, rows in groupby(rollouts, key=_Numbered())]
+    return max(groups, key=_spread, default=[])
+
+
+class _Numbered:
+    """Counts the groups: a new one begins where the place in the group is 0."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, rollout: Rollout) -> int:
+        self._count += rollout.sample == 0
+        return self._count
+
+
+def _spread(group: Group) -> float:
+    totals = [each.total for each in group if each.total is not None]
+    return max(totals) - min(totals) if totals else -1.0
+
+
+def group_text(group: Group, width: int = PLAIN_WIDTH, colours: bool = False) -> str:
+    """The prompt, the solution, and each completion with its advantage, rewards and tokens, the best first.
+
+    Args:
+        group: the completions of one prompt.
+        width: characters of a line.
+        colours: write the codes of a terminal.
+    """
+    written = StringIO()
+    shown = Console(
+        file=written,
+        width=max(width, 10),
+        force_terminal=colours,
+        color_system="standard" if colours else None,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    first = group[0]
+    question = next((message["text"] for message in reversed(first.prompt) if message["role"] == "user"), "")
+    title = visible(f"step {first.step}: {first.record_id}  {Path(first.where).name}")
+    shown.print(Rule(Text(title, overflow="ellipsis"), style="dim", align="left"))
+    for name, text in (("asked", question), ("solution", first.solution)):
+        line = Text.assemble((f"{name}  ", "dim"), shortened(visible(text), LINES * width - 2 * len(name) - 8))
+        shown.print(Padding(line, (0, 0, 0, 1)))
+    for each in sorted(group, key=lambda row: -(row.advantage or 0.0)):
+        shown.print(Padding(_header(each), (0, 0, 0, 1)))
+        text = shortened(visible(each.completion), LINES * (width - 3) - 12)
+        shown.print(Padding(Text(text or "(nothing)", overflow="fold"), (0, 0, 0, 3)))
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
+
+
+def _header(row: Rollout) -> Text:
+    advantage = row.advantage or 0.0
+    colour = "green" if advantage > 0 else "red" if advantage < 0 else "dim"
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in row.rewards.items())
+    tokens = f"{row.tokens} {'token' if row.tokens == 1 else 'tokens'}"
+    cut = ", cut off" if row.finish_reason == "length" else ""
+    return Text.assemble(
+        (f"{advantage:+.2f}", f"bold {colour}"), f"  reward {_number(row.total)}", (f"  {parts}  {tokens}{cut}", "dim")
+    )
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
+
+
+def visible(text: str) -> str:
+    """A text without what would steer a terminal, in one line. Other characters that can't be printed become \ufffd.
+
+    Example:
+        >>> visible("one\\n two\\x1b[2J")
+        'one two\ufffd[2J'
+    """
+    shown = ("" if _joins(c) else " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text)
+    return " ".join("".join(shown).split())
+
+
+def _joins(character: str) -> bool:
+    """Whether a character has no width and only changes its neighbours, such as their direction."""
+    return "\u200b" <= character <= "\u200f" or "\u202a" <= character <= "\u202e" or character == "\ufeff"
+
+
+def shortened(text: str, cells: int) -> str:
+    """A text of at most so many columns. Of a longer one the middle is left out: its end has the answer.
+
+    Example:
+        >>> shortened("<think>a long thought</think><answer>2</answer>", 25)
+        '<think>a lo ... 2</answer>'
+    """
+    cells = max(cells, 12)
+    if cell_len(text) <= cells:
+        return text
+    half = (cells - 5) // 2
+    head = set_cell_size(text, half).rstrip()
+    tail = text[-half:]
+    while cell_len(tail) > half:
+        tail = tail[1:]
+    return f"{head} ... {tail.lstrip()}"
