@@ -74,7 +74,7 @@ class Board:
         yield self._progress(options.max_width)
         if any(self.series.values()):
             yield self._curves(options.max_width, ASCII if ascii_only else BLOCKS)
-        facts = [*self.evaluations.items()]
+        facts: list[tuple[str, str | Text]] = [*self.evaluations.items()]
         facts += [("a step", self._phases())] if self.seconds else []
         facts += [("memory", memory_of(self.memory))] if self.memory is not None else []
         table = Table.grid(padding=(0, 1))
