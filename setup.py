@@ -29,8 +29,8 @@ JUDGE = ["openai>=1.50"]
 
 DEEPSPEED = ["deepspeed>=0.19"]
 
-# What the site of the documentation is built with, without a network.
-DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6"]
+# What the site of the documentation is built with, without a network, and what its notebook is run by.
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "nbclient>=0.10", "ipykernel>=6.29"]
 
 setup(
     name="qwenvl",

@@ -7,12 +7,17 @@ root and docs/ point to the pages of the site, and lists are indented as Python-
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.notebook_page import notebook_page  # noqa: E402 (works wherever mkdocs is started)
+
 ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)")
 ITEM = re.compile(r"(?:[-*+]|\d+\.) +")
@@ -20,7 +25,10 @@ WIDTH = 4  # of what Python-Markdown takes for one level of a list
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages of the root."""
+    """Add the pages of the root, and a page beside each notebook."""
+    for path in (ROOT / "docs").rglob("*.ipynb"):
+        place = path.relative_to(ROOT / "docs").with_suffix(".md").as_posix()
+        files.append(File.generated(config, place, content=notebook_page(path)))
     for name, place in ROOT_PAGES.items():
         files.append(File.generated(config, place, content=(ROOT / name).read_text(encoding="utf-8")))
     return files
@@ -37,7 +45,10 @@ def place_of(target: str, source: str) -> str:
     Example:
         >>> place_of("docs/data.md", "index.md"), place_of("../CHANGELOG.md", "report.md")
         ('data.md', 'changelog.md')
+        >>> place_of("notebooks/first_run.ipynb", "demo.md")
+        'notebooks/first_run.md'
     """
+    target = re.sub(r"\.ipynb$", ".md", target)
     if source in ROOT_PAGES.values():
         return ROOT_PAGES.get(target, target.removeprefix("docs/"))
     return ROOT_PAGES.get(target.removeprefix("../"), target) if target.startswith("../") else target

@@ -20,15 +20,28 @@ from qwenvl.evaluate.settings import settings_of
 from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("[A-Z]*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")),
+]
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 WITHOUT_CHECK = {"cd", "git", "source", "export", "tensorboard", "mkdocs"}  # the last: tests/test_site.py
 
 
+def text_of(page: Path) -> str:
+    """A page. Of a notebook its texts: tests/test_notebook.py runs its code."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of one language, without their indentation."""
-    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    found = BLOCK.findall(text_of(page))
     return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, kind, text in found if kind == language]
 
 
@@ -89,6 +102,8 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         assert (ROOT / rest[0]).is_file()
     elif program == "python" and rest[:2] == ["-m", "pytest"]:
         assert all((ROOT / word.split("::")[0]).exists() for word in rest[2:] if word.startswith("tests"))
+    elif program == "jupyter":
+        assert (ROOT / rest[1]).is_file()
     elif program == "pip":
         named = re.findall(r"\[([\w-]+)\]", " ".join(rest))
         assert all(f'"{extra}":' in (ROOT / "setup.py").read_text(encoding="utf-8") for extra in named)
@@ -125,7 +140,7 @@ def check_launcher(words: list[str], environment: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+    for target, anchor in LINK.findall(text_of(page)):
         path = page.parent / target if target else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
@@ -133,7 +148,7 @@ def test_links_lead_somewhere(page):
 
 def anchors(page: Path) -> set[str]:
     """The anchors of its headings, as GitHub names them."""
-    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ *```.*?^ *```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -146,6 +161,12 @@ def test_code_and_records_are_well_formed(page):
         while block := block.strip():  # one object, or several in a row
             _, end = json.JSONDecoder().raw_decode(block)
             block = block[end:]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=lambda page: page.name)
+def test_each_page_stands_in_the_navigation_of_the_site(page):
+    place = page.relative_to(ROOT / "docs").with_suffix(".md")
+    assert f": {place}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), "give it a line under nav in mkdocs.yml"
 
 
 def test_the_architecture_names_every_room_and_only_files_that_are_there():

@@ -1,5 +1,6 @@
 """The site of the documentation: it builds strictly, shows what GitHub shows, and loads nothing from a network."""
 
+import json
 import os
 import re
 import runpy
@@ -12,11 +13,14 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from scripts.notebook_page import notebook_page
+
 ROOT = Path(__file__).resolve().parents[1]
 HOOKS = runpy.run_path(str(ROOT / "scripts" / "site_hooks.py"))
 PAGES = [*(ROOT / name for name in HOOKS["ROOT_PAGES"]), *sorted((ROOT / "docs").glob("*.md"))]
 # What a difference would show: a list that became a paragraph, a table that became text, a block in the wrong place.
 COUNTED = ("h1", "h2", "h3", "ol", "ul", "li", "table", "td", "pre")
+OUTSIDE = re.compile(r"\s*(?:https?:)?//")
 LOADED = {"src", "srcset", "href", "data", "poster", "action"}  # attributes, all but the links that readers follow
 
 
@@ -65,7 +69,7 @@ def test_nothing_is_loaded_from_a_network(site):
     for page in site.rglob("*.html"):
         for tag, attributes in Tags(page.read_text(encoding="utf-8")).all:
             if tag != "a":
-                outside = [value for name, value in attributes.items() if name in LOADED and "//" in (value or "")]
+                outside = [value for name, value in attributes.items() if name in LOADED and OUTSIDE.match(value or "")]
                 assert outside == [], f"{page.name}: {tag}"
             # The script of the theme fetches what draws diagrams where a page has one.
             assert "mermaid" not in (attributes.get("class") or ""), page.name
@@ -85,3 +89,29 @@ def test_links_between_the_root_and_docs_lead_to_pages_of_the_site():
     assert place_of("CHANGELOG.md", "index.md") == "changelog.md"
     assert place_of("../CONTRIBUTING.md", "report.md") == "contributing.md"
     assert place_of("data.md", "report.md") == "data.md"
+    assert place_of("docs/notebooks/first_run.ipynb", "index.md") == "notebooks/first_run.md"
+
+
+def test_a_notebook_is_a_page_with_its_outputs(tmp_path):
+    outputs = [
+        {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]},
+        {"output_type": "display_data", "data": {"image/svg+xml": ["<svg></svg>"], "text/plain": ["an object"]}},
+        {"output_type": "display_data", "data": {"image/png": "aGk=\n", "text/plain": ["an object"]}},
+        {"output_type": "execute_result", "data": {"text/html": ["<b>x</b>"], "text/plain": ["an object"]}},
+        {"output_type": "execute_result", "data": {"text/plain": ["3"]}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# A\n", "b"]},
+        {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": outputs},
+    ]
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    assert notebook_page(path).split("\n\n") == [
+        "# A\nb",
+        "```python\nx = 1\nx\n```",
+        "```text\none\ntwo\n```",
+        "<div><svg></svg></div>",
+        '<div><img alt="" src="data:image/png;base64,aGk="></div>',
+        "<div><b>x</b></div>",
+        "```text\n3\n```\n",
+    ]

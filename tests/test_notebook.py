@@ -1,0 +1,88 @@
+"""The notebook runs, and what it shows is what its code gave."""
+
+import runpy
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNNER = runpy.run_path(str(ROOT / "scripts" / "run_notebook.py"))
+NOTEBOOK = ROOT / "docs" / "notebooks" / "first_run.ipynb"
+MOST_BYTES = 400_000  # a page of the site, and a file that everybody clones
+# As the notebook has it, but in seconds.
+SMALL = {"CLIPS, WARMUP_STEPS, STEPS = 120, 60, 40": "CLIPS, WARMUP_STEPS, STEPS = 8, 1, 2"}
+
+
+@pytest.fixture
+def notebook():
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def kinds(notebook) -> list[list[str]]:
+    """What each code cell shows: streams and kinds of pictures."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [
+        [
+            output.get("name") or "+".join(sorted(output.data))
+            for output in cell.outputs
+            if output.output_type != "error"
+        ]
+        for cell in cells
+    ]
+
+
+def test_its_outputs_are_those_of_its_code(notebook):
+    nbformat.validate(notebook)
+    assert notebook.metadata["outputs_of"] == RUNNER["digest"](notebook), "run: python scripts/run_notebook.py"
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not any(output.output_type == "error" for cell in code for output in cell.outputs)
+
+
+def test_it_shows_frames_curves_and_completions_and_stays_small(notebook):
+    shown = [kind for cell in kinds(notebook) for kind in cell]
+    assert sum("image/png" in kind for kind in shown) == 3  # a clip, and the frames of two prompts
+    assert sum("image/svg+xml" in kind for kind in shown) == 5
+    assert sum("text/html" in kind for kind in shown) == 2
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert len(text) < MOST_BYTES
+    assert str(Path.home()) not in text and "/tmp/" not in text, "a path of the machine that it was run on"
+
+
+def test_its_cells_run_with_fewer_steps(notebook, tmp_path, monkeypatch):
+    """One after the other, as a script."""
+    pytest.importorskip("IPython")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "\n\n".join(RUNNER["code_of"](notebook))
+    for there, here in SMALL.items():
+        assert code.count(there) == 1, f"the notebook no longer says {there}"
+        code = code.replace(there, here)
+    names = {"__name__": "notebook"}
+    exec(compile(code, NOTEBOOK.name, "exec"), names)
+    assert [row["step"] for row in names["rows"] if "loss" in row] == [1, 2]
+    assert names["status"] == 0 and (names["run"] / "report" / "index.html").is_file()
+    assert 0 <= names["after"]["eval_total_reward"] <= 1
+
+
+def test_outputs_are_kept_without_warnings_and_temporary_folders():
+    stream = [
+        ("stdout", "a\n[2026-01-01 10:00:00] [WARNING] [x] y\n"),
+        ("stderr", "hm\n"),
+        ("stdout", "/t/first_run-a1/b\n"),
+    ]
+    outputs = [nbformat.v4.new_output("stream", name=name, text=text) for name, text in stream]
+    picture = nbformat.v4.new_output("display_data", data={"image/png": "aGk="})
+    assert RUNNER["tidy"]([*outputs, picture]) == [
+        nbformat.v4.new_output("stream", name="stdout", text="a\nfirst_run/b\n"),
+        picture,
+    ]
+    assert RUNNER["tidy"]([nbformat.v4.new_output("stream", name="stderr", text="hm\n")]) == []
+
+
+@pytest.mark.slow
+def test_running_it_gives_outputs_of_the_same_kinds(notebook):
+    expected = kinds(notebook)
+    RUNNER["run"](notebook)
+    assert kinds(notebook) == expected
