@@ -57,6 +57,7 @@ setup(
         "safetensors>=0.8",
         "tqdm>=4.67",
         "accelerate>=1.15,<2",
+        "huggingface_hub>=1.3",
         "peft>=0.21",
         "qwen-vl-utils>=0.0.14",
         "decord>=0.6.0; platform_machine == 'x86_64'",

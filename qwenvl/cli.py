@@ -11,6 +11,8 @@ COMMANDS = {
     "probe": ("qwenvl.evaluate.probe", "see before training whether a checkpoint could learn from your records"),
     "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
     "warmup": ("qwenvl.train.warmup.command", "teach a checkpoint the form of an answer before GRPO"),
+    "try": ("qwenvl.evaluate.ask.command", "ask a model about a clip: what it sees, what it answers"),
+    "merge": ("qwenvl.train.merge", "fold a LoRA adapter into the weights that it belongs to"),
     "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it; make one of a folder"),
     "preview": ("qwenvl.doctor.preview", "see what the model will see: frames, prompts and solutions on one page"),
     "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),

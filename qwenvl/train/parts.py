@@ -31,6 +31,7 @@ class Parts:
         collator: from samples to prompts.
         train_dataset, eval_dataset: None where there is nothing to train on, or to evaluate on.
         prompt_settings: what is saved with the model.
+        learned_by: the rewards or targets of the run.
     """
 
     policy: nn.Module
@@ -40,6 +41,7 @@ class Parts:
     train_dataset: Dataset | None
     eval_dataset: Dataset | dict[str, Dataset] | None
     prompt_settings: PromptSettings
+    learned_by: ChecksRecords
 
 
 def build_parts(
@@ -78,4 +80,5 @@ def build_parts(
         train_dataset=trained_on,
         eval_dataset=build(eval_dataset or args.eval_dataset_use, training=False),
         prompt_settings=PromptSettings.of(args, trained_on, bare.name_or_path),
+        learned_by=checker,
     )

@@ -19,12 +19,12 @@ from qwenvl.model.loading import parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.train.assemble import build_sampler
 from qwenvl.train.callbacks import install_callbacks
+from qwenvl.train.card.trainer import DescribedTrainer
 from qwenvl.train.display.choice import display_closed
 from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.train.journal import Journal
 from qwenvl.train.memory import peak_memory
 from qwenvl.train.meter import Meter
-from qwenvl.train.model_card import DescribedTrainer
 from qwenvl.train.parts import Parts
 from qwenvl.train.reference import build_reference
 from qwenvl.train.run.checkpoints import start_from_weights
@@ -59,7 +59,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         callbacks: list[TrainerCallback] | None = None,
     ):
         policy, bare = parts.policy, unwrap(parts.policy)
-        self.prompt_settings = parts.prompt_settings
+        self.prompt_settings, self.learned_by = parts.prompt_settings, parts.learned_by
         super().__init__(
             model=policy,
             args=args,

@@ -98,6 +98,11 @@ class Collector:
         advantages = self._advantages(lowered(rewards, penalties)).split(sizes)
         return [self._experience(*parts) for parts in zip(scored, advantages, penalties, strict=True)]
 
+    def complete(self, model: nn.Module, batches: Sequence[PromptBatch], size: int) -> list[RolloutBatch]:
+        """``size`` completions per prompt for an evaluation, greedy if that is 1. The batches are sampled together."""
+        params = replace(self.params, temperature=0.0) if size == 1 else self.params
+        return self._sample(model, batches, [self._encode(model, batch) for batch in batches], size, params)
+
     def answer(
         self, model: nn.Module, batches: Sequence[PromptBatch], size: int, state: TrainerState | None = None
     ) -> list[tuple[RolloutBatch, RewardBatch]]:
@@ -105,8 +110,7 @@ class Collector:
 
         The batches are sampled together. Draws of more than one completion depend on what is.
         """
-        params = replace(self.params, temperature=0.0) if size == 1 else self.params
-        rollouts = self._sample(model, batches, [self._encode(model, batch) for batch in batches], size, params)
+        rollouts = self.complete(model, batches, size)
         # Scored batch by batch: a reward that fails takes no other batch with it.
         pairs = zip(batches, rollouts, strict=True)
         return [(rollout, self._score([batch], [rollout], state)) for batch, rollout in pairs]

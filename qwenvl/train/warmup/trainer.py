@@ -20,12 +20,12 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.loading import evaluating, unwrap
+from qwenvl.model.merging import merged_weights
 from qwenvl.model.positions import position_rule
 from qwenvl.model.sharding import whole_weights
 from qwenvl.train.parts import build_parts
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.config import WarmupConfig
-from qwenvl.train.warmup.merged import merged_weights
 from qwenvl.train.warmup.rollouts import RolloutTargets
 from qwenvl.train.warmup.stop_below import StopBelow
 from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator

@@ -1,0 +1,88 @@
+"""Adapters folded into the weights that they stand on: a whole model without PEFT."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from qwenvl.model.loading import unwrap
+
+
+@torch.no_grad()
+def merged_weights(policy: nn.Module) -> dict[str, Tensor]:
+    """The weights of the model under LoRA adapters, by the names they have without them: W + scale x B A each.
+
+    The policy stays as it is. Where an engine splits it, call this within ``whole_weights``.
+
+    Args:
+        policy: as ``get_peft_model`` makes it of a ``LoraConfig`` for linear layers.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    bare = unwrap(policy)
+    weights = {
+        name.replace(".base_layer.", "."): value.detach()
+        for name, value in bare.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, layer in bare.named_modules():
+        if isinstance(layer, LoraLayer):
+            weight = weights[f"{name}.weight"]
+            change = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
+            weights[f"{name}.weight"] = (weight.float() + change).to(weight.dtype)
+    return weights
+
+
+@torch.no_grad()
+def merged(policy: nn.Module) -> nn.Module:
+    """The model under an adapter of any kind that PEFT can merge, with the adapter folded in, and no PEFT around it.
+
+    Modules that were trained as a whole beside the adapter (``modules_to_save``) take the place of the original ones.
+    Sums are made in float32 and rounded once to the type of each weight. Input embeddings and head that are one tensor
+    become two where the adapter changes one of them. The policy itself is used up.
+
+    Args:
+        policy: a ``PeftModel``.
+
+    Raises:
+        ValueError: the merged weights are not finite, or the adapter is of a kind that can't be merged.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    bare = unwrap(policy)
+    types = {name.replace(".base_layer.", "."): value.dtype for name, value in bare.state_dict().items()}
+    adapted = [module for module in bare.modules() if isinstance(module, BaseTunerLayer)]
+    _untie_where_one_changes(bare)
+    for module in adapted:
+        module.float()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings")  # what it warns of is done above
+        try:
+            whole = policy.merge_and_unload(safe_merge=True)
+        except (NotImplementedError, AttributeError) as error:
+            raise ValueError(f"the adapter can't be folded into weights: {error}") from None
+    for name, weight in whole.state_dict(keep_vars=True).items():
+        weight.data = weight.data.to(types.get(name, weight.dtype))
+    _note_whether_tied(whole)
+    return whole
+
+
+def _untie_where_one_changes(bare: nn.Module) -> None:
+    """Give the head a tensor of its own where it shares that of the embeddings and an adapter changes either."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    ends = bare.get_input_embeddings(), bare.get_output_embeddings()
+    if any(isinstance(end, BaseTunerLayer) for end in ends):
+        embeddings, head = (end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends)
+        if getattr(head, "weight", None) is getattr(embeddings, "weight", None):
+            head.weight = nn.Parameter(head.weight.detach().clone())
+
+
+def _note_whether_tied(whole: nn.Module) -> None:
+    """Say in the configuration that embeddings and head are two tensors, so that loading does not make them one."""
+    embeddings, head = whole.get_input_embeddings(), whole.get_output_embeddings()
+    if head.weight is not embeddings.weight:
+        for config in {id(each): each for each in (whole.config, whole.config.get_text_config())}.values():
+            config.tie_word_embeddings = False

@@ -1,0 +1,93 @@
+"""``qwenvl merge ADAPTER --out DIR``: a LoRA adapter folded into its model, as a whole checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+COMMAND = "qwenvl merge"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the checkpoint and say what it is. Ends with status 2 where it can't be made."""
+    args = make_parser().parse_args(argv)
+    from qwenvl.data.errors import told_to_the_user
+    from qwenvl.train.display.console import ends_at_ctrl_c, settle_output
+
+    with redirect_stdout(sys.stderr), ends_at_ctrl_c(COMMAND), told_to_the_user(COMMAND):
+        settle_output()
+        base = merge(args.adapter, args.out, base=args.base)
+    print(f"wrote {args.out}: {base} with {args.adapter} folded in; it loads with plain transformers")
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags of the command."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("adapter", help="the folder of an adapter: a run with --lora_enable, or one of its checkpoints")
+    parser.add_argument("--out", required=True, help="the folder to write; one that holds something is refused")
+    parser.add_argument(
+        "--base", help="the model that the adapter was trained on, where it lies elsewhere now than the adapter says"
+    )
+    return parser
+
+
+def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
+    """Write the model of an adapter with the adapter folded in, its processor and all that tells of its training.
+
+    The folder is written as a whole or not at all.
+
+    Args:
+        base: takes the place of the model that the adapter names.
+
+    Returns:
+        The model that the adapter was folded into.
+
+    Raises:
+        ValueError: ``adapter`` is none, or it does not fit its model.
+        FileNotFoundError: the model is not there.
+        FileExistsError: ``out`` holds something.
+    """
+    from qwenvl.files import written_whole
+    from qwenvl.model.loading import base_of_adapter, load_model, load_processor, with_adapter
+    from qwenvl.model.merging import merged
+    from qwenvl.train.card.merged import describe_merged
+
+    adapter, out = Path(adapter), Path(out)
+    named = base_of_adapter(adapter)
+    if named is None:
+        raise ValueError(f"{adapter}: no adapter in it (adapter_config.json); {_what_it_is(adapter)}")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise FileExistsError(f"--out {out}: holds something already; give a folder that is new or empty")
+    base = base or named
+    try:
+        model = load_model(base)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}. The adapter names this model; where it is elsewhere, give --base") from None
+    processor = load_processor(adapter if _has_processor(adapter) else base)
+    model = merged(with_adapter(model, adapter))
+    with written_whole(out) as partial:
+        model.save_pretrained(partial)
+        processor.save_pretrained(partial)
+        describe_merged(adapter, partial, base)
+    return base
+
+
+def _has_processor(folder: Path) -> bool:
+    return (folder / "tokenizer_config.json").is_file()
+
+
+def _what_it_is(folder: Path) -> str:
+    from qwenvl.model.weight_files import has_weights
+
+    if not folder.is_dir():
+        return "expected the folder of an adapter"
+    if has_weights(folder):
+        return "it holds a whole model, with nothing to fold in"
+    checkpoints = sorted(folder.glob("checkpoint-*/adapter_config.json"), key=lambda file: file.stat().st_mtime)
+    return (
+        f"name a checkpoint, such as {checkpoints[-1].parent}" if checkpoints else "expected the folder of an adapter"
+    )

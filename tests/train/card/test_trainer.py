@@ -1,0 +1,125 @@
+"""The card that is written with each checkpoint and each model: what it says is what the run was."""
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import HfApi, ModelCard
+from transformers import AutoModelForImageTextToText
+
+from qwenvl.train.merge import merge
+from tests.test_docs import blocks
+
+
+def settings_in(folder: Path) -> dict:
+    """The settings that the card of a folder shows."""
+    return yaml.safe_load(blocks(folder / "README.md", "yaml")[0])
+
+
+@pytest.fixture
+def evaluated_run(make_trainer, sop_data, tmp_path):
+    """A run of two steps on the tiny model, with evaluations before and after it and a checkpoint after each step."""
+    trainer = make_trainer(
+        eval_dataset_use=str(sop_data),
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_on_start=True,
+        save_strategy="steps",
+        save_steps=1,
+        grpo_beta=0.2,
+        vision_cache=str(tmp_path / "private"),
+    )
+    trainer.train()
+    trainer.save_model()
+    return trainer
+
+
+def test_it_says_what_the_run_was_and_what_came_of_it(evaluated_run, tmp_path, sop_data):
+    run = tmp_path / "run"
+    card = (run / "README.md").read_text()
+    data = ModelCard.load(run / "README.md").data
+    base = evaluated_run.prompt_settings.base_model
+    assert f"Trained from `{base}` by GRPO with qwenvl: 2 optimizer steps, each of 1 prompt with 3 compl" in card
+    assert "- Reward of a completion: 1 x `letters`." in card
+    assert "- What learned: the language model, the merger." in card
+    shown = settings_in(run)
+    assert shown["grpo_beta"] == 0.2 and shown["base_interval"] == 0.5 and shown["learning_rate"] == 1e-3
+    assert "vision_cache" not in shown and "private" not in card
+    rows = {row["step"]: row for row in evaluated_run.state.log_history if "eval_total_reward" in row}
+    assert sorted(rows) == [0, 1, 2]
+    for step in (0, 2):
+        mean, half = (rows[step][name] for name in ("eval_letters_reward", "eval_letters_reward_ci95"))
+        assert f"| eval | {step} | 8 |" in card and f"{mean:.3f} ± {half:.3f}" in card
+    assert "| eval | 1 |" not in card, "of several evaluations the first and the last are shown"
+    assert data.library_name == "transformers" and data.pipeline_tag == "video-text-to-text"
+    assert data.base_model is None, "a folder means nothing to the hub"
+    assert {"qwenvl", "grpo"} <= set(data.tags) and data.model_name == "run"
+    results = {result.metric_type: result for result in data.eval_results}
+    assert set(results) == {"total_reward", "letters_reward"}
+    assert results["total_reward"].metric_value == pytest.approx(rows[2]["eval_total_reward"], abs=1e-4)
+    assert results["total_reward"].dataset_name == str(sop_data)
+
+
+def test_a_checkpoint_says_what_was_known_at_its_step(evaluated_run, tmp_path):
+    first = (tmp_path / "run" / "checkpoint-1" / "README.md").read_text()
+    assert "1 optimizer step, each" in first and "| eval | 1 | 8 |" in first and "| eval | 2 |" not in first
+
+
+@pytest.mark.parametrize("kind", ["whole", "adapter", "merged"])
+def test_its_code_runs_on_what_lies_beside_it(make_trainer, make_clip, tmp_path, monkeypatch, capsys, kind):
+    """The snippet as it stands but for the clip's name and a shorter answer, with plain transformers and peft."""
+    trainer = make_trainer(max_steps=1, lora_enable=kind != "whole", learning_rate=0.1)
+    trainer.train()
+    trainer.save_model()
+    folder = tmp_path / "run"
+    if kind == "merged":
+        folder = tmp_path / "whole"
+        merge(tmp_path / "run", folder)
+    data = ModelCard.load(folder / "README.md").data
+    assert data.library_name == ("peft" if kind == "adapter" else "transformers")
+    assert ("lora" in data.tags) == (kind == "adapter")
+    clip = make_clip("clip.mp4", 20)
+    monkeypatch.chdir(folder)
+    [code] = [block for block in blocks(Path("README.md"), "python") if "read_clip" in block]
+    code = code.replace('"clip.mp4"', repr(str(clip))).replace("max_new_tokens=512", "max_new_tokens=4")
+    names = {"__name__": "card"}
+    exec(compile(code, "README.md", "exec"), names)
+    assert capsys.readouterr().out.endswith("\n")
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        expected = trainer.model(input_ids=ids).logits
+        torch.testing.assert_close(names["model"](input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
+        base = AutoModelForImageTextToText.from_pretrained(trainer.prompt_settings.base_model)
+        assert (base(input_ids=ids).logits - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_push_to_the_hub_keeps_our_section_in_the_trainers_card(make_trainer, tmp_path, monkeypatch, lora):
+    pushed: list[str] = []
+
+    def upload(*hub, folder_path, **kwargs):
+        pushed.append((Path(folder_path) / "README.md").read_text())
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def create(*hub, **kwargs):
+        return SimpleNamespace(repo_id="org/sop")
+
+    monkeypatch.setattr(HfApi, "create_repo", create)
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    for name, fake in (("create_repo", create), ("upload_folder", upload)):  # where older versions look for them
+        monkeypatch.setattr(f"transformers.trainer.{name}", fake, raising=False)
+    trainer = make_trainer(max_steps=1, lora_enable=lora, push_to_hub=True, save_strategy="steps", save_steps=1)
+    trainer.train()  # pushes its checkpoint
+    trainer.push_to_hub()
+    early, late = pushed[0], pushed[-1]
+    assert early.count("## Inputs") == late.count("## Inputs") == 1
+    assert "Training hyperparameters" in late, "what the Trainer writes of a run stays"
+    for text in (early, late):
+        data = ModelCard(text).data
+        assert text.count("## Training\n") == 1 and "grpo" in data.tags
+        assert data.library_name == ("peft" if lora else "transformers")
