@@ -33,7 +33,8 @@ from qwenvl.data.records.record_file import (
     STREAM_ABOVE,
     STREAM_ABOVE_RECORDS,
     JoinedRecords,
-    open_records,
+    RecordFile,
+    records_of,
     spot_checked,
 )
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
@@ -46,7 +47,7 @@ class GRPODataset(Dataset):
     an empty place (see ``RepeatedSteps``).
 
     Args:
-        records: as ``open_records`` gives them.
+        records: as ``records_of`` gives them.
         parts: the data sets that the records come from, in order, or None for one without a name.
         options: how frames are chosen and decoded, and what becomes of media that can't be used.
         seed: of the frames drawn in training.
@@ -253,6 +254,7 @@ def load_dataset(
     columns: dict[str, str] | None = None,
     prompt_template: str | None = None,
     system: str | None = None,
+    format: str | None = None,
     check_record: RecordCheck | None = None,
     stream_above: int = STREAM_ABOVE,
     stream_above_records: int = STREAM_ABOVE_RECORDS,
@@ -263,7 +265,7 @@ def load_dataset(
 
     Args:
         dataset_use: as for ``resolve_datasets``.
-        allow_outside_media, allow_remote_media, columns, prompt_template, system: as ``ReadOptions`` has them.
+        allow_outside_media, allow_remote_media, columns, prompt_template, system, format: as ``ReadOptions`` has them.
         check_record, stream_above, stream_above_records: as for ``open_records``.
         seed: of the frames drawn in training, and of the rows of ``name%NN``.
         options, more: of ``GRPODataset``.
@@ -272,13 +274,14 @@ def load_dataset(
         RecordError, ValueError, FileNotFoundError: as its parts do. With ``on_bad_sample`` "error" also for media
             files that do not exist, before anything is decoded. Of a streamed file a few records are looked at.
     """
-    read_options = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system)
+    reading = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system, format)
+    bounds: dict[str, Any] = {"stream_above": stream_above, "stream_above_records": stream_above_records}
     read: list[Sequence[Record]] = []
-    sources = resolve_datasets(dataset_use, catalog_path)
-    bounds = {"stream_above": stream_above, "stream_above_records": stream_above_records}
-    for source in sources:
-        read.append(open_records(source, seed=seed, options=read_options, check_record=check_record, **bounds))
-    parts = [Part(source.name, len(records), source.weight) for source, records in zip(sources, read, strict=True)]
+    parts: list[Part] = []
+    for source in resolve_datasets(dataset_use, catalog_path):
+        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, **bounds)
+        read.append(records_of(file))
+        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as))
     dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":
         for records in read:

@@ -25,6 +25,12 @@ class ReadingOptions(Options):
     columns: str | None = option(
         None, "Names of fields as the files have them, and as they are known here: question=prompt,answer=solution."
     )
+    format: str | None = option(
+        None,
+        "Form that the rows of others are in, such as video-r1 or llava-video: all are in docs/formats.md. qwenvl: one "
+        "of our own. A data set whose catalog entry names its format has that.",
+        unset="guessed from the first row of each file, and said",
+    )
     prompt_template: str | None = option(None, "File with {prompt} in it, which each prompt's last user turn replaces.")
     system: str | None = option(
         None, "System turn of every prompt, in place of its own: a text, or a file that holds it."

@@ -27,11 +27,13 @@ class Part:
         name: as written in ``dataset_use``.
         size: its records.
         weight: how often it is drawn from, relative to the others, or None where no part has a weight.
+        read_as: the format that its rows were guessed to be in, None where they are in our own or it was named.
     """
 
     name: str
     size: int
     weight: float | None = None
+    read_as: str | None = None
 
 
 @dataclass(frozen=True)

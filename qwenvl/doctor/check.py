@@ -73,12 +73,14 @@ class Report:
 
     Attributes:
         good: records that can be trained on, in the order read. Each is read again when it is asked for.
+        read_as: the format that was guessed, by the name of the data set.
         problems: {"kind", "message"} of each row that can't.
         warnings: as ``problems``, of rows that can.
         findings: of the good ones.
     """
 
     good: Sequence[Record] = ()
+    read_as: dict[str, str] = field(default_factory=dict)
     problems: list[dict[str, str]] = field(default_factory=list)
     warnings: list[dict[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -104,6 +106,7 @@ class Report:
             "fitted_prompts": sum(finding.fitted is not None for finding in fine),
             "rescaled_clips": sum(finding.rescaled for finding in fine),
             "wrong_headers": sum(len(finding.notes) for finding in fine),
+            "read_as": self.read_as,
             "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
             "problems": self.problems,
             "warnings": self.warnings,
@@ -130,6 +133,7 @@ def examine(
     """
     report = Report()
     files = list(_opened(sources, options, check_record, report))
+    report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
     tokenizing = threading.Lock()  # tokenizers may not be shared
     limit = None
     if collator is not None and collator.limit is not None and collator.limit.fit_frames:

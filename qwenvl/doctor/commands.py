@@ -15,10 +15,11 @@ from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
-from qwenvl.data.records.record_file import JoinedRecords, RecordFile
+from qwenvl.data.records.presets.table import how_read
+from qwenvl.data.records.record_file import JoinedRecords
 from qwenvl.doctor.check import Report, examine, quantiles
 from qwenvl.doctor.convert import Written, write_records
-from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, sources_of
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, opened, sources_of
 from qwenvl.doctor.from_folder import command as from_folder
 from qwenvl.rewards.named import build_rubric
 from qwenvl.types import Record
@@ -56,9 +57,8 @@ def check(args: argparse.Namespace) -> int:
 
 def stats(args: argparse.Namespace) -> int:
     """Count what the records hold, without decoding anything, and how often training draws from each data set."""
-    sources = sources_of(args)
-    files = [RecordFile(source, seed=0, options=ReadOptions.of(args)) for source in sources]
-    parts = [Part(source.name, len(file), source.weight) for source, file in zip(sources, files, strict=True)]
+    files = opened(args)
+    parts = [Part(file.source.name, len(file), file.source.weight) for file in files]
     numbers, lengths, solutions = _count(JoinedRecords(files))
     draws = draws_per_epoch(parts)
     if args.json:
@@ -112,8 +112,7 @@ def _count(records: Iterable[Record]) -> tuple[dict[str, int], dict[str, dict[st
 
 def convert(args: argparse.Namespace) -> int:
     """Write the records of a data set in another form and kind of file."""
-    options = ReadOptions.of(args)
-    records = JoinedRecords([RecordFile(source, seed=0, options=options) for source in sources_of(args)])
+    records = JoinedRecords(opened(args))
     print(_written(write_records(records, Path(args.out)), args.out))
     return 0
 
@@ -137,6 +136,7 @@ def render(report: Report, name: str) -> str:
         f"{name}: {numbers['records']:,} records, {numbers['good']:,} good, {numbers['bad']:,} bad",
         f"  {numbers['clips']:,} clips, {numbers['images']:,} images, {numbers['text_only']:,} records of text alone",
     ]
+    lines += [f"  {how_read(*each)}" for each in report.read_as.items()]
     for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
         if numbers[title]:
             lines.append(f"  {title.replace('_', ' ')}: {_spread(numbers[title])}")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from qwenvl.config.flags import add_options
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.presets.table import how_read
+from qwenvl.data.records.record_file import RecordFile
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
@@ -41,3 +45,13 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
 def sources_of(args: argparse.Namespace) -> list[DatasetSource]:
     """Return the data sets that the command line names."""
     return resolve_datasets(args.dataset, args.dataset_catalog)
+
+
+def opened(args: argparse.Namespace) -> list[RecordFile]:
+    """Return the files of the data sets that the command line names. Say how each is read, where that was guessed."""
+    options = ReadOptions.of(args)
+    files = [RecordFile(source, seed=0, options=options) for source in sources_of(args)]
+    for file in files:
+        if file.read_as is not None:
+            print(how_read(file.source.name, file.read_as), file=sys.stderr)
+    return files

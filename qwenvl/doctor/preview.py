@@ -19,9 +19,8 @@ from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
 from qwenvl.data.options import SampleOptions
-from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, sources_of
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, opened
 from qwenvl.page.render import data_url, render
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
@@ -104,7 +103,7 @@ def preview(args: argparse.Namespace) -> str:
     """Return the page that the flags ask for."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
-    files = [RecordFile(each, seed=0, options=ReadOptions.of(args)) for each in sources_of(args)]
+    files = opened(args)
     rows = list(_spread(files, args.n))
     collator = make_collator(args)
     limit = collator.limit if args.fit_frames else None

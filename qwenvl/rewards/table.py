@@ -10,6 +10,7 @@ from typing import Any
 
 from qwenvl.rewards.functions.actions import accuracy, action_order, check_action_numbers, check_actions
 from qwenvl.rewards.functions.boxes import BoxGIoUReward, BoxIoUReward
+from qwenvl.rewards.functions.by_type import ProblemTypeReward
 from qwenvl.rewards.functions.contrast import temporal_contrast
 from qwenvl.rewards.functions.countdown import check_countdown, countdown
 from qwenvl.rewards.functions.format import FormatReward, StrictFormatReward
@@ -81,6 +82,7 @@ TABLE: dict[str, Entry] = {
     "temporal_iou": Entry(TemporalIoUReward, 0, 1),
     "box_iou": Entry(BoxIoUReward, 0, 1),
     "box_giou": Entry(BoxGIoUReward, -1, 1),
+    "by_problem_type": Entry(ProblemTypeReward, 0, 1),
     "judge": Entry(JudgeReward, 0, 1, remote=True),
 }
 

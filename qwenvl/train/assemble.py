@@ -24,6 +24,7 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.presets.table import how_read
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import apply_tuning, load_model, lora_config, unwrap
@@ -233,6 +234,9 @@ def build_dataset(
             limit=limit,
             frame_cache=frame_cache,
         )
+        for part in dataset.parts:
+            if part.read_as is not None:
+                say(how_read(part.name, part.read_as))
     elif not isinstance(dataset, Dataset):
         raise TypeError(
             "expected a data set of qwenvl.data or what --dataset_use takes, the path of a file of records for one, "

@@ -5,16 +5,17 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qwenvl.data.records.presets.table import check_name
 from qwenvl.data.records.rows import HUB_PREFIX
 from qwenvl.yaml_text import read_yaml
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHIPPED = _PACKAGE / "shipped_data" / "datasets.yaml"  # in a wheel alone: see setup.py
 DEFAULT_CATALOG = _SHIPPED if _SHIPPED.is_file() else _PACKAGE.parent / "data" / "datasets.yaml"
-ANNOTATION_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".parquet", ".csv", ".tsv")
+ANNOTATION_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".parquet", ".csv", ".tsv", ".txt")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class DatasetSource:
         media_root: the folder that the media paths of the records start from and may not leave.
         percent: share of the records to take, in (0, 100].
         weight: how often it is drawn from, relative to the others. None where each record has one turn an epoch.
+        format: the preset by which its rows are read, where the catalog names one.
     """
 
     name: str
@@ -34,6 +36,7 @@ class DatasetSource:
     media_root: Path
     percent: float = 100.0
     weight: float | None = None
+    format: str | None = None
 
 
 def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -> list[DatasetSource]:
@@ -44,8 +47,8 @@ def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -
     weight, so a name that itself ends in a colon and a number needs a weight after it.
 
     Args:
-        catalog_path: a YAML file of ``name: {annotation_path, media_root}``, whose relative paths start at its folder.
-            None takes the repository's ``data/datasets.yaml``, of which a wheel carries a copy.
+        catalog_path: a YAML file of ``name: {annotation_path, media_root, format}``, whose relative paths start at its
+            folder. None takes the repository's ``data/datasets.yaml``, of which a wheel carries a copy.
 
     Raises:
         ValueError: an unknown name (the message lists similar ones), a bad percentage or weight, a malformed catalog,
@@ -92,17 +95,20 @@ def _catalog_source(name: object, entry: object, path: Path) -> DatasetSource:
         raise ValueError(f"{where}: expected a name of letters, digits, '_', '-' and '.'")
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: expected {{annotation_path: ..., media_root: ...}}, got {entry!r}")
-    if unknown := set(entry) - {"annotation_path", "media_root"}:
-        raise ValueError(f"{where}: unknown key {sorted(map(str, unknown))[0]!r}; known: annotation_path, media_root")
+    if unknown := set(entry) - {"annotation_path", "media_root", "format"}:
+        known = "annotation_path, media_root, format"
+        raise ValueError(f"{where}: unknown key {sorted(map(str, unknown))[0]!r}; known: {known}")
     for key in entry:
         if not isinstance(entry[key], str):
-            raise ValueError(f"{where}.{key}: expected a path, got {entry[key]!r}")
+            raise ValueError(f"{where}.{key}: expected a {'name' if key == 'format' else 'path'}, got {entry[key]!r}")
+    if "format" in entry:
+        check_name(entry["format"])
     if "annotation_path" not in entry:
         raise ValueError(f"{where}: annotation_path is missing")
     annotation_path = path.parent / Path(entry["annotation_path"]).expanduser()
     root = entry.get("media_root")
     media_root = path.parent / Path(root).expanduser() if root is not None else annotation_path.parent
-    return DatasetSource(name, annotation_path, media_root)
+    return DatasetSource(name, annotation_path, media_root, format=entry.get("format"))
 
 
 def _check_weights(sources: list[DatasetSource]) -> None:
@@ -143,7 +149,7 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
                 f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
             )
         found = catalog[name]
-        source = DatasetSource(name, found.annotation_path, found.media_root, percent, weight)
+        source = replace(found, percent=percent, weight=weight)
     if not source.annotation_path.exists():
         raise FileNotFoundError(f"dataset_use: {entry}: no such file: {source.annotation_path}")
     return source

@@ -20,6 +20,7 @@ from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import media_path
+from qwenvl.data.records.presets.table import OURS, PRESETS, check_name, guessed, our_row
 from qwenvl.data.records.rows import Row
 from qwenvl.data.records.schemas import MAIN_KEYS, Draft, draft_of, with_types
 from qwenvl.types import ClipMeta, Message, Record
@@ -33,6 +34,7 @@ _RATES = ("video_fps", "frames_fps")
 _SECONDS = ("video_start", "video_end")
 META_KEYS = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
 _NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
+_ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class ReadOptions:
         columns: from names in the file to the names known here, ``{"question": "prompt"}``.
         prompt_template: a text in which the last user turn replaces ``{prompt}``.
         system: a system turn for every prompt. It replaces the prompt's own.
+        format: the preset by which rows are read, ``OURS`` for rows of our own forms. None guesses it from the first
+            row of a file.
     """
 
     allow_outside_media: bool = False
@@ -52,10 +56,13 @@ class ReadOptions:
     columns: dict[str, str] = field(default_factory=dict)
     prompt_template: str | None = None
     system: str | None = None
+    format: str | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_template is not None and "{prompt}" not in self.prompt_template:
             raise ValueError("prompt_template: expected a text that contains {prompt}")
+        if self.format is not None:
+            check_name(self.format)
 
     @classmethod
     def of(cls, flags: Any) -> ReadOptions:
@@ -71,6 +78,7 @@ class ReadOptions:
             columns=parse_columns(flags.columns or ""),
             prompt_template=None if template is None else Path(template).read_text("utf-8"),
             system=text_or_file(flags.system),
+            format=flags.format,
         )
 
 
@@ -103,13 +111,13 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         RecordError: the row is bad. The message begins with its place.
     """
     options = options or ReadOptions()
-    where, value = row.where, row.read()
-    if not isinstance(value, dict):
-        raise RecordError(f"{where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
-    value = _renamed(value, options.columns, where)
-    if row.untyped:
-        value = with_types(value)
+    where, value = row.where, _value(row, options)
+    preset = PRESETS.get(options.format or OURS)
+    if preset is not None:
+        value = our_row(preset, options.format or OURS, value, where)
     draft = _dressed(draft_of(value, where), options)
+    if preset is not None and preset.without_ending:
+        draft.videos[:] = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
     media = [
         [
             media_path(
@@ -137,6 +145,21 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         fields=value | {"solution": draft.solution} if "solution" in value else value,
         where=where,
     )
+
+
+def format_of(row: Row, options: ReadOptions) -> str:
+    """The name of the preset by which the rows of a file are to be read, by its first row. ``OURS`` where none fits.
+
+    Raises:
+        RecordError: several presets fit.
+    """
+    if options.format is not None:
+        return options.format
+    try:
+        value = _value(row, options)
+    except RecordError:  # told when the row is parsed
+        return OURS
+    return guessed(value, row.where) or OURS
 
 
 def parse_meta(meta: Any, where: str) -> ClipMeta:
@@ -180,6 +203,22 @@ def _meant(key: str) -> str | None:
     """The known key that another is nearly, in any case and with any sign between the words."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])|[\s.-]+", "_", key).lower()
     return next(iter(get_close_matches(plain, META_KEYS, n=1, cutoff=_NEAR)), None)
+
+
+def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
+    """What a row holds, under the names of ``options.columns`` and with types."""
+    value = row.read()
+    if not isinstance(value, dict):
+        raise RecordError(f"{row.where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
+    value = _renamed(value, options.columns, row.where)
+    return with_types(value) if row.untyped else value
+
+
+def _with_ending(clip: Any, media_root: Path) -> Any:
+    """The path of a clip that is named without its ending: that of the file that is there."""
+    if not isinstance(clip, str) or Path(clip).suffix.lower() in _ENDINGS or (media_root / clip).exists():
+        return clip
+    return next((clip + ending for ending in _ENDINGS if (media_root / (clip + ending)).exists()), clip + _ENDINGS[0])
 
 
 def _renamed(row: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from qwenvl.data.media.source import forget_folders
 from qwenvl.data.options import ReadingOptions
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.formats import open_rows
-from qwenvl.data.records.parse import ReadOptions, RecordCheck, parse_row
+from qwenvl.data.records.parse import ReadOptions, RecordCheck, format_of, parse_row
+from qwenvl.data.records.presets.table import OURS
 from qwenvl.data.records.rows import Row
+from qwenvl.data.records.whole_file import WholeFile
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
 
@@ -41,7 +44,9 @@ class RecordFile(Sequence[Record]):
         stream_above_records: so is a file of more rows than these.
 
     Attributes:
+        source: what names the file.
         streamed: the file is above one of the two bounds.
+        read_as: the preset by which the rows are read, where it was guessed and not named. None for our own forms.
         damage: why the file can't be read to its end, where that is so.
 
     Raises:
@@ -60,9 +65,13 @@ class RecordFile(Sequence[Record]):
         stream_above_records: int = STREAM_ABOVE_RECORDS,
     ) -> None:
         forget_folders()
-        self._file = open_rows(source.annotation_path)
+        self.source = source
+        options = options or ReadOptions()
+        named = source.format or options.format
+        self._file = open_rows(source.annotation_path, named)
+        self._options = replace(options, format=named or self._guessed(options))
+        self.read_as = None if named or self._options.format == OURS else self._options.format
         self._media_root = Path(os.path.realpath(source.media_root))
-        self._options = options or ReadOptions()
         self._check_record = check_record
         self.streamed = stream_above is not None and self._file.exceeds(stream_above, stream_above_records)
         self._by_number = self._file.at_random() if self.streamed else None
@@ -118,6 +127,16 @@ class RecordFile(Sequence[Record]):
                 yield record
         if self.damage is not None:
             yield self.damage
+
+    def _guessed(self, options: ReadOptions) -> str:
+        """The preset that the rows are in, by the kind of file or by the first row."""
+        if isinstance(self._file, WholeFile) and self._file.read_as is not None:
+            return self._file.read_as
+        try:
+            first = next(iter(self._file), None)
+        except RecordError:  # a damaged file, as those who read it will find out
+            return OURS
+        return OURS if first is None else format_of(first, options)
 
     def _rows(self) -> Iterator[Row]:
         rows, passed = iter(self._file), 0
@@ -188,11 +207,20 @@ def open_records(
     """
     bounds: dict[str, Any] = {"stream_above": stream_above, "stream_above_records": stream_above_records}
     file = RecordFile(source, seed=seed, options=options, check_record=check_record, **bounds)
+    return records_of(file)
+
+
+def records_of(file: RecordFile) -> Sequence[Record]:
+    """The records of a file as a list, or the file itself where it is streamed.
+
+    Raises:
+        RecordError: as for ``open_records``.
+    """
     if file.streamed:
         for _ in spot_checked(file):  # none is kept: rows may be large
             pass
         return file
     records = [record for record in file]  # list(file) would ask for the length
     if not records:
-        raise RecordError(f"{source.annotation_path}: no records in the file")
+        raise RecordError(f"{file.source.annotation_path}: no records in the file")
     return records

@@ -49,6 +49,7 @@ USUAL_NAMES = {
 }
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
+NESTED_COLUMNS |= {"options", "choices", "candidates"}
 
 
 @dataclass

@@ -90,7 +90,7 @@ class TextFile:
             if self._is_array:
                 yield from _array_rows(file, self._name)
             elif self._is_csv:
-                yield from _csv_rows(file, self._name, "\t" if ".tsv" in self.path.suffixes else ",")
+                yield from _csv_rows(file, self._name, _delimiter(file, self.path))
             else:
                 yield from lines_of(file, self._name)
 
@@ -138,6 +138,15 @@ def _array_rows(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
     except ArrayDamage as damage:
         message = f"{where}[{number}]: not valid JSON: {damage}; what follows in the file can't be read"
         raise RecordError(message, "JSON") from None
+
+
+def _delimiter(file: BinaryIO, path: Path) -> str:
+    """What parts the cells: a tab in TSV, and in CSV a comma, or a semicolon where the first line has no comma."""
+    if ".tsv" in path.suffixes:
+        return "\t"
+    first = file.readline(2**16)
+    file.seek(0)
+    return ";" if b";" in first and b"," not in first else ","
 
 
 def _csv_rows(file: BinaryIO, where: str, delimiter: str) -> Iterator[tuple[int, bytes]]:

@@ -170,7 +170,6 @@ def test_a_bad_meta_says_where_and_what(write_rows, make_row, meta, message):
     [
         ({"prompt": "no tag", "video": "a.mp4"}, "the prompt has 0 <video> tags but `video` names 1 files"),
         ({"prompt": "<image><image>", "image": "a.png"}, "the prompt has 2 <image> tags but `image` names 1 files"),
-        ({"prompt": "<video>", "videos": ["a.mp4"]}, "the row has `videos`, did you mean `video`?"),
         (
             {"prompt": "<video><video>", "video": ["a", "b"], "meta": {}},
             "expected a list, one entry for each of 2 videos",

@@ -1,0 +1,204 @@
+"""Files of others, as their authors write them, are told by their first row and become records that are scored."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.records.presets.asking import ASKED_FOR, chosen, options_of
+from qwenvl.data.records.presets.table import PRESETS, guessed
+from qwenvl.data.records.record_file import RecordFile, open_records
+from qwenvl.rewards import build_rubric
+from tests.foreign_files import FILES, VIDEO_MME, write_all
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("foreign"))
+
+
+def records_of(path, **options):
+    [source] = resolve_datasets(str(path))
+    return open_records(source, seed=0, options=ReadOptions(**options))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_is_told_and_read(name, files):
+    expected = FILES[name]
+    [source] = resolve_datasets(str(files[name]))
+    file = RecordFile(source, seed=0)
+    assert file.read_as == expected.format
+    records = [record for record in file]
+    assert len(records) == expected.count
+    assert (records[0].messages[-1].text, records[0].solution) == (expected.prompt, expected.solution)
+    for record in records:
+        assert len(record.videos) + len(record.images) == 1
+        assert all(path.startswith(str(files[name].parent)) for path in (*record.videos, *record.images))
+        assert "thinking" not in record.fields or record.fields["thinking"] == "It moves to the right."
+    by_name = RecordFile(source, seed=0, options=ReadOptions(format=expected.format))
+    assert [record for record in by_name] == records and by_name.read_as is None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_clips_that_are_named_are_there(name, files):
+    for record in records_of(files[name]):
+        for path in (*record.videos, *record.images):
+            assert Path(path).is_file(), "with the ending that the file on the disk has"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_rewards_of_each_format_can_score_it(name, files):
+    for reward in PRESETS[FILES[name].format].rewards:
+        if reward == "multiple_choice":  # of those records that are questions with letters
+            continue
+        rubric = build_rubric([reward])
+        for record in records_of(files[name]):
+            assert rubric.check_record(record) is None
+            answer = record.solution if "<answer>" in record.solution else f"<answer>{record.solution}</answer>"
+            columns = {"solution": [record.solution], "problem_type": [record.fields.get("problem_type")]}
+            assert rubric.score([answer], columns).total.tolist() == [pytest.approx(1)], "the solution is right"
+
+
+def test_what_the_records_carry(files):
+    [first, *_] = records_of(files["mvbench"])
+    assert (first.clip_meta[0].video_start, first.clip_meta[0].video_end) == (0.5, 1.5)
+    assert first.fields["question_id"] == "Interaction_T1_13"
+    spans = records_of(files["activitynet"])
+    assert [record.solution for record in spans] == [
+        "<answer>0.28 to 1.15</answer>",
+        "<answer>0.5 to 1.9</answer>",
+    ], "an entry whose times are the wrong way round"
+    assert spans[1].where.endswith("activitynet.json: v_QOlSCBRmfWY[1]") and spans[1].fields["duration"] == 2.0
+    [brief] = records_of(files["sharegpt"])
+    assert [message.role for message in brief.messages] == ["system", "user"]
+    matched = records_of(files["tempcompass"])[2]
+    assert "A. It rolls.\nB. It moves." in matched.messages[0].text and matched.solution == "<answer>B</answer>"
+    assert records_of(files["label-studio"])[0].fields["source_id"] == 3
+
+
+def test_several_questions_about_one_clip_are_turns(tmp_path):
+    row = {"video": "a.mp4", "QA": [{"q": "Who?", "a": "A man."}, {"i": "", "q": "And then?", "a": "He jumps."}]}
+    (tmp_path / "qa.json").write_text(json.dumps([row]))
+    [record] = records_of(tmp_path / "qa.json")
+    texts = [(message.role, message.text) for message in record.messages]
+    assert texts == [("user", "<video>Who?"), ("assistant", "A man."), ("user", "And then?")]
+    assert record.solution == "He jumps."
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (VIDEO_MME | {"answer": "E"}, "read as videomme: answer: 'E' is none of the options A. Apples., B. Squares."),
+        (VIDEO_MME | {"options": "A. x"}, "read as videomme: options: expected a list of options"),
+        (VIDEO_MME | {"videoID": None}, "read as videomme: videoID: expected text, got nothing"),
+        (VIDEO_MME | {"question": 3}, "read as videomme: question: expected text, got number 3"),
+        ({"QA": [{"q": "", "a": "x"}], "video": "a.mp4"}, "read as videochat: QA[0].q: expected text"),
+        ({"QA": [], "video": "a.mp4"}, "read as videochat: QA: expected a list, got list []"),
+        (
+            {"annotations": [], "data": {"video": "a.mp4"}},
+            "read as label-studio: annotations: expected one that is not",
+        ),
+        (
+            {"video_id": "1", "question": "Describe it.", "answer": "", "dim": "speed", "mc_answer": "A"},
+            "captions are judged by a language model",
+        ),
+        (
+            {"problem": "?", "problem_type": "OCR", "solution": "x", "path": "a.mp4"},
+            'data_type: expected "video" or "image"',
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_named(row, message, tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    with pytest.raises(RecordError) as caught:
+        records_of(tmp_path / "rows.json")
+    assert str(caught.value).startswith(f"{tmp_path}/rows.json[0]: ") and message in str(caught.value)
+
+
+def test_a_row_that_several_formats_fit_is_not_guessed():
+    row = {"QA": [{"q": "Who?", "a": "A man."}], "annotations": [], "data": {"video": "a.mp4"}, "video": "a.mp4"}
+    with pytest.raises(
+        RecordError, match="may be read as videochat or as label-studio; say which by --format videochat"
+    ):
+        guessed(row, "rows.json[0]")
+
+
+def test_a_format_can_be_named_and_none_be_guessed(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(
+        json.dumps([{"question": "Which?", "answer": "B", "choices": {"A": "x", "B": "y"}, "video": "a.mp4"}])
+    )
+    assert "\nB. y\n" in records_of(path)[0].messages[0].text
+    with pytest.raises(RecordError, match="expected an object with `conversations`, `messages` or `prompt`"):
+        records_of(path, format="qwenvl")
+    with pytest.raises(RecordError, match="read as mmvu: question_type: expected text"):
+        records_of(path, format="mmvu")
+    with pytest.raises(ValueError, match="no format 'videomm'; did you mean videomme"):
+        records_of(path, format="videomm")
+
+
+def test_a_catalog_names_the_format_of_a_data_set(tmp_path, files):
+    catalog = tmp_path / "datasets.yaml"
+    entry = f"annotation_path: {files['videomme, json']}"
+    catalog.write_text(f"bench: {{{entry}, format: videomme}}\nother: {{{entry}, format: qwenvl}}\n")
+    bench, other = (resolve_datasets(name, catalog)[0] for name in ("bench", "other"))
+    assert len(open_records(bench, seed=0, options=ReadOptions(format="mmvu"))) == 1, "before the flag"
+    with pytest.raises(RecordError):
+        open_records(other, seed=0)
+    catalog.write_text(f"bench: {{{entry}, format: videome}}\n")
+    with pytest.raises(ValueError, match="did you mean videomme"):
+        resolve_datasets("bench", catalog)
+
+
+def test_columns_are_renamed_before_the_format_is_guessed(tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps([{"q": "Which?", "answer": "yes", "video": "a.mp4"}]))
+    [record] = records_of(tmp_path / "rows.json", columns={"q": "question"})
+    assert record.fields["problem_type"] == "yes or no"
+    [record] = records_of(tmp_path / "rows.json", columns={"q": "prompt", "answer": "solution"})
+    assert record.messages[0].text == "<video>Which?", "one of our own forms: nothing is added"
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"data": 3}', '{"data": []}', '{\n"a": {"timestamps": [[1, 2]]}\n}', "{\n"]
+)
+def test_other_files_of_one_object_are_what_they_were(text, tmp_path):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(RecordError):
+        records_of(tmp_path / "rows.json")
+
+
+def test_lines_and_objects_with_damage_are_named(tmp_path):
+    (tmp_path / "sta.txt").write_text("3MSZA 1.0 2.0##a\n\n3MSZA 1.0##b\n")
+    with pytest.raises(RecordError, match=r"sta.txt:3: read as charades-sta: no line of this format: '3MSZA 1.0##b'"):
+        records_of(tmp_path / "sta.txt")
+    entry = {"v_a": {"duration": 3, "timestamps": [[0, 1]], "sentences": ["a", "b"]}}
+    (tmp_path / "net.json").write_text(json.dumps(entry))
+    with pytest.raises(RecordError, match=r"net.json: read as activitynet: v_a: 1 timestamps and 2 sentences"):
+        records_of(tmp_path / "net.json")
+
+
+def test_options_by_hand():
+    assert [tuple(option) for option in options_of(["(A) x", "(B) y"])] == [("A", "x"), ("B", "y")]
+    assert [tuple(option) for option in options_of(["A. x", "C. y"])] == [("A", "A. x"), ("B", "C. y")]
+    options = options_of(["3", "1", "B"])
+    assert [chosen(answer, options) for answer in ("3", 1, "B", "A", "(A) 3", "A, C")] == [
+        "A",
+        "B",
+        "C",
+        "A",
+        "A",
+        "A, C",
+    ]
+    assert set(ASKED_FOR) == {
+        "multiple choice",
+        "numerical",
+        "regression",
+        "OCR",
+        "free-form",
+        "yes or no",
+        "temporal grounding",
+        "labels",
+    }

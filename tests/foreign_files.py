@@ -1,0 +1,356 @@
+"""Files as the authors of other formats write them, each over a folder with one small clip and one picture.
+
+What is asked and answered is made up. Keys, nesting and spelling are those of the authors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from qwenvl.demo.clips import encode
+
+CLIPS = (
+    *("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4", "1021488277.mkv", "videos/Art/0.mp4"),
+    *("arkitscenes/41069025.mp4", "upload/1/0a1b-clip.mp4", "v_QOlSCBRmfWY.mkv", "3MSZA.mp4", "star/ZS9XR.mp4"),
+)
+FORM = "First think, within <think> </think>. Then give"
+LETTER = f"{FORM} the letter of the right option within <answer> </answer>."
+
+
+class Foreign(NamedTuple):
+    """A file of another format.
+
+    Attributes:
+        format: the preset that reads it.
+        content: what is written, as JSON unless it is text.
+        prompt: of the first record.
+        solution: of the first record.
+        suffix: of the file's name.
+        count: of its records.
+    """
+
+    format: str
+    content: Any
+    prompt: str
+    solution: str
+    suffix: str = ".json"
+    count: int = 1
+
+    def write(self, path: Path) -> Path:
+        """Write the file."""
+        if self.suffix == ".parquet":
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self.content), path)
+        elif isinstance(self.content, str):
+            path.write_text(self.content, encoding="utf-8")
+        elif self.suffix == ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in self.content), encoding="utf-8")
+        else:
+            path.write_text(json.dumps(self.content, indent=2), encoding="utf-8")
+        return path
+
+
+def make_media(folder: Path) -> None:
+    """The clips and the picture that the files name."""
+    pictures = np.zeros((16, 56, 56, 3), np.uint8)
+    for k, picture in enumerate(pictures):
+        picture[20:32, 2 * k : 2 * k + 12] = (200, 120, 40)
+    for name in CLIPS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        encode(folder / name, pictures, 8, options={})
+    Image.new("RGB", (64, 48), (200, 30, 30)).save(folder / "part.png")
+
+
+def video_r1(
+    n: int, kind: str, options: list[str], solution: str, path: str = "./MVBench/clip.mp4", **more: Any
+) -> dict:
+    """A row of Video-R1."""
+    row = {"problem_id": n, "problem": f"What is asked {n}?", "data_type": "video", "problem_type": kind}
+    row |= {"options": options, "solution": f"<answer>{solution}</answer>", "path": path, "data_source": "made up"}
+    return row | more
+
+
+CHOICES = ["A. moves left", "B. moves right"]
+CHOICES_ASKED = f"<video>What is asked 0?\nA. moves left\nB. moves right\n{LETTER}"
+SAYS = [{"from": "human", "value": "<image>\nWhat is shown?"}, {"from": "gpt", "value": "A square."}]
+ANNOTATION = {
+    "id": 7,
+    "completed_by": 1,
+    "was_cancelled": False,
+    "ground_truth": False,
+    "result": [
+        {
+            "id": "b",
+            "type": "timelinelabels",
+            "from_name": "steps",
+            "to_name": "video",
+            "value": {"ranges": [{"start": 61, "end": 90}], "timelinelabels": ["fasten the screw"]},
+        },
+        {
+            "id": "a",
+            "type": "timelinelabels",
+            "from_name": "steps",
+            "to_name": "video",
+            "value": {"ranges": [{"start": 1, "end": 60}], "timelinelabels": ["insert the fan"]},
+        },
+    ],
+    "lead_time": 12.5,
+}
+TASK = {
+    "id": 3,
+    "annotations": [ANNOTATION | {"was_cancelled": True, "result": []}, ANNOTATION],
+    "file_upload": "0a1b-clip.mp4",
+    "drafts": [],
+    "predictions": [],
+    "data": {"video": "/data/upload/1/0a1b-clip.mp4"},
+    "meta": {},
+    "created_at": "2024-01-01T00:00:00Z",
+    "inner_id": 1,
+    "project": 1,
+}
+VIDEO_MME = {
+    "video_id": "001",
+    "duration": "short",
+    "domain": "Knowledge",
+    "sub_category": "Humanity",
+    "url": "https://www.youtube.com/watch?v=fFjv93ACGo8",
+    "videoID": "fFjv93ACGo8",
+    "question_id": "001-1",
+    "task_type": "Counting Problem",
+    "question": "What moves?",
+    "options": ["A. Apples.", "B. Squares."],
+    "answer": "B",
+}
+VIDEO_MME_ASKED = f"<video>What moves?\nA. Apples.\nB. Squares.\n{LETTER}"
+VSI = {"id": 0, "dataset": "arkitscenes", "scene_name": "41069025", "question": "How many?"}
+SENTENCE = '<video>When does the following happen in the video? "{}"\n' + (
+    f"{FORM} start and end in seconds, with the word to between them, within <answer> </answer>."
+)
+
+FILES: dict[str, Foreign] = {
+    "llava-video": Foreign(
+        "llava-video",
+        [{"id": "x", "conversations": SAYS, "data_source": "0_30_s_academic_v0_1", "video": "academic/clip.mp4"}],
+        "<video>\nWhat is shown?",
+        "A square.",
+    ),
+    "videochat": Foreign(
+        "videochat",
+        [{"video": "clip.mp4", "QA": [{"i": "Look at the clip.", "q": "What moves?", "a": "A square."}]}],
+        "<video>Look at the clip.\nWhat moves?",
+        "A square.",
+    ),
+    "video-r1, training": Foreign(
+        "video-r1",
+        [
+            video_r1(0, "multiple choice", CHOICES, "B", process="<think>It moves to the right.</think>"),
+            video_r1(1, "free-form", [], "A square moves."),
+            video_r1(2, "OCR", [], "STOP", "./part.png", data_type="image"),
+        ],
+        CHOICES_ASKED,
+        "<answer>B</answer>",
+        count=3,
+    ),
+    "video-r1, eval_mvbench": Foreign(
+        "video-r1", [video_r1(0, "multiple choice", CHOICES, "A")], CHOICES_ASKED, "<answer>A</answer>"
+    ),
+    "video-r1, eval_videomme": Foreign(
+        "video-r1", [video_r1(0, "multiple choice", CHOICES, "B")], CHOICES_ASKED, "<answer>B</answer>"
+    ),
+    "video-r1, eval_tempcompass": Foreign(
+        "video-r1", [video_r1(0, "multiple choice", CHOICES, "A")], CHOICES_ASKED, "<answer>A</answer>"
+    ),
+    "video-r1, eval_mmvu": Foreign(
+        "video-r1", [video_r1(0, "multiple choice", CHOICES, "B")], CHOICES_ASKED, "<answer>B</answer>"
+    ),
+    "video-r1, eval_videommmu": Foreign(
+        "video-r1",
+        [video_r1(0, "numerical", [], "3.5"), video_r1(1, "multiple choice", CHOICES, "B")],
+        f"<video>What is asked 0?\n{FORM} a number within <answer> </answer>.",
+        "<answer>3.5</answer>",
+        count=2,
+    ),
+    "video-r1, eval_vsibench": Foreign(
+        "video-r1",
+        [video_r1(0, "regression", [], "2.1"), video_r1(1, "multiple choice", CHOICES, "B")],
+        f"<video>What is asked 0?\n{FORM} a number within <answer> </answer>.",
+        "<answer>2.1</answer>",
+        count=2,
+    ),
+    "label-studio": Foreign(
+        "label-studio",
+        [TASK],
+        f"<video>What does the video show?\n{FORM} the labels, with commas between them, within <answer> </answer>.",
+        "<answer>insert the fan, fasten the screw</answer>",
+    ),
+    "sharegpt": Foreign(
+        "sharegpt",
+        [
+            {
+                "conversations": [
+                    {"from": "user", "value": "<video>What is shown?"},
+                    {"from": "assistant", "value": "a square"},
+                ],
+                "system": "Be brief.",
+                "videos": ["clip.mp4"],
+            }
+        ],
+        "<video>What is shown?",
+        "a square",
+    ),
+    "trl": Foreign(
+        "trl",
+        [{"prompt": [{"role": "user", "content": "Which part?"}], "image": "part.png", "solution": "a lid"}],
+        "<image>Which part?",
+        "a lid",
+        ".parquet",
+    ),
+    "semicolon CSV": Foreign(
+        "question-answer",
+        "\ufeffquestion;answer;A;B;video\nWhich way?;B;left;right, of course;clip.mp4\n",
+        f"<video>Which way?\nA. left\nB. right, of course\n{LETTER}",
+        "<answer>B</answer>",
+        ".csv",
+    ),
+    "data": Foreign(
+        "question-answer",
+        {
+            "version": "1.0",
+            "data": [{"question": "How many?", "answer": 3, "video": "clip.mp4"}],
+        },
+        f"<video>How many?\n{FORM} a number within <answer> </answer>.",
+        "<answer>3</answer>",
+    ),
+    "activitynet": Foreign(
+        "activitynet",
+        {
+            "v_QOlSCBRmfWY": {
+                "duration": 2.0,
+                "timestamps": [[0.28, 1.15], [1.9, 0.5]],
+                "sentences": ["A square appears.", " It leaves."],
+            }
+        },
+        SENTENCE.format("A square appears."),
+        "<answer>0.28 to 1.15</answer>",
+        count=2,
+    ),
+    "easyr1": Foreign(
+        "easyr1",
+        [{"images": ["part.png"], "problem": "<image>How many lids?", "answer": "1"}],
+        f"<image>How many lids?\n{FORM} a number within <answer> </answer>.",
+        "<answer>1</answer>",
+        ".parquet",
+    ),
+    "charades-sta": Foreign(
+        "charades-sta",
+        "3MSZA 24.3 30.4##person turn a light on.\n3MSZA 0.0 8.5##person sits down.\n",
+        SENTENCE.format("person turn a light on."),
+        "<answer>24.3 to 30.4</answer>",
+        ".txt",
+        count=2,
+    ),
+    "videomme": Foreign("videomme", [VIDEO_MME], VIDEO_MME_ASKED, "<answer>B</answer>", ".parquet"),
+    "videomme, json": Foreign("videomme", [VIDEO_MME], VIDEO_MME_ASKED, "<answer>B</answer>"),
+    "mvbench": Foreign(
+        "mvbench",
+        [
+            {
+                "video": "star/ZS9XR.mp4",
+                "question": "What happens?",
+                "candidates": ["It falls.", "It moves."],
+                "answer": "It moves.",
+                "question_id": "Interaction_T1_13",
+                "start": 0.5,
+                "end": 1.5,
+            }
+        ],
+        f"<video>What happens?\nA. It falls.\nB. It moves.\n{LETTER}",
+        "<answer>B</answer>",
+    ),
+    "tempcompass": Foreign(
+        "tempcompass",
+        [
+            {
+                "video_id": "1021488277",
+                "question": "What is it doing?\nA. rolling\nB. moving",
+                "answer": "B. moving",
+                "dim": "action",
+            },
+            {"video_id": "1021488277", "question": "Does it roll?", "answer": "no", "dim": "action"},
+            {
+                "video_id": "1021488277",
+                "question": "Which sentence fits?\nOption 1: It rolls.\nOption 2: It moves.",
+                "answer": "Option 2: It moves.",
+                "dim": "action",
+            },
+        ],
+        f"<video>What is it doing?\nA. rolling\nB. moving\n{LETTER}",
+        "<answer>B</answer>",
+        ".parquet",
+        count=3,
+    ),
+    "tempcompass, the authors'": Foreign(
+        "tempcompass",
+        {"1021488277": {"action": [{"question": "Which?\nA. rolling\nB. moving", "answer": "B. moving"}]}},
+        f"<video>Which?\nA. rolling\nB. moving\n{LETTER}",
+        "<answer>B</answer>",
+    ),
+    "mmvu": Foreign(
+        "mmvu",
+        [
+            {
+                "id": "validation_0",
+                "video": "https://huggingface.co/datasets/yale-nlp/MMVU/resolve/main/videos/Art/0.mp4",
+                "youtube_url": "",
+                "question_type": "multiple-choice",
+                "question": "Which?",
+                "choices": {"A": "left", "B": "right", "C": "", "D": "", "E": ""},
+                "answer": "B",
+                "metadata": {"subject": "Art", "textbook": "", "rationale": "", "knowledge": []},
+            },
+            {
+                "id": "validation_1",
+                "video": "https://huggingface.co/datasets/yale-nlp/MMVU/resolve/main/videos/Art/0.mp4",
+                "youtube_url": "",
+                "question_type": "open-ended",
+                "question": "Which?",
+                "choices": {"A": "", "B": "", "C": "", "D": "", "E": ""},
+                "answer": "depth-first search",
+                "metadata": {"subject": "Art", "textbook": "", "rationale": "", "knowledge": []},
+            },
+        ],
+        f"<video>Which?\nA. left\nB. right\n{LETTER}",
+        "<answer>B</answer>",
+        count=2,
+    ),
+    "vsi-bench": Foreign(
+        "vsi-bench",
+        [
+            VSI | {"question_type": "object_counting", "ground_truth": "4", "options": None},
+            VSI
+            | {
+                "question_type": "object_rel_distance",
+                "ground_truth": "B",
+                "options": ["A. chair", "B. table", "C. stool", "D. bed"],
+            },
+        ],
+        f"<video>How many?\n{FORM} a number within <answer> </answer>.",
+        "<answer>4</answer>",
+        ".parquet",
+        count=2,
+    ),
+}
+
+
+def write_all(folder: Path) -> dict[str, Path]:
+    """Write all files and their media. Returns the path of each."""
+    make_media(folder)
+    names: Callable[[str], str] = lambda name: name.replace(", ", "-").replace(" ", "-").replace("'", "")
+    return {name: each.write(folder / (names(name) + each.suffix)) for name, each in FILES.items()}
