@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from qwenvl.data.dataset import load_dataset
 from qwenvl.rewards.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,29 +108,3 @@ def test_the_numbers_that_the_page_of_symptoms_names_are_logged():
     named = {code for code in CODE.findall(page) if re.fullmatch(r"[a-z_]+/[\w<>]+", code)}
     assert len(named) > 20
     assert [name for name in sorted(named) if not is_logged(name)] == []
-
-
-def test_the_snippet_for_video_r1_makes_records(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "from_video_r1.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "Video-R1-data" / "clips").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    kinds = ["multiple choice", "numerical", "OCR", "free-form", "regression"]
-    given = [
-        {"problem": "What happens?", "options": ["A. it falls", "B. it flies"], "solution": "<answer>A</answer>"}
-        | {"problem_type": kind, "data_type": ("video", "image")[n % 2], "path": f"./clips/{n}.mp4"}
-        for n, kind in enumerate(kinds)
-    ]
-    Path("Video-R1-data/Video-R1-260k.json").write_text(json.dumps(given))
-    for row in given:
-        Path("Video-R1-data", row["path"]).touch()
-    exec(compile(code, "from_video_r1.md", "exec"), {"__name__": "page"})
-    records = load_dataset("Video-R1-data/video_r1.jsonl", seed=0, training=True).records
-    rewards = [record.fields["reward"][0] for record in records]
-    assert rewards == ["multiple_choice", "numeric", "ocr", "rouge", "regression"]
-    assert all(name in TABLE for record in records for name in record.fields["reward"])
-    first = records[0]
-    assert first.messages[0].text.startswith("<video>\nWhat happens?\nA. it falls\nB. it flies\nThink")
-    assert first.videos == (str(tmp_path / "Video-R1-data" / "clips" / "0.mp4"),)
-    assert first.solution == "<answer>A</answer>"
-    assert records[1].images and not records[1].videos

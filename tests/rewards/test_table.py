@@ -19,12 +19,20 @@ SOLUTIONS = {
     "numeric": "2.5",
     "regression": "10",
     "multiple_choice": "B",
+    "by_problem_type": "B",
     "yes_no": "yes",
     "temporal_iou": "3 to 8",
     "box_iou": "[10, 10, 50, 60], [0, 0, 5, 5]",
     "box_giou": "[10, 10, 50, 60], [0, 0, 5, 5]",
 }
-FIELDS = {"nums": [1, 2, 3], "target": 6, "width": 640, "height": 480, "duration": 12.5}
+FIELDS = {
+    "nums": [1, 2, 3],
+    "target": 6,
+    "width": 640,
+    "height": 480,
+    "duration": 12.5,
+    "problem_type": "multiple choice",
+}
 LOCAL = [name for name, entry in TABLE.items() if not entry.remote]
 
 PIECES = st.sampled_from(

@@ -114,7 +114,8 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     where, value = row.where, _value(row, options)
     preset = PRESETS.get(options.format or OURS)
     if preset is not None:
-        value = our_row(preset, options.format or OURS, value, where)
+        form = "<answer>" not in (options.prompt_template or "") + (options.system or "")
+        value = our_row(preset, options.format or OURS, value, where, form)
     draft = _dressed(draft_of(value, where), options)
     if preset is not None and preset.without_ending:
         draft.videos[:] = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]

@@ -66,18 +66,20 @@ def options_of(given: Any, key: str = "options") -> list[Option]:
     return [Option(letter, text.strip()) for letter, text in zip(letters, texts, strict=True)]
 
 
-def asked(question: str, kind: str, options: Sequence[Option] = ()) -> str:
-    """The text of a prompt: the question, its options, and in which form to answer.
-
-    A question that mentions ``<answer>`` says itself how to answer, and one that has all options in it lists them.
-    """
+def asked(question: str, options: Sequence[Option] = ()) -> str:
+    """A question with its options, each on a line. One that has all options in it lists them itself."""
     lines = [question.strip()]
     if not all(re.search(rf"\b{option.letter}[).:] ?{re.escape(option.text)}", question) for option in options):
         lines += [f"{option.letter}. {option.text}" for option in options]
-    if "<answer>" not in question:
-        wanted = ASKED_FOR.get(kind, "the answer")
-        lines.append(f"First think, within <think> </think>. Then give {wanted} within <answer> </answer>.")
     return "\n".join(lines)
+
+
+def with_form(prompt: str, kind: str) -> str:
+    """A prompt with the form in which to answer. One that mentions ``<answer>`` says itself how to answer."""
+    if "<answer>" in prompt:
+        return prompt
+    wanted = ASKED_FOR.get(kind, "the answer")
+    return f"{prompt}\nFirst think, within <think> </think>. Then give {wanted} within <answer> </answer>."
 
 
 def chosen(answer: Any, options: Sequence[Option], key: str = "answer") -> str:

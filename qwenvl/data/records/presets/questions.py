@@ -43,7 +43,7 @@ def question_row(
     kind = kind or (CHOICE if options else kind_of_answer(answer))
     solution = chosen(answer, options) if options and kind == CHOICE else bare(answer)
     media = media_of(row) if media is None else media
-    made = {"prompt": asked(question, kind, options), "solution": tagged(solution), "problem_type": kind}
+    made = {"prompt": asked(question, options), "solution": tagged(solution), "problem_type": kind}
     return rest_of(row, used) | media | made | more
 
 

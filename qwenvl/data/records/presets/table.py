@@ -6,6 +6,7 @@ import difflib
 from typing import Any
 
 from qwenvl.data.errors import RecordError
+from qwenvl.data.records.presets.asking import with_form
 from qwenvl.data.records.presets.benchmarks import BENCHMARKS
 from qwenvl.data.records.presets.chats import CHATS
 from qwenvl.data.records.presets.grounding import GROUNDING
@@ -63,13 +64,19 @@ def guessed(row: Any, where: str) -> str | None:
     return special[0] if special else None
 
 
-def our_row(preset: Preset, name: str, row: Row, where: str) -> Row:
+def our_row(preset: Preset, name: str, row: Row, where: str, form: bool = True) -> Row:
     """One of our rows, made by a preset.
+
+    Args:
+        form: a prompt that is made of a question also says in which form to answer.
 
     Raises:
         RecordError: the row is not of this form.
     """
     try:
-        return preset.row(row)
+        made = preset.row(row)
     except ValueError as error:
         raise RecordError(f"{where}: read as {name}: {error}") from None
+    if form and isinstance(made.get("prompt"), str):
+        made["prompt"] = with_form(made["prompt"], made["problem_type"])
+    return made

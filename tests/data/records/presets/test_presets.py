@@ -202,3 +202,21 @@ def test_options_by_hand():
         "temporal grounding",
         "labels",
     }
+
+
+def test_who_says_himself_how_to_answer_is_not_told_twice(files, tmp_path):
+    [record] = records_of(files["videomme, json"], prompt_template="{prompt}\nSay it as <answer>letter</answer>.")
+    assert record.messages[0].text == "<video>What moves?\nA. Apples.\nB. Squares.\nSay it as <answer>letter</answer>."
+    [record] = records_of(files["videomme, json"], system="Answer in <answer> </answer>.")
+    assert record.messages[1].text == "<video>What moves?\nA. Apples.\nB. Squares."
+    (tmp_path / "rows.json").write_text(json.dumps([{"question": "In <answer>?", "answer": 3, "A": "1", "B": "3"}]))
+    assert records_of(tmp_path / "rows.json")[0].messages[0].text == "In <answer>?\nA. 1\nB. 3"
+
+
+def test_the_page_names_every_format_with_its_rewards():
+    page = (Path(__file__).parents[4] / "docs" / "formats.md").read_text(encoding="utf-8")
+    for name, preset in PRESETS.items():
+        [line] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert line.endswith(f"| {', '.join(f'`{reward}`' for reward in preset.rewards)} |")
+    for kind in ASKED_FOR:
+        assert f"| `{kind}`" in page

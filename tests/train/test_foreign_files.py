@@ -1,0 +1,61 @@
+"""One step on the files of all other formats at once: each of their records is asked about, answered and scored."""
+
+import pytest
+
+from qwenvl.runlog import read_rollouts
+from tests.foreign_files import FILES, write_all
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("foreign"))
+
+
+@pytest.fixture(scope="module")
+def rollouts(files, tmp_path_factory, tiny_checkpoint):
+    """The rollouts of a step on all records."""
+    from qwenvl import GRPOConfig, GRPOTrainer
+
+    folder = tmp_path_factory.mktemp("run")
+    config = GRPOConfig(
+        str(folder),
+        dataset_use=",".join(map(str, files.values())),
+        per_device_train_batch_size=sum(each.count for each in FILES.values()),
+        grpo_sample_size=2,
+        generation_max_length=4,
+        max_steps=1,
+        video_max_frames=4,
+        learning_rate=1e-3,
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    trainer = GRPOTrainer(str(tiny_checkpoint(initializer_range=0.1)), config, reward_funcs=["format", len_of])
+    before = {name: value.clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
+    trainer.train()
+    assert any(not value.equal(before[name]) for name, value in trainer.model.named_parameters() if name in before)
+    return list(read_rollouts(folder, split="train"))
+
+
+def len_of(completions, **columns):
+    return [float(len(text)) for text in completions]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_step_is_trained_on_each_format(name, files, rollouts):
+    rows = [row for row in rollouts if row.where.startswith(str(files[name]))]
+    assert len(rows) == 2 * FILES[name].count, "two completions of each record"
+    assert all(row.rewards["len_of"] == len(row.completion) for row in rows)
+    assert all(len(row.clips) + len(row.images) == 1 for row in rows)
+    assert all(clip.indices for row in rows for clip in row.clips)
+
+
+def test_questions_of_many_kinds_are_scored_by_their_type(make_trainer, files, tmp_path, capsys):
+    """Video-R1 as it comes, with the reward that its line names."""
+    use = ",".join(str(files[name]) for name in ("video-r1, training", "vsi-bench", "charades-sta"))
+    settings = {"per_device_train_batch_size": 7, "max_steps": 1, "grpo_sample_size": 2}
+    make_trainer(dataset_use=use, functions=["by_problem_type", len_of], **settings).train()
+    scores = [row.rewards["by_problem_type"] for row in read_rollouts(tmp_path / "run", split="train")]
+    assert len(scores) == 14 and all(score == 0 for score in scores), "what a tiny model babbles is no answer"
+    said = capsys.readouterr().err
+    assert f"{files['vsi-bench']}: read as vsi-bench (VSI-Bench); rewards that fit: by_problem_type" in said
