@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -22,7 +23,8 @@ def told(items: Iterable[Some], total: int, name: str = "") -> Iterator[Some]:
         name: what each line begins with.
     """
     last = time.monotonic()
-    with tqdm(total=total, unit="prompt", desc=name or None, disable=not shows_bars()) as bar:
+    draws = shows_bars() and os.environ.get("RANK", "0") == "0"
+    with tqdm(total=total, unit="prompt", desc=name or None, disable=not draws) as bar:
         for number, item in enumerate(items, 1):
             yield item
             bar.update()

@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 from qwenvl import GRPOTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.evaluate.held_out.command import main as evaluate_command
 from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.shared import SharedPrefixEngine
@@ -113,6 +114,21 @@ def start_fsdp_on_a_cpu(args: GRPOConfig) -> None:
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
+def begin(environment: dict[str, str], log: str) -> None:
+    """What torchrun would have done to this process, whose output goes into a file."""
+    with open(log, "w") as printed:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(printed.fileno(), stream.fileno())
+    os.environ.update(environment)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def evaluate(environment: dict[str, str], log: str, words: list[str]) -> None:
+    """One process of ``qwenvl evaluate``."""
+    begin(environment, log)
+    sys.exit(evaluate_command(words))
+
+
 def run(environment: dict[str, str], log: str, checkpoint: str, data: str, output: str, flags: list[str]) -> None:
     """One process: trains, and lets rank 0 save what came of it.
 
@@ -120,11 +136,7 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
         environment: what torchrun would set.
         log: a file for what it prints.
     """
-    with open(log, "w") as printed:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(printed.fileno(), stream.fileno())
-    os.environ.update(environment)
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    begin(environment, log)
     if any(flag.startswith("--deepspeed") for flag in flags):
         start_deepspeed_on_a_cpu()
     flags = [f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags]

@@ -76,15 +76,18 @@ def environments(processes: int) -> list[dict[str, str]]:
 
 def launch(processes: int, checkpoint, data, output, **flags) -> None:
     """Trains with so many processes; an error with all that they printed if one of them fails."""
-    context = forks()
-    from ranks import run
-
     arguments = [f"--{name}={value}" for name, value in {**COMMON, **flags}.items()]
+    launch_ranks("run", processes, str(checkpoint), str(data), str(output), arguments)
+
+
+def launch_ranks(target: str, processes: int, *arguments) -> None:
+    """Calls a function of ``ranks`` in so many processes; an error with what they printed if one of them fails."""
+    context = forks()
+    import ranks as functions
+
     with tempfile.TemporaryDirectory() as logs:
         ranks = [
-            context.Process(
-                target=run, args=(environment, f"{logs}/{rank}", str(checkpoint), str(data), str(output), arguments)
-            )
+            context.Process(target=getattr(functions, target), args=(environment, f"{logs}/{rank}", *arguments))
             for rank, environment in enumerate(environments(processes))
         ]
         for rank in ranks:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -158,10 +159,13 @@ def _earlier(asked: Asked, evaluation: Evaluation, log: EvaluationLog) -> dict[S
 
 
 def _problems(earlier: dict[str, Any], evaluation: Evaluation) -> list[str]:
-    """Why the earlier samples are not of this evaluation. It may have more models and controls than before."""
+    """Why the earlier samples are not of this evaluation.
+
+    It may have more models and controls than before, and make other numbers of the same samples.
+    """
     now = evaluation.numbers()
     models = {model["name"]: model for model in now["models"]}
-    lines = differing(earlier["protocol"], now["protocol"])
+    lines = differing(_of_samples(earlier["protocol"]), _of_samples(now["protocol"]))
     for model in earlier["models"]:
         if model["name"] in models:
             lines += differing(model, models[model["name"]], f"model {model['name']}")
@@ -170,6 +174,12 @@ def _problems(earlier: dict[str, Any], evaluation: Evaluation) -> list[str]:
     return lines + [
         f"control {each}: asked there, not here" for each in earlier["controls"] if each not in now["controls"]
     ]
+
+
+def _of_samples(protocol: dict[str, Any]) -> dict[str, Any]:
+    """What of the protocol decides the samples. The numbers are made of these anew."""
+    data = {name: value for name, value in protocol["data"].items() if not name.startswith("cluster")}
+    return {name: value for name, value in protocol.items() if name != "passes"} | {"data": data}
 
 
 def _ask(
@@ -195,6 +205,7 @@ def _ask(
         left_out=known,
     )
     found = gather_object(asking.ask(rubric, log))
+    gc.collect()  # the next model may need the room of this one
     evaluation.left_out += [each for each in found if (each.control, each.doc_id) not in known]
     evaluation.seconds[name] = evaluation.seconds.get(name, 0.0) + time.perf_counter() - started
     log.write(evaluation.numbers())
@@ -211,7 +222,8 @@ def _finish(evaluation: Evaluation, questions: Questions, asked: Asked, log: Eva
                 if not questions.applies(control, number) or (model.name, control, number) in left_out:
                     continue
                 keys = [SampleKey(model.name, control, number, n) for n in range(asked.options.samples)]
-                ordered += [samples[key] for key in keys if key in samples]
+                cluster = questions.clusters[number]
+                ordered += [replace(samples[key], cluster=cluster) for key in keys if key in samples]
                 missing += sum(key not in samples for key in keys)
     if missing:
         raise RunLogError(

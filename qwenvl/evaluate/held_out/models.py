@@ -32,7 +32,9 @@ class NamedModel:
 
 
 def named_models(words: Sequence[str]) -> list[NamedModel]:
-    """The models that words name, each by the shortest end of its path that no other one has.
+    """The models that words name, each by the shortest end of its path that no earlier one has.
+
+    So the names of an evaluation stay when further models are asked.
 
     Raises:
         ValueError: a word comes twice, or names a folder without a model.
@@ -42,21 +44,19 @@ def named_models(words: Sequence[str]) -> list[NamedModel]:
         raise ValueError(f"MODEL {repeated[0]} is given twice")
     for path in paths:
         _require_model(Path(path))
-    return [NamedModel(_name(path, paths), path, _run_of(Path(path))) for path in paths]
+    names: list[str] = []
+    for path in paths:
+        names.append(_name(path, names))
+    return [NamedModel(name, path, _run_of(Path(path))) for name, path in zip(names, paths, strict=True)]
 
 
-def _name(path: str, paths: Sequence[str]) -> str:
+def _name(path: str, taken: Sequence[str]) -> str:
     """At least the name of its folder, and of the run above it for a checkpoint."""
     parts = Path(path).parts
-
-    def end(of: tuple[str, ...], length: int) -> str:
-        return "/".join(of[-length:])
-
-    length = 2 if parts[-1].startswith("checkpoint-") and len(parts) > 1 else 1
-    others = [Path(other).parts for other in paths if other != path]
-    while length < len(parts) and end(parts, length) in {end(other, length) for other in others}:
+    length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
+    while length < len(parts) and "/".join(parts[-length:]) in taken:
         length += 1
-    return end(parts, length)
+    return "/".join(parts[-length:])
 
 
 def _run_of(path: Path) -> str | None:

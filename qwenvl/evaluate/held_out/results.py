@@ -235,7 +235,7 @@ def _difference(before: str, after: str, control: str, of_before: _Asked, of_aft
 
 def _strata(full: Mapping[str, _Asked], pass_by: str, strata: Sequence[str] | None) -> Iterator[Stratum]:
     first, *others = full
-    records = {number: record.samples[0] for asked in full.values() for number, record in asked.items()}
+    records = {number: record.samples[0] for model in reversed(full) for number, record in full[model].items()}
     if strata is None:
         strata = ["dataset"] if len({sample.dataset for sample in records.values()}) > 1 else []
     for by in strata:

@@ -5,46 +5,9 @@ import json
 
 import pytest
 
-from qwenvl.runlog import RunLogError, SeenClip
-from qwenvl.runlog.evaluation import (
-    AS_IT_IS,
-    EvaluationLog,
-    Sample,
-    SampleKey,
-    hash_of,
-    read_evaluation,
-    read_samples,
-)
-
-
-def sample(doc_id: int = 0, control: str = AS_IT_IS, n: int = 0, model: str = "base", **changes) -> Sample:
-    return Sample(
-        **{
-            "model": model,
-            "control": control,
-            "doc_id": doc_id,
-            "sample": n,
-            "record_id": f"r{doc_id}",
-            "where": f"data.json[{doc_id}]",
-            "dataset": "",
-            "cluster": f"clips/{doc_id}.mp4",
-            "prompt": ({"role": "user", "text": "<video>\nWhich?"},),
-            "target": "<answer>(1) lid</answer>",
-            "completion": "so <answer>(1) lid</answer>",
-            "answer": "(1) lid",
-            "tokens": 7,
-            "prompt_tokens": 90,
-            "finish_reason": "stop",
-            "rewards": {"format": 1.0, "accuracy": None},
-            "total": 0.3,
-            "clips": (SeenClip("clips/0.mp4", (0, 4), (0.0, 0.5), (0, 1)),),
-            "images": ("a.png",),
-            "fitted": {"frames": [[8, 4]], "sizes": []},
-            "doc_hash": "abc",
-            "doc": {"id": doc_id},
-        }
-        | changes
-    )
+from qwenvl.runlog import RunLogError
+from qwenvl.runlog.evaluation import AS_IT_IS, EvaluationLog, SampleKey, hash_of, read_evaluation, read_samples
+from tests.evaluate.held_out.made import sample
 
 
 def test_what_is_written_is_read_back(tmp_path):

@@ -1,0 +1,23 @@
+"""Several processes: the same samples as one."""
+
+import json
+
+from qwenvl.evaluate.held_out.command import main
+from qwenvl.evaluate.held_out.questions import BLOCK
+from tests.train.test_distributed import launch_ranks
+
+
+def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, write_rows, tmp_path, capsys):
+    make_clip("clip.mp4", 20)
+    rows = [make_row(prompt=f"Which of {n} steps?", id=f"text-{n}") for n in range(BLOCK)]
+    rows.append(make_row(prompt="<video>\nWhich steps?", video="clip.mp4", id="clip"))  # the second process's only one
+    words = [str(tiny_checkpoint(initializer_range=0.1)), str(write_rows(rows))]
+    words += ["--use_cpu", "--generation_max_length", "6", "--samples", "2", "--controls", "blank,text_only"]
+    launch_ranks("evaluate", 2, [*words, "--output_dir", str(tmp_path / "two")])
+    assert main([*words, "--output_dir", str(tmp_path / "one")]) == 0
+    one, two = ((tmp_path / name / "samples.jsonl").read_text() for name in ("one", "two"))
+    assert one == two and one.count("\n") == 2 * (BLOCK + 1 + 2)
+    numbers = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("one", "two")]
+    same = ("models", "protocol", "numbers", "drops", "left_out")
+    assert [numbers[0][name] for name in same] == [numbers[1][name] for name in same]
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["evaluation.json", "samples.jsonl"]
