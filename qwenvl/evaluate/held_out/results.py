@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from qwenvl.evaluate.held_out.questions import field_of
 from qwenvl.evaluate.held_out.votes import majority
-from qwenvl.evaluate.scores import SAME, Interval, clustered_interval, paired_difference, pass_at_k
+from qwenvl.evaluate.scores import SAME, Interval, clustered_interval, paired_difference, pass_at_k, share_interval
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.runlog.evaluation import AS_IT_IS, Sample
@@ -182,23 +182,26 @@ def _numbers(model: str, control: str, asked: _Asked) -> Numbers:
         return clustered_interval([value(record) for record in of], [record.cluster for record in of])
 
     def share(of: Callable[[Sample], bool]) -> Interval:
-        return mean(lambda record: sum(map(of, record.samples)) / len(record.samples))
+        return of_shares(mean(lambda record: sum(map(of, record.samples)) / len(record.samples)))
 
     def chance(k: int) -> Interval:
         enough = [record for record in records if len(record.passed) >= k]
-        return mean(lambda record: pass_at_k(len(record.passed), sum(record.passed), k), enough)
+        return of_shares(mean(lambda record: pass_at_k(len(record.passed), sum(record.passed), k), enough))
 
     names = dict.fromkeys(name for record in records for name in record.scores)
+    scores = {
+        name: mean(lambda record: record.scores[name], [each for each in records if name in each.scores])  # noqa: B023
+        for name in names
+    }
+    if PASSES in scores:
+        scores[PASSES] = of_shares(scores[PASSES])
     tokens = [sample.tokens for record in records for sample in record.samples]
     return Numbers(
         model=model,
         control=control,
         records=len(records),
         clusters=len(set(clusters)),
-        scores={
-            name: mean(lambda record: record.scores[name], [each for each in records if name in each.scores])  # noqa: B023
-            for name in names
-        },
+        scores=scores,
         pass_at_k={k: chance(k) for k in sizes},
         no_answer=share(lambda sample: not sample.answer),
         truncated=share(lambda sample: sample.finish_reason == "length"),
@@ -206,6 +209,18 @@ def _numbers(model: str, control: str, asked: _Asked) -> Numbers:
         longest=max(tokens),
         prompt_tokens=sum(record.samples[0].prompt_tokens for record in records) / len(records),
     )
+
+
+def of_shares(interval: Interval) -> Interval:
+    """The interval of a mean of shares, which may be 0 or 1 everywhere: then it is Wilson's, and not without width.
+
+    Example:
+        >>> round(of_shares(Interval(0.0, 0.0, 0.0, 20)).high, 3)
+        0.161
+    """
+    if interval.n and interval.mean in (0.0, 1.0):
+        return share_interval([interval.mean] * interval.n)
+    return interval
 
 
 def _paired(before: _Asked, after: _Asked) -> tuple[int, dict[str, Interval]]:
@@ -235,7 +250,7 @@ def _difference(before: str, after: str, control: str, of_before: _Asked, of_aft
 
 def _strata(full: Mapping[str, _Asked], pass_by: str, strata: Sequence[str] | None) -> Iterator[Stratum]:
     first, *others = full
-    records = {number: record.samples[0] for model in reversed(full) for number, record in full[model].items()}
+    records = {number: record.samples[0] for model in [*full][::-1] for number, record in full[model].items()}
     if strata is None:
         strata = ["dataset"] if len({sample.dataset for sample in records.values()}) > 1 else []
     for by in strata:

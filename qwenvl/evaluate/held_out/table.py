@@ -10,9 +10,11 @@ from qwenvl.evaluate.held_out.asking import LeftOut
 from qwenvl.evaluate.held_out.protocol import ModelFacts
 from qwenvl.evaluate.held_out.results import MAJORITY, PASSES, Numbers, Results
 from qwenvl.evaluate.scores import Interval
+from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.runlog.evaluation import AS_IT_IS
 
 SHOWN = 3  # records that were left out
+MANY_CUT, MANY_UNREAD = 0.05, 0.1  # shares of completions from which it is said
 _GAP = "   "
 
 
@@ -27,6 +29,7 @@ def table(
     parts = [
         _head(protocol, models),
         _scores(results, protocol),
+        _notes(results, protocol),
         _controls(results, protocol, models),
         _differences(results, protocol),
         *_strata(results, protocol),
@@ -73,6 +76,25 @@ def _scores(results: Results, protocol: Mapping[str, Any]) -> Iterator[str]:
         ]
 
     yield from _aligned([header, *map(cells, own)])
+
+
+def _notes(results: Results, protocol: Mapping[str, Any]) -> Iterator[str]:
+    """What makes a score say less than it seems to."""
+    by = protocol["passes"]["by"]
+    for each in results.numbers:
+        if each.control != AS_IT_IS:
+            continue
+        if each.truncated.mean >= MANY_CUT:
+            yield (
+                f"{each.model}: {each.truncated.mean:.1%} of the completions were cut at "
+                f"{protocol['decoding']['max_new_tokens']:,} tokens: raise --generation_max_length before you trust "
+                "its score"
+            )
+        elif each.no_answer.mean >= MANY_UNREAD and by in TABLE and by not in SHAPING:
+            yield (
+                f"{each.model}: {each.no_answer.mean:.1%} of the completions have no <answer> that rewards could read: "
+                "its score tells of the form too"
+            )
 
 
 def _controls(results: Results, protocol: Mapping[str, Any], models: Sequence[ModelFacts]) -> Iterator[str]:
