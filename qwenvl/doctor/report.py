@@ -1,4 +1,4 @@
-"""``qwenvl report``: what became of runs, as a folder of pages that opens without a network."""
+"""``qwenvl report``: what became of runs, or of an evaluation, as a folder of pages that opens without a network."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from qwenvl.report.evaluation import write_evaluation
 from qwenvl.report.run import read_runs
 from qwenvl.report.serve import ReportServer, state_of
 from qwenvl.report.write import ReportError, Written, write_pictures, write_report
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.runlog import RunLogError
+from qwenvl.runlog.evaluation import NUMBERS
 
 MOST_PICTURES = 300
 MORE_PICTURES = 24  # when a report that is followed is written again: decoding takes time from the run
@@ -26,8 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     out = args.out or args.run[0] / "report"
+    evaluations = [each for each in args.run if (each / NUMBERS).is_file()]
+    if evaluations and (len(args.run) > 1 or args.serve is not None):
+        print(
+            f"qwenvl report: {evaluations[0]}: an evaluation has a page of its own, which follows nothing: give its "
+            "folder alone",
+            file=sys.stderr,
+        )
+        return 2
     try:
-        written = make_report(args.run, out)
+        written = write_evaluation(args.run[0], out, read_answer) if evaluations else make_report(args.run, out)
     except (RunLogError, ReportError) as error:
         print(f"qwenvl report: {error}", file=sys.stderr)
         return 2
@@ -99,7 +109,12 @@ def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwenvl report", description=__doc__)
-    parser.add_argument("run", type=Path, nargs="+", help="the output_dir of a run; several are laid over each other")
+    parser.add_argument(
+        "run",
+        type=Path,
+        nargs="+",
+        help="the output_dir of a run; several are laid over each other. Or that of one evaluation",
+    )
     parser.add_argument("--out", type=Path, help="the folder to write [report in the folder of the first run]")
     parser.add_argument(
         "--pictures",

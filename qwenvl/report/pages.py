@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from qwenvl.report.groups import (
 )
 from qwenvl.report.run import Run
 from qwenvl.report.sections import finite
-from qwenvl.runlog import Rollout, read_rollouts
+from qwenvl.runlog import Rollout, SeenClip, read_rollouts
+from qwenvl.runlog.evaluation import Sample
 
 PAGE_BYTES = 300_000  # a page of groups is closed when its text is longer
 
@@ -167,26 +168,31 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "where": head.where,
         "prompt": list(head.prompt),
         "solution": head.solution,
-        "clips": [
-            {
-                "path": clip.path,
-                "indices": clip.indices,
-                "times": clip.times,
-                "segments": clip.segments,
-                "strip": Strip(clip.path, clip.indices).key,
-            }
-            for clip in head.clips
-        ],
-        "images": [{"path": path, "strip": Strip(path).key} for path in head.images],
+        **media_as_shown(head.clips, head.images),
         "fitted": head.fitted,
         "suspicions": suspicions(group),
         "rewards": names,
-        "rows": [_row(each, names, read) for each in group.rollouts],
+        "rows": [completion_as_shown(each, each.solution, each.advantage, names, read) for each in group.rollouts],
     }
 
 
-def _row(each: Rollout, names: Sequence[str], read: Reading) -> dict[str, Any]:
-    answer, truth = read(each.completion, each.solution)
+def media_as_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> dict[str, Any]:
+    """What a prompt shows, each with the key of its strip."""
+    return {
+        "clips": [{**vars(clip), "strip": Strip(clip.path, clip.indices).key} for clip in clips],
+        "images": [{"path": path, "strip": Strip(path).key} for path in images],
+    }
+
+
+def completion_as_shown(
+    each: Rollout | Sample, solution: str, advantage: float | None, names: Sequence[str], read: Reading
+) -> dict[str, Any]:
+    """A completion as the page shows it, of a run or of an evaluation.
+
+    Args:
+        names: of the rewards, in the order of the page.
+    """
+    answer, truth = read(each.completion, solution)
     against = compared(answer, truth)
     return {
         "sample": each.sample,
@@ -195,7 +201,7 @@ def _row(each: Rollout, names: Sequence[str], read: Reading) -> dict[str, Any]:
         "end": each.finish_reason,
         "rewards": finite([each.rewards.get(name) for name in names]),
         "total": finite([each.total])[0],
-        "advantage": finite([each.advantage])[0],
+        "advantage": finite([advantage])[0],
         "answer": None if answer is None else against.parts,
         "missing": against.missing,
     }
@@ -203,8 +209,12 @@ def _row(each: Rollout, names: Sequence[str], read: Reading) -> dict[str, Any]:
 
 def strips_of(group: Group) -> list[Strip]:
     """The strips of a group's clips and images, in order."""
-    head = group.head
-    return [Strip(clip.path, clip.indices) for clip in head.clips] + [Strip(path) for path in head.images]
+    return strips_shown(group.head.clips, group.head.images)
+
+
+def strips_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> list[Strip]:
+    """The strips of clips and images, in order."""
+    return [Strip(clip.path, clip.indices) for clip in clips] + [Strip(path) for path in images]
 
 
 def as_json(value: Any) -> str:

@@ -80,8 +80,7 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
     """
     folder = Path(folder)
     data = folder / "data"
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not data.is_dir())):
-        raise ReportError(f"{folder}: holds something that is no report; give another folder with --out")
+    require_report_folder(folder)
     (folder / "app").mkdir(parents=True, exist_ok=True)
     groups = [write_groups(run, number, data / f"run-{number}", read) for number, run in enumerate(runs)]
     for old in data.glob("run-*"):
@@ -109,6 +108,16 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
     )
     write_script(folder / "index.html", page)
     return Written(folder / "index.html", facts, _merged([each.wanted() for each in groups]))
+
+
+def require_report_folder(folder: Path) -> None:
+    """Refuse to write among files that are none of a report.
+
+    Raises:
+        ReportError: the folder holds such files, or is none.
+    """
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "data").is_dir())):
+        raise ReportError(f"{folder}: holds something that is no report; give another folder with --out")
 
 
 def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:

@@ -1,0 +1,187 @@
+"""The page of an evaluation: its numbers as tables, and each record with the answers of all models side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from qwenvl.page.render import render
+from qwenvl.report.groups import dataset_of
+from qwenvl.report.pages import (
+    PAGE_BYTES,
+    Reading,
+    Strip,
+    as_json,
+    completion_as_shown,
+    media_as_shown,
+    strips_shown,
+    write_script,
+)
+from qwenvl.report.sections import finite
+from qwenvl.report.write import APP, HERE, STYLE, ReportError, Written, require_report_folder, write_pictures
+from qwenvl.runlog.evaluation import AS_IT_IS, Sample, read_evaluation, read_samples
+
+SCRIPTS = ("core.js", "group.js", "evaluation.js")  # in the order that they need each other
+NO_ANSWER, TRUNCATED = 1, 2
+"""Marks of a record, added up: a completion without an answer, and one that was cut, of any model asked as it is."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One record and what all models answered, under all controls.
+
+    Attributes:
+        samples: by control, model and place among the completions, in the order of the evaluation.
+    """
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def head(self) -> Sample:
+        """The first completion, of the record as it is."""
+        return self.samples[0]
+
+    def mean(self, model: str, control: str) -> float | None:
+        """The mean total of a model's completions. None where none has a reward."""
+        totals = [
+            each.total
+            for each in self.samples
+            if (each.model, each.control) == (model, control) and each.total is not None
+        ]
+        return fmean(totals) if totals else None
+
+    @property
+    def marks(self) -> int:
+        """``NO_ANSWER`` and ``TRUNCATED``, added up."""
+        own = [each for each in self.samples if each.control == AS_IT_IS]
+        return NO_ANSWER * any(not each.answer for each in own) + TRUNCATED * any(
+            each.finish_reason == "length" for each in own
+        )
+
+
+def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
+    """Write ``index.html``, the page's scripts and its data into a folder. Pictures of an earlier page stay.
+
+    Args:
+        source: what ``qwenvl evaluate`` wrote.
+        read: reads answers and solutions.
+
+    Returns:
+        ``evaluation.json`` as its summary, and the strips of all records in their order.
+
+    Raises:
+        ReportError: the folder holds something that is no report, or the evaluation has not asked anything yet.
+        RunLogError: a file of the evaluation is not what it should be.
+    """
+    facts = read_evaluation(source)
+    records = asked_of(facts, read_samples(source).values())
+    if not records:
+        raise ReportError(f"{source}: the evaluation has written no completion yet")
+    require_report_folder(folder)
+    data = folder / "data"
+    (folder / "app").mkdir(parents=True, exist_ok=True)
+    names = list(dict.fromkeys(name for record in records for name in record.head.rewards))
+    places = []
+    for number, texts in enumerate(_paged(records, names, read)):
+        places += [(number, place) for place in range(len(texts))]
+        body = ",\n".join(texts)
+        write_script(data / "run-0" / f"page-{number}.js", f"report.page(0, {number}, [\n{body}\n]);\n")
+    for old in (data / "run-0").glob("page-*.js"):
+        if int(old.stem.removeprefix("page-")) > places[-1][0]:
+            old.unlink()
+    write_script(data / "run-0" / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
+    if not (data / "pictures.js").exists():
+        write_pictures(folder, {})
+    for name in (*SCRIPTS, STYLE):
+        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
+    title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
+    page = render(HERE / "evaluation.html", title=title, facts=facts, scripts=SCRIPTS, as_it_is=AS_IT_IS)
+    write_script(folder / "index.html", page)
+    return Written(folder / "index.html", facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
+
+
+def asked_of(facts: Mapping[str, Any], samples: Iterable[Sample]) -> list[Asked]:
+    """The records in their order, each with its completions by control, model and place."""
+    models = {each["name"]: n for n, each in enumerate(facts["models"])}
+    controls = {name: n for n, name in enumerate(facts["controls"])}
+
+    def key(each: Sample) -> tuple[int, int, int, int]:
+        return each.doc_id, controls[each.control], models[each.model], each.sample
+
+    known = (each for each in samples if each.model in models and each.control in controls)
+    return [Asked(tuple(own)) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
+
+
+def index(facts: Mapping[str, Any], records: Sequence[Asked], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """What filters and jumps need of all records: columns of numbers, and the texts that these count in."""
+    models = [each["name"] for each in facts["models"]]
+    datasets = list(dict.fromkeys(_dataset(record.head) for record in records))
+    numbers = {name: n for n, name in enumerate(datasets)}
+    return {
+        "models": models,
+        "controls": facts["controls"],
+        "datasets": datasets,
+        "ids": [record.head.record_id for record in records],
+        "columns": {
+            "data": [numbers[_dataset(record.head)] for record in records],
+            "page": [page for page, _ in places],
+            "place": [place for _, place in places],
+            "marks": [record.marks for record in records],
+        },
+        "means": {
+            control: {model: finite([record.mean(model, control) for record in records]) for model in models}
+            for control in facts["controls"]
+        },
+    }
+
+
+def _dataset(sample: Sample) -> str:
+    return sample.dataset or dataset_of(sample.where)
+
+
+def _paged(records: Sequence[Asked], names: Sequence[str], read: Reading) -> Iterator[list[str]]:
+    """The texts of records, as many as a page holds."""
+    page: list[str] = []
+    for record in records:
+        page.append(as_json(_as_shown(record, names, read)))
+        if sum(map(len, page)) > PAGE_BYTES:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def _as_shown(record: Asked, names: Sequence[str], read: Reading) -> dict[str, Any]:
+    """A record as the page shows it: what is shared once, then each control with the completions of each model."""
+    head = record.head
+    views = []
+    for control, own in groupby(record.samples, key=lambda each: each.control):
+        samples = list(own)
+        views.append(
+            {
+                "control": control,
+                **media_as_shown(samples[0].clips, samples[0].images),
+                "models": [
+                    [model, [completion_as_shown(each, each.target, None, names, read) for each in rows]]
+                    for model, rows in groupby(samples, key=lambda each: each.model)
+                ],
+            }
+        )
+    return {
+        "id": head.record_id,
+        "where": head.where,
+        "prompt": list(head.prompt),
+        "solution": head.target,
+        "rewards": list(names),
+        "fitted": head.fitted,
+        "views": views,
+    }
+
+
+def _strips(record: Asked) -> list[Strip]:
+    shown = {(each.clips, each.images): None for each in record.samples}
+    return [strip for clips, images in shown for strip in strips_shown(clips, images)]

@@ -1,0 +1,210 @@
+"""The page of an evaluation: its tables, and each record with the answers of all models side by side."""
+
+import json
+import re
+
+import pytest
+
+from qwenvl.doctor.report import main, read_answer
+from qwenvl.report.evaluation import write_evaluation
+from qwenvl.report.write import ReportError
+from qwenvl.runlog import RunLogError, SeenClip
+from qwenvl.runlog.evaluation import EvaluationLog, Sample
+
+CONTROLS = ["none", "blank", "other_clip"]
+ANSWERS = {  # of the models "base" and "tuned", for each control, in the records 0 to 2
+    "none": [("(1)", "(2) fan"), ("(2)", "(1)"), ("", "(2) fan")],
+    "blank": [("(1)", "(1)"), ("(1)", "(1)"), ("(1)", "(2) fan")],
+    "other_clip": [("(1)", "(3)"), ("(1)", "(3)"), ("(1)", "(3)")],
+}
+CHOSEN = "document.querySelector('#group article .title')?.firstChild.textContent"
+IDS = "[...document.querySelectorAll('#list .id')].map(each => each.textContent)"
+
+
+def score(mean):
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 3}
+
+
+def scores(mean):
+    return {"scores": {"accuracy": score(mean), "total": score(mean)}, "records": 3}
+
+
+def numbers(model, control, mean):
+    shares = {"no_answer": score(0.25), "truncated": None if control == "other_clip" else score(0)}
+    return {"model": model, "control": control, "tokens": 7.0, **scores(mean), **shares}
+
+
+def facts(ended="2026-11-22 09:00:00+00:00"):
+    done = ended is not None
+    difference = {"before": "base", "after": "tuned", "control": "none", "better": 1, "equal": 1, "worse": 1}
+    return {
+        "command": "qwenvl evaluate base tuned held <out>.json",
+        "models": [{"name": name, "path": f"runs/{name}", "base": None} for name in ("base", "tuned")],
+        "controls": CONTROLS,
+        "protocol": {
+            "data": {"dataset_use": "held_out", "records": 3, "clusters": 3, "cluster_by": "clips and images"},
+            "decoding": {"method": "greedy"},
+            "decoder": "pyav",
+            "settings": {"seed": 42},
+        },
+        "left_out": [],
+        "ended": ended,
+        "numbers": [numbers(m, c, 0.5) for m in ("base", "tuned") for c in CONTROLS] if done else [],
+        "drops": [{"model": "tuned", "control": "blank", "scores": {"accuracy": score(0.25), "total": None}}]
+        if done
+        else [],
+        "differences": [{**difference, **scores(0.125)}] if done else [],
+        "strata": [{"by": "actions", "value": "1", "numbers": [numbers("base", "none", 0.75)], "differences": []}],
+    }
+
+
+def samples():
+    for control, records in ANSWERS.items():
+        for doc, answers in enumerate(records):
+            for model, answer in zip(("base", "tuned"), answers, strict=True):
+                right = float("(2)" in answer)
+                clip = SeenClip(f"clips/{(doc + (control == 'other_clip')) % 3}.mp4", (0, 8), (0.0, 1.0), (0, 1))
+                yield Sample(
+                    model=model,
+                    control=control,
+                    doc_id=doc,
+                    sample=0,
+                    record_id=f"clip-{doc}",
+                    where=f"held.json[{doc}]" if doc < 2 else "more.json[0]",
+                    dataset="",
+                    cluster=str(doc),
+                    prompt=({"role": "user", "text": "<video>\nWhich step?"},),
+                    target="<answer>(2) fan</answer>",
+                    completion=f"<answer>{answer}</answer>" if answer else "I do not know",
+                    answer=answer,
+                    tokens=5,
+                    prompt_tokens=40,
+                    finish_reason="length" if (model, doc) == ("tuned", 1) else "stop",
+                    rewards={"accuracy": right},
+                    total=right,
+                    clips=(clip,),
+                )
+
+
+@pytest.fixture
+def evaluation(tmp_path):
+    """A folder as ``qwenvl evaluate`` writes it."""
+    log = EvaluationLog(tmp_path / "evaluation")
+    log.begin(facts())
+    log.log(samples())
+    return log.folder
+
+
+def test_the_tables_are_those_of_the_evaluation(evaluation, tmp_path):
+    page = write_evaluation(evaluation, tmp_path / "out", read_answer).page.read_text()
+    rows = [" ".join(re.sub(r"<[^>]+>", " ", row).split()) for row in re.findall(r"<tr>.*?</tr>", page)]
+    assert "base as it is 0.5 0.4 to 0.6 0.5 0.4 to 0.6 25.0 % 0.0 % 7" in rows
+    assert "tuned other clip 0.5 0.4 to 0.6 0.5 0.4 to 0.6 25.0 % – 7" in rows
+    assert "base tuned as it is 0.125 0.025 to 0.225 0.125 0.025 to 0.225 1 1 1" in rows
+    assert "tuned blank 0.25 0.15 to 0.35 –" in rows
+    assert "held &lt;out&gt;.json" in page and "method greedy" in page
+    # the same evaluation gives the same files
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    write_evaluation(evaluation, tmp_path / "out", read_answer)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_one_that_has_not_ended_shows_what_it_has(evaluation, tmp_path):
+    EvaluationLog(evaluation).write(facts(ended=None) | {"strata": []})
+    written = write_evaluation(evaluation, tmp_path / "out", read_answer)
+    assert "The evaluation has not ended: the same command goes on with it" in written.page.read_text()
+    assert [strip.path for strip in written.strips] == ["clips/0.mp4", "clips/1.mp4", "clips/2.mp4"]
+
+
+def test_what_is_no_evaluation_and_what_is_no_report(evaluation, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    with pytest.raises(ReportError, match="holds something that is no report"):
+        write_evaluation(evaluation, tmp_path / "mine", read_answer)
+    (evaluation / "samples.jsonl").write_text("")
+    with pytest.raises(ReportError, match="has written no completion yet"):
+        write_evaluation(evaluation, tmp_path / "out", read_answer)
+    (evaluation / "samples.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(RunLogError, match=r"samples.jsonl:1: not a sample"):
+        write_evaluation(evaluation, tmp_path / "out", read_answer)
+    assert main([str(evaluation), str(tmp_path)]) == 2 and main([str(evaluation), "--serve", "0"]) == 2
+    assert capsys.readouterr().err.count("an evaluation has a page of its own") == 2
+
+
+@pytest.fixture
+def opened(browser, evaluation, tmp_path):
+    """``opened(hash)``: the page at an address. It must have no errors to the end."""
+    assert main([str(evaluation), "--out", str(tmp_path / "out"), "--pictures", "0"]) == 0
+    browser.errors.clear()
+    browser.show(1280)
+
+    def at(hash=""):
+        browser.open((tmp_path / "out" / "index.html").as_uri() + hash)
+        browser.wait("document.querySelector('#group article') !== null")
+        return browser
+
+    yield at
+    assert browser.errors == []
+
+
+def test_the_models_answers_stand_side_by_side(opened):
+    page = opened()
+    assert page.run(CHOSEN) == "clip-0" and page.run("location.hash") == ""
+    assert page.run("[...document.querySelectorAll('.models h4')].map(e => e.textContent)") == ["base 0", "tuned 1"]
+    tops = page.run("[...document.querySelectorAll('.models > div')].map(e => e.getBoundingClientRect().top)")
+    assert tops[0] == tops[1]
+    assert page.run("document.querySelector('[data-model=tuned] .answer').textContent") == "✓ (2) fan"
+    assert page.run("document.querySelector('[data-model=base] .missing').textContent") == "(2) fan"
+    page.show(390)
+    page.open(page.run("location.href"))
+    page.wait("document.querySelector('#group article') !== null")
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize(
+    ("jump", "ids"),
+    [
+        ("worst", ["clip-1", "clip-0", "clip-2"]),
+        ("best", ["clip-0", "clip-2", "clip-1"]),
+        ("gained", ["clip-0", "clip-2"]),
+        ("lost", ["clip-1"]),
+        ("blind", ["clip-2", "clip-1"]),  # with the frames taken away it is as good
+        ("unread", ["clip-2"]),
+        ("cut", ["clip-1"]),
+    ],
+)
+def test_jumps(opened, jump, ids):
+    page = opened()
+    page.run(f"document.querySelector('[data-jump={jump}]').click()")
+    page.wait(f"JSON.stringify({IDS}) === {json.dumps(json.dumps(ids, separators=(',', ':')))}")
+    page.wait(f"{CHOSEN} === '{ids[0]}'")
+
+
+def test_filters_and_keys(opened):
+    page = opened()
+    for name, value, ids in (
+        ("record", "IP-1", ["clip-1"]),
+        ("q", "do not KNOW", ["clip-2"]),
+        ("data", "1", ["clip-2"]),
+    ):
+        page.run(f"document.querySelector('#filter-{name}').value = '{value}'")
+        for kind in ("input", "change"):
+            page.run(f"document.querySelector('#filter-{name}').dispatchEvent(new Event('{kind}'))")
+        page.wait(f"JSON.stringify({IDS}) === '{json.dumps(ids)}'")
+        page.run("narrow({data: '', record: '', q: ''})")
+        page.wait(f"{IDS}.length === 3")
+    page.press("j")
+    page.wait(f"{CHOSEN} === 'clip-1'")
+    page.press("c")
+    page.wait("location.hash === '#id=clip-1&control=blank'")
+    assert page.run("document.querySelector('.warning').textContent") == "Every frame and image was grey."
+    assert page.run("document.querySelectorAll('.clip').length") == 0
+
+
+def test_an_address_names_a_record_and_a_control(opened):
+    page = opened("#id=clip-2&control=other_clip")
+    assert page.run(CHOSEN) == "clip-2"
+    assert page.run("document.querySelector('.clip b').textContent") == "0.mp4"
+    assert page.run("document.querySelector('[data-model=tuned] .answer').textContent") == "✗ (3)(2) fan"
+    page = opened("#id=none")
+    assert "is called none" in page.run("document.querySelector('#count').textContent")
