@@ -23,6 +23,11 @@ class FunctionSettings(Options):
         "What the format reward asks for. think_answer: a <think> pair, then an <answer> pair. answer_only: one "
         "<answer> pair and no thinking.",
     )
+    accuracy_by_name: bool = option(
+        True,
+        "Let accuracy read an answer without (k) numbers by the names of the prompt's numbered list, where the list is "
+        "unambiguous. docs/rewards.md has the rule.",
+    )
     correctness_func: str = option(
         "accuracy", "Reward that tells cosine, length_window and judge which completions are correct: those it gives 1."
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qwenvl.rewards.functions.actions import accuracy, action_order, check_action_numbers, check_actions
+from qwenvl.rewards.functions.actions import AccuracyReward, action_order, check_action_numbers, check_actions
 from qwenvl.rewards.functions.boxes import BoxGIoUReward, BoxIoUReward
 from qwenvl.rewards.functions.by_type import ProblemTypeReward
 from qwenvl.rewards.functions.contrast import temporal_contrast
@@ -63,7 +63,7 @@ class Entry:
 TABLE: dict[str, Entry] = {
     "format": Entry(FormatReward, 0, 1),
     "strict_format": Entry(StrictFormatReward, 0, 1),
-    "accuracy": Entry(accuracy, 0, 1, check_actions),
+    "accuracy": Entry(AccuracyReward, 0, 1, check_actions),
     "action_order": Entry(action_order, 0, 1, check_action_numbers),
     "math_accuracy": Entry(MathReward, 0, 1),
     "count": Entry(count, 0, 1, check_number),

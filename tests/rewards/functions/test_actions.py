@@ -1,6 +1,8 @@
 import pytest
 
+from qwenvl.rewards.functions.action_list import list_of
 from qwenvl.rewards.functions.actions import (
+    AccuracyReward,
     accuracy,
     action_numbers,
     action_order,
@@ -74,3 +76,60 @@ def test_action_order_needs_an_answer_block_and_a_solution_with_numbers():
     assert action_order(["(1)"], solution=["(1)"]) == [0.0]
     assert "names no action" in check_action_numbers("insert the fan", {})
     assert check_action_numbers("<answer>(1)</answer>", {}) is None
+
+
+LISTED = "<video>\nWhich steps?\n(1) Insert the fan.\n(2) insert the fan cable\n(3) Hold the lid, and turn it\n(4) non of these"
+
+
+@pytest.mark.parametrize(
+    ("answer", "solution", "score"),
+    [
+        ("insert the fan", "(1)", 1.0),
+        ("Insert  the FAN.", "(1)", 1.0),
+        ("insert the fan, then insert the fan cable", "(1)(2)", 1.0),
+        ("insert the fan cable", "(1)", 0.0),  # the longest name
+        ("insert the fans", "(1)", 0.0),  # another word
+        ("Hold the lid, and turn it and insert the fan", "(1)(3)", 1.0),  # a name with a comma in it
+        ("- insert the fan\n- hold the lid, and turn it\n", "(1)(3)", 1.0),
+        ("insert the fan", "(1)(2)", 1 / 2),
+        ("insert the fan, take the box", "(1)(2)", 1 / 3),  # one of two, and one that is wrong
+        ("the operator does not insert the fan", "(1)", 1 / 2),
+        ("actions", "(1)", 0.0),
+        ("(1) insert the fan, insert the fan cable", "(1)(2)", 1 / 2),  # numbers alone count where there are some
+        ("insert the fan", "insert the fan", 1.0),  # a solution without numbers, as before
+        ("", "(1)", 0.0),
+    ],
+)
+def test_an_answer_without_numbers_is_read_by_the_names_of_the_list(answer, solution, score):
+    prompts = [[{"role": "system", "content": "(1) be brief"}, {"role": "user", "content": LISTED}]]
+    completions = [f"<answer>{answer}</answer>"]
+    assert AccuracyReward()(completions, [solution], prompts) == [pytest.approx(score)]
+    if "(" not in answer and "(" in solution:
+        assert AccuracyReward(accuracy_by_name=False)(completions, [solution], prompts) == [0.0]
+        assert accuracy(completions, [solution]) == [0.0], "no prompt, no list"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "(1) a\n(1) b",
+        "(1) a\n(2) A.",
+        "(1) a\n(2)",
+        "(1) a (2) b\n(3) c",
+        "(1) a",
+        "which?",
+    ],
+)
+def test_an_ambiguous_list_is_none(prompt):
+    assert list_of([{"role": "user", "content": prompt}]) is None
+
+
+def test_names_in_other_scripts():
+    prompts = [[{"role": "user", "content": "（1）装风扇\n（2）拧螺丝"}]]
+    assert accuracy(["<answer>装风扇；拧螺丝</answer>"], ["(1) (2)"], prompts) == [1.0]
+
+
+def test_reading_by_names_takes_linear_time():
+    prompts = [[{"role": "user", "content": LISTED}]]
+    assert accuracy([f"<answer>{'insert the fan ' * 600}</answer>"], ["(1)"], prompts) == [1.0]
+    assert accuracy([f"<answer>{'a ' * 4900}</answer>"], ["(1)"], prompts) == [0.0]
