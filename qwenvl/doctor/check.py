@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -14,10 +14,13 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.options import SampleOptions
+from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
-from qwenvl.types import Fitted, Record
+from qwenvl.types import Fitted, Hint, Record
+
+HintsOf = Callable[[Record, MediaSizes], list[Hint]]
 
 ADVICE = {
     "JSON": "A file is one array of objects, or one object a line; mend the places named.",
@@ -53,6 +56,7 @@ class Finding:
         fitted: what was lowered to make it fit.
         rescaled: clips that differ a little from what ``meta`` says.
         notes: what the files of its clips say wrongly of their frames, each with its path.
+        hints: what is worth a look.
     """
 
     where: str = ""
@@ -65,6 +69,7 @@ class Finding:
     fitted: Fitted | None = None
     rescaled: int = 0
     notes: tuple[str, ...] = ()
+    hints: tuple[Hint, ...] = ()
 
 
 @dataclass
@@ -120,6 +125,7 @@ def examine(
     check_record: RecordCheck | None = None,
     sample_options: SampleOptions | None = None,
     collator: GRPOCollator | None = None,
+    look_for: HintsOf | None = None,
     jobs: int = 2,
     progress: Callable[[Iterator, int], Iterable] | None = None,
 ) -> Report:
@@ -128,6 +134,7 @@ def examine(
     Args:
         sample_options: how frames are chosen and decoded. With ``on_bad_sample`` other than ``error``
             failures are not told.
+        look_for: says what is worth a look in a record and its decoded media.
         jobs: clips decoded at the same time, each in a process of its own.
         progress: a function as tqdm is. It gets an iterator, which yields once for each row, and the number of rows.
     """
@@ -144,7 +151,7 @@ def examine(
     rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
 
     def look(place: tuple[int, int, Record | RecordError]) -> tuple[Finding, tuple[int, int, Record | RecordError]]:
-        return _finding(place[2], dataset, collator, tokenizing), place
+        return _finding(place[2], dataset, collator, tokenizing, look_for), place
 
     with ThreadPoolExecutor(jobs) as pool:
         found = _in_order(pool, look, rows, ahead=4 * jobs)
@@ -166,6 +173,7 @@ def examine(
         for finding in report.findings
         if finding.fitted is not None
     ]
+    report.warnings += _hints_of(report.findings)
     return report
 
 
@@ -200,7 +208,11 @@ def _opened(
 
 
 def _finding(
-    record: Record | RecordError, dataset: GRPODataset, collator: GRPOCollator | None, tokenizing: threading.Lock
+    record: Record | RecordError,
+    dataset: GRPODataset,
+    collator: GRPOCollator | None,
+    tokenizing: threading.Lock,
+    look_for: HintsOf | None,
 ) -> Finding:
     if isinstance(record, RecordError):
         return Finding(problem=str(record), kind=record.kind)
@@ -228,7 +240,20 @@ def _finding(
         fitted=sample.fitted,
         rescaled=sum(info.rescaled for info in infos),
         notes=tuple(f"{info.path}: {note}" for info in infos for note in info.notes),
+        hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
     )
+
+
+def _hints_of(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    """Each hint once, with how many records it is true of, and the first of them."""
+    places: dict[Hint, list[str]] = defaultdict(list)
+    for finding in findings:
+        for hint in finding.hints:
+            places[hint].append(finding.where)
+    return [
+        {"kind": hint.kind, "message": f"{hint.message} ({len(where):,} records, the first is {where[0]})"}
+        for hint, where in places.items()
+    ]
 
 
 def _repeated(record: Record, asked: dict[int, tuple[str, str]]) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ from qwenvl.data.records.presets.table import how_read
 from qwenvl.data.records.record_file import JoinedRecords
 from qwenvl.doctor.check import Report, examine, quantiles
 from qwenvl.doctor.convert import Written, write_records
-from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, opened, sources_of
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, opened, sources_of
 from qwenvl.doctor.from_folder import command as from_folder
 from qwenvl.rewards.named import build_rubric
 from qwenvl.types import Record
@@ -42,7 +42,8 @@ def check(args: argparse.Namespace) -> int:
             options=ReadOptions.of(args),
             check_record=_record_check(args.reward_funcs),
             sample_options=SampleOptions.of(args, on_bad_sample="error"),
-            collator=make_collator(args),
+            collator=(collator := make_collator(args)),
+            look_for=hints_by(args, collator, args.reward_funcs),
             jobs=args.jobs,
             progress=_progress,
         )

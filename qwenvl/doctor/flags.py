@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 
 from qwenvl.config.flags import add_options
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
+from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets.table import how_read
 from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.records.hints import record_hints
+from qwenvl.data.seen_size import SeenSizes
+from qwenvl.rewards.asked import form_hints
+from qwenvl.types import Hint, Record
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +46,18 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
     processor = AutoProcessor.from_pretrained(args.model)
     on_long_prompt = "error" if args.max_prompt_length is None else "skip"
     return GRPOCollator(processor, PromptOptions.of(args, on_long_prompt=on_long_prompt))
+
+
+def hints_by(
+    args: argparse.Namespace, collator: GRPOCollator | None, reward_funcs: Sequence[str]
+) -> Callable[[Record, MediaSizes], list[Hint]]:
+    """What says of a record and the sizes of its media what is worth a look."""
+    seen = SeenSizes.of(PromptOptions.of(args, on_long_prompt="error"), collator and collator.processor)
+    return lambda record, media: [
+        *record_hints(record),
+        *form_hints(record, reward_funcs),
+        *seen.hints(media),
+    ]
 
 
 def sources_of(args: argparse.Namespace) -> list[DatasetSource]:

@@ -19,8 +19,9 @@ from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
 from qwenvl.data.options import SampleOptions
+from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, make_collator, opened
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, opened
 from qwenvl.page.render import data_url, render
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
@@ -70,6 +71,7 @@ class Shown:
         prompt: the text the model reads, vision tokens folded. Empty without a processor.
         budget: the tokens of the prompt, in a sentence. Empty without a processor.
         scores: what the rewards give the solution itself.
+        hints: what is worth a look, a sentence each.
     """
 
     record: Record | None
@@ -80,6 +82,7 @@ class Shown:
     prompt: str = ""
     budget: str = ""
     scores: str = ""
+    hints: list[str] = field(default_factory=list)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,12 +114,15 @@ def preview(args: argparse.Namespace) -> str:
     options = SampleOptions.of(args, on_bad_sample="skip")
     dataset = GRPODataset(records, options, seed=args.seed, limit=limit)
     rubric = build_rubric()
+    look_for = hints_by(args, collator, rubric.names)
     shown: list[Shown] = []
     for row in rows:
         if isinstance(row, Record):
             sample = dataset[args.epoch, sum(one.record is not None for one in shown)]
             assert sample is not None  # that is for empty places, and no index of ours is one
             shown.append(show(sample, collator, rubric))
+            if isinstance(sample, Sample):
+                shown[-1].hints = [hint.message for hint in look_for(row, MediaSizes.of(sample))]
         else:
             shown.append(Shown(None, problem=str(row)))
     rubric.close()

@@ -17,6 +17,7 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.model.loading import load_processor, unwrap
 from qwenvl.train.assemble import ChecksRecords, build_dataset, build_frame_cache, build_policy
+from qwenvl.train.display.first_look import first_look
 from qwenvl.train.fast_paths import Paths, build_paths
 
 
@@ -72,6 +73,7 @@ def build_parts(
     frame_cache = build_frame_cache(args, collator)
     build = partial(build_dataset, args=args, checker=checker, limit=collator.limit, frame_cache=frame_cache)
     trained_on: Any = build(train_dataset or args.dataset_use, training=True)
+    first_look(trained_on, collator, checker, args.accuracy_by_name)
     return Parts(
         policy=policy,
         processor=processor,

@@ -7,6 +7,7 @@ from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.doctor.commands import main
+from qwenvl.doctor.preview import main as preview
 
 
 @pytest.fixture
@@ -180,3 +181,23 @@ def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
 )
 def test_bad_commands(argv, code, message, capsys):
     assert message in refused(capsys, *argv, code=code)
+
+
+def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(tmp_path, make_clip, write_rows, make_row, capsys):
+    make_clip("large.mp4", 4, size=(1280, 720))
+    row = make_row(prompt="<video>(1) a\n(2) b\n<answer>actions</answer>", video="large.mp4", meta={"fps": 25})
+    path = write_rows([row, row | {"A": "x", "B": "y"}])
+    code, out = run(capsys, "check", path)
+    assert code == 0
+    for said in (
+        "meta has fps, which change no frames",
+        "clips of 1280 x 720 pixels are seen at 196 x 112; --video_max_frame_pixels 100352 shows",
+        "the prompt shows the answer as <answer>actions</answer>",
+    ):
+        assert said in out
+    assert f"(2 records, the first is {path}[0] (id data-0))" in out
+    assert "the options in the columns A, B are not in the prompt" in out
+    assert preview(["--out", str(tmp_path / "page.html"), str(path)]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("worth a look: clips of 1280 x 720 pixels are seen at 196 x 112") == 2
+    assert page.count("worth a look: the options in the columns A, B") == 1

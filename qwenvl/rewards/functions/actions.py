@@ -50,7 +50,7 @@ class AccuracyReward:
     wrong action. With the list ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
 
     - ``Insert the fan, then fasten the screw.`` scores 1, as ``(1) (2)`` does
-    - ``insert the fan`` scores 1/2, and ``insert the fan, take the lid`` 1/3: it has one of the two and one that is wrong
+    - ``insert the fan`` scores 1/2, and ``insert the fan, take the lid`` 1/3: one of two, and one that is wrong
     - ``inserts a fan`` scores 0: it is no name of the list
     - ``(1) insert the fan, fasten the screw`` scores 1/2: it has a number, so numbers alone count
     """

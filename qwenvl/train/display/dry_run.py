@@ -17,6 +17,7 @@ from qwenvl.model.loading import load_processor, load_without_weights, part_of, 
 from qwenvl.option import Options
 from qwenvl.rewards import Rubric
 from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
+from qwenvl.train.display.first_look import first_look
 
 RECORDS = 4  # whose prompts are made
 
@@ -34,6 +35,7 @@ def dry_run(args: GRPOConfig) -> str:
     rubric = build_rewards(args, None, None)
     collator = GRPOCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args))
     dataset: Any = build_dataset(args.dataset_use, args, rubric, collator.limit, training=True)
+    first_look(dataset, collator, rubric, args.accuracy_by_name)
     build_dataset(args.eval_dataset_use, args, rubric, collator.limit, training=False)
     sections = {
         "settings": settings_lines(args, FLAG_GROUPS),

@@ -78,7 +78,12 @@ def test_action_order_needs_an_answer_block_and_a_solution_with_numbers():
     assert check_action_numbers("<answer>(1)</answer>", {}) is None
 
 
-LISTED = "<video>\nWhich steps?\n(1) Insert the fan.\n(2) insert the fan cable\n(3) Hold the lid, and turn it\n(4) non of these"
+LISTED = """<video>
+Which steps?
+(1) Insert the fan.
+(2) insert the fan cable
+(3) Hold the lid, and turn it
+(4) non of these"""
 
 
 @pytest.mark.parametrize(

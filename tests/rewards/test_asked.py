@@ -1,0 +1,46 @@
+import pytest
+
+from qwenvl.rewards.asked import form_hints, unasked_form
+from qwenvl.types import Message, Record
+
+LIST = "Which?\n(1) insert the fan\n(2) take the lid\n"
+
+
+def record(prompt, solution="<answer>(1) insert the fan</answer>", **fields):
+    return Record("0", (Message("user", prompt),), solution, (), (), (), fields, "d[0]")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        f"{LIST}Answer as <answer>(1) ... (2) ...</answer>",
+        f"{LIST}Answer as <answer>(k) name</answer>",
+        f"{LIST}Answer as <answer>numbers of the actions</answer>",
+        f"{LIST}Answer in <answer> </answer> tags",  # shows no form
+        f"{LIST}Answer in <answer>...</answer> tags",
+        LIST,
+    ],
+)
+def test_a_prompt_that_asks_rightly_or_shows_no_form(prompt):
+    assert unasked_form(record(prompt), ["accuracy"]) is None
+
+
+def test_a_form_without_the_numbers_that_are_read():
+    asked = f"{LIST}Answer in <answer> </answer> tags: <think>...</think><answer>actions</answer>"
+    said = unasked_form(record(asked), ["format", "accuracy"])
+    assert said == (
+        "the prompt shows the answer as <answer>actions</answer>, and accuracy reads (k) numbers, or else the names of "
+        "the prompt's list, to the letter: better ask for <answer>(1) ...</answer>"
+    )
+    assert form_hints(record(asked), ["accuracy"]) == [("form not asked for", said)]
+    plain = "reads (k) numbers: ask for <answer>(1) ... (2) ...</answer>"
+    assert unasked_form(record(asked), ["accuracy"], by_name=False).endswith(plain)
+    assert unasked_form(record(asked.replace("(2)", "(1)")), ["accuracy"]).endswith(plain), "an ambiguous list"
+    assert unasked_form(record(asked), ["action_order"]).endswith(plain), "which knows no names"
+
+
+def test_rewards_that_read_no_numbers_are_left_alone():
+    asked = f"{LIST}<answer>actions</answer>"
+    assert unasked_form(record(asked), ["math_accuracy"]) is None
+    assert unasked_form(record(asked, reward="format"), ["format", "accuracy"]) is None
+    assert unasked_form(record(asked, solution="insert the fan"), ["accuracy"]) is None, "compared by phrases"
