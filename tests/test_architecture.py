@@ -28,6 +28,7 @@ FLOORS = {
     "disk_store": 0,
     "option": 0,
     "yaml_text": 0,
+    "hint": 0,
     "child": 0,
     "page": 0,
     "rewards": 1,
@@ -47,7 +48,7 @@ ASIDE = {"report": {"report", "runlog", "page", "files"}}  # a room beside the s
 DOOR_TO_ASIDE = 5  # the floor from which rooms may import those aside
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
-STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "files", "cli"}
+STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "files", "hint", "cli"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 320

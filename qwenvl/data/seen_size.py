@@ -9,7 +9,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import MediaSizes, Size
-from qwenvl.types import Hint
+from qwenvl.hint import Hint
 
 FACTOR = 28
 """Pixels of a side that a vision token stands for, with Qwen2-VL and Qwen2.5-VL. 32 with Qwen3-VL."""

@@ -18,7 +18,8 @@ from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
-from qwenvl.types import Fitted, Hint, Record
+from qwenvl.hint import Hint
+from qwenvl.types import Fitted, Record
 
 HintsOf = Callable[[Record, MediaSizes], list[Hint]]
 

@@ -16,8 +16,9 @@ from qwenvl.data.records.presets.table import how_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.data.records.hints import record_hints
 from qwenvl.data.seen_size import SeenSizes
+from qwenvl.hint import Hint
 from qwenvl.rewards.asked import form_hints
-from qwenvl.types import Hint, Record
+from qwenvl.types import Record
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,8 @@ from string import ascii_uppercase
 from typing import Any
 
 from qwenvl.data.records.parse import META_KEYS, unknown_meta_keys
-from qwenvl.types import Hint, Record
+from qwenvl.hint import Hint
+from qwenvl.types import Record
 
 _OPTIONS = ("options", "choices", "candidates")
 

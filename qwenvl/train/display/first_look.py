@@ -14,10 +14,11 @@ from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.hints import record_hints
 from qwenvl.data.records.record_file import spot_checked
 from qwenvl.data.seen_size import SeenSizes
+from qwenvl.hint import Hint
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.asked import form_hints
 from qwenvl.train.display.console import say
-from qwenvl.types import ClipMeta, Hint, Record
+from qwenvl.types import ClipMeta, Record
 
 MEASURED = 8  # records whose media headers are read
 

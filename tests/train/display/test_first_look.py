@@ -18,6 +18,7 @@ def test_what_is_worth_a_look_is_said_once_with_how_often(
     rows.append(make_row(prompt="<video>Which?", solution="(1)", video="gone.mp4"))
     dataset = load_dataset(str(write_rows(rows)), on_bad_sample="skip")
     collator = GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint()))
+    capsys.readouterr()
     first_look(dataset, collator, build_rubric(), by_name=True)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
@@ -31,5 +32,7 @@ def test_what_is_worth_a_look_is_said_once_with_how_often(
 def test_other_processes_say_nothing(tiny_checkpoint, write_rows, make_row, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     dataset = load_dataset(str(write_rows([make_row(prompt="Which? <answer>x</answer>", solution="(1)")])))
-    first_look(dataset, GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint())), build_rubric(), by_name=True)
+    collator = GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint()))
+    capsys.readouterr()
+    first_look(dataset, collator, build_rubric(), by_name=True)
     assert capsys.readouterr().err == ""
