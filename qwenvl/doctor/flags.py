@@ -11,10 +11,10 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
+from qwenvl.data.records.hints import record_hints
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets.table import how_read
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.data.records.hints import record_hints
 from qwenvl.data.seen_size import SeenSizes
 from qwenvl.hint import Hint
 from qwenvl.rewards.asked import form_hints

@@ -23,10 +23,10 @@ def record_hints(record: Record) -> Iterator[Hint]:
             f"{', '.join(META_KEYS)}",
         )
     if hidden := _hidden_options(record.fields, "\n".join(message.text for message in record.messages)):
-        yield Hint(
-            "options not in the prompt",
-            f"{hidden} are not in the prompt, so the model can't choose; write them into the user turn",
-        )
+        advice = "write them into the user turn"
+        if isinstance(record.fields.get("prompt"), str):
+            advice = "--columns prompt=question,solution=answer --format question-answer writes them there"
+        yield Hint("options not in the prompt", f"{hidden} are not in the prompt, so the model can't choose; {advice}")
 
 
 def _unknown_keys(record: Record) -> list[str]:

@@ -2,6 +2,7 @@ import pytest
 
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.hints import record_hints
+from qwenvl.data.records.parse import ReadOptions, parse_columns
 from qwenvl.data.records.record_file import open_records
 
 
@@ -37,3 +38,14 @@ def test_keys_of_meta_that_say_nothing_here(write_rows, make_row):
 def test_options_that_no_prompt_shows(write_rows, make_row, columns, told):
     found = hints(write_rows, make_row(prompt="Which? A. four legs B. two legs", **columns))
     assert [message[: len(told or "")] for _, message in found] == ([told] if told else [])
+
+
+def test_the_flag_that_writes_options_into_the_prompt_does(tmp_path, write_rows):
+    row = {"prompt": "Which?", "solution": "A", "A": "a cat", "B": "a dog"}
+    ((_, message),) = hints(write_rows, row)
+    flags = message.partition("choose; ")[2].split()
+    assert flags[:4] == ["--columns", "prompt=question,solution=answer", "--format", "question-answer"]
+    options = ReadOptions(columns=parse_columns(flags[1]), format=flags[3])
+    (record,) = open_records(DatasetSource("a", tmp_path / "a.json", tmp_path), seed=0, options=options)
+    assert "A. a cat\nB. a dog" in record.messages[0].text
+    assert list(record_hints(record)) == []
