@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
+from qwenvl.config.unknown import SUCCESSORS
 from qwenvl.rewards.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +69,17 @@ def test_the_flags_that_a_page_names_exist(page):
     codes = [code for code in CODE.findall(ours(page)) if code.startswith("--")]
     named = [flag for code in codes for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", code)]
     assert [flag for flag in named if flag.removeprefix("no_") not in flags()] == []
+
+
+@pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.name)
+def test_the_command_and_the_page_name_the_same_flag_for_one_of_another_library(page):
+    here_of: dict[str, str] = {}
+    for there, here, *_ in rows(page, "Setting for setting" if page.stem == "from_verl" else "Flag for flag"):
+        for name in (code.lstrip("-").split()[0] for code in CODE.findall(there)):
+            here_of[name] = here_of.get(name, "") + here
+    for name in here_of.keys() & SUCCESSORS.keys():
+        [said] = re.findall(r"^--\w+|length_window", SUCCESSORS[name])
+        assert said in here_of[name], f"{name}: the command says {said}, the page {here_of[name]}"
 
 
 @pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.name)

@@ -1,5 +1,6 @@
 """The tutorial on a folder of clips is followed to its end: its files, and every command in its order."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -64,3 +65,5 @@ def test_every_command_runs_in_its_order(workplace, tiny_checkpoint, capsys):
     run = workplace / "runs" / "procedure"
     assert read_config(run)["finished"] == 1 and len(read_metrics(run, split="eval")) == 2
     assert (run / "report" / "index.html").is_file() and (workplace / "preview.html").is_file()
+    [evaluated] = (workplace / "runs" / "evaluate").glob("*/evaluation.json")
+    assert json.loads(evaluated.read_text())["ended"]
