@@ -161,10 +161,12 @@ def make_model(
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
     }
-    if family == "qwen3_vl":
+    if family.startswith("qwen3_vl"):
         text["head_dim"] = head_dim
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         text |= _linear_attention(hidden_size, num_layers)
+    if family.endswith("_moe"):
+        text |= _experts(hidden_size)
     config = CONFIG_MAPPING[family](
         text_config=text,
         vision_config=_vision_config(family, vision_hidden_size, vision_depth, hidden_size, initializer_range),
@@ -221,10 +223,16 @@ def _linear_attention(hidden_size: int, num_layers: int) -> dict[str, Any]:
     }
 
 
+def _experts(hidden_size: int) -> dict[str, Any]:
+    """Four experts in each layer, two of them for a token, and in Qwen3.5 one more for all tokens."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden_size}
+    return sizes | {"shared_expert_intermediate_size": hidden_size}
+
+
 def _rope_parameters(family: FamilyName, head_dim: int) -> dict[str, Any]:
     """Halves of a head shared among time, height and width in the proportions of the real checkpoints."""
     half = head_dim // 2
-    if family == "qwen3_vl":
+    if family.startswith("qwen3_vl"):
         space = half * 5 // 16
         return {
             "rope_type": "default",
@@ -232,7 +240,7 @@ def _rope_parameters(family: FamilyName, head_dim: int) -> dict[str, Any]:
             "mrope_section": [half - 2 * space, space, space],
             "mrope_interleaved": True,
         }
-    if family == "qwen3_5":
+    if family.startswith("qwen3_5"):
         return {
             "rope_type": "default",
             "rope_theta": 1e7,
@@ -252,4 +260,4 @@ def _vision_config(family: FamilyName, hidden_size: int, depth: int, out_size: i
     if family == "qwen2_5_vl":
         return shared | {"window_size": 56, "fullatt_block_indexes": [depth - 1], "tokens_per_second": 2}
     shared |= {"num_position_embeddings": 64}
-    return shared if family == "qwen3_5" else shared | {"deepstack_visual_indexes": list(range(min(depth, 2)))}
+    return shared if family.startswith("qwen3_5") else shared | {"deepstack_visual_indexes": list(range(min(depth, 2)))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+FamilyName = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 """``config.model_type`` of the checkpoints of each family."""
 
 
@@ -32,7 +32,9 @@ FAMILIES: dict[str, Family] = {
         Family("qwen2_vl", "Qwen2-VL", time="index"),
         Family("qwen2_5_vl", "Qwen2.5-VL", time="seconds"),
         Family("qwen3_vl", "Qwen3-VL", time="timestamp", mergers=("merger", "deepstack_merger_list")),
+        Family("qwen3_vl_moe", "Qwen3-VL-MoE", time="timestamp", mergers=("merger", "deepstack_merger_list")),
         Family("qwen3_5", "Qwen3.5", time="timestamp"),
+        Family("qwen3_5_moe", "Qwen3.5-MoE", time="timestamp"),
     )
 }
 

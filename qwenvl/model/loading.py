@@ -29,6 +29,7 @@ def load_model(
     from transformers import AutoModelForImageTextToText
 
     config = _read_config(path)
+    settle_router(config)
     return AutoModelForImageTextToText.from_pretrained(
         path, config=config, dtype=dtype, attn_implementation=resolve_attention(attn_implementation)
     )
@@ -185,22 +186,58 @@ def apply_tuning(model: nn.Module, tune: TuneOptions) -> None:
 def lora_config(model: nn.Module, tune: TuneOptions, lora: LoraOptions):
     """A LoRA configuration for the linear layers of the parts of ``tune``, or of the language model if it names none.
 
-    Modules are named in full, never by suffix: ``down_proj`` alone would also match the vision blocks.
+    Modules are named in full, never by suffix: ``down_proj`` alone would also match the vision blocks. The experts of a
+    layer are one parameter with a matrix for each, which PEFT adapts as such.
+
+    Raises:
+        ValueError: a name of ``lora_targets`` is none of a layer of these parts, or experts would have dropout.
     """
     from peft import LoraConfig
 
     parts = tune.parts() or {"llm"}
-    targets = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and part_of(name) in parts and name != "lm_head"
-    ]
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
+    experts = [name for name, _ in model.named_parameters() if ".experts." in name]
+    wanted = _chosen([name for name in (*linear, *experts) if part_of(name) in parts], lora.lora_targets)
+    if lora.lora_dropout and not wanted.isdisjoint(experts):
+        raise ValueError(
+            f"--lora_dropout {lora.lora_dropout} cannot be used on experts: leave it out, or name other layers by "
+            "--lora_targets"
+        )
     return LoraConfig(
         r=lora.lora_r,
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
-        target_modules=targets,
+        target_modules=[name for name in linear if name in wanted],
+        target_parameters=[name for name in experts if name in wanted] or None,
         task_type="CAUSAL_LM",
+    )
+
+
+def _chosen(layers: list[str], targets: list[str] | None) -> set[str]:
+    """The layers that a target names by consecutive parts of their dotted names. All of them without targets."""
+    chosen: set[str] = set()
+    for target in layers if targets is None else targets:
+        named = {layer for layer in layers if f".{target}." in f".{layer}."}
+        if not named:
+            known = sorted({".".join(layer.split(".")[-2:]) for layer in layers})
+            raise ValueError(f"--lora_targets {target}: no layer that may learn bears it; expected {', '.join(known)}")
+        chosen |= named
+    return chosen
+
+
+def settle_router(config) -> str | None:
+    """Keeps the forwards of a mixture of experts from collecting their router's logits, tokens x experts of each layer.
+
+    Returns:
+        What to say of the loss that these logits are for, or None of a model without experts.
+    """
+    text = config.get_text_config()
+    if not getattr(text, "num_experts", 0):
+        return None
+    text.output_router_logits = False
+    return (
+        f"the router's load-balancing loss is not part of the loss: router_aux_loss_coef {text.router_aux_loss_coef} "
+        "of the checkpoint has no effect"
     )
 
 

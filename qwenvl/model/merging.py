@@ -17,22 +17,24 @@ def merged_weights(policy: nn.Module) -> dict[str, Tensor]:
     The policy stays as it is. Where an engine splits it, call this within ``whole_weights``.
 
     Args:
-        policy: as ``get_peft_model`` makes it of a ``LoraConfig`` for linear layers.
+        policy: as ``get_peft_model`` makes it of a ``LoraConfig`` for linear layers and experts.
     """
     from peft.tuners.lora import LoraLayer
 
     bare = unwrap(policy)
-    weights = {
-        name.replace(".base_layer.", "."): value.detach()
-        for name, value in bare.state_dict().items()
-        if ".lora_" not in name
-    }
+    weights = {_plain(name): value.detach() for name, value in bare.state_dict().items() if ".lora_" not in name}
     for name, layer in bare.named_modules():
         if isinstance(layer, LoraLayer):
-            weight = weights[f"{name}.weight"]
+            # Experts are a parameter with a name of its own. The adapters of several in one module lie in each other.
+            adapted = _plain(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")
             change = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
-            weights[f"{name}.weight"] = (weight.float() + change).to(weight.dtype)
+            weights[adapted] = (weights[adapted].float() + change).to(weights[adapted].dtype)
     return weights
+
+
+def _plain(name: str) -> str:
+    """The name of a weight without PEFT's wrappers in it."""
+    return name.replace(".base_layer", "")
 
 
 @torch.no_grad()
@@ -52,7 +54,7 @@ def merged(policy: nn.Module) -> nn.Module:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     bare = unwrap(policy)
-    types = {name.replace(".base_layer.", "."): value.dtype for name, value in bare.state_dict().items()}
+    types = {_plain(name): value.dtype for name, value in bare.state_dict().items()}
     adapted = [module for module in bare.modules() if isinstance(module, BaseTunerLayer)]
     _untie_where_one_changes(bare)
     for module in adapted:

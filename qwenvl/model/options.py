@@ -45,9 +45,15 @@ class LoraOptions(Options):
         least=0,
         below=1,
     )
+    lora_targets: list[str] | None = option(
+        None,
+        "Which layers of these parts get adapters, by any part of their names: q_proj, self_attn, in_proj_qkv, "
+        "linear_attn, experts, experts.down_proj, shared_expert. Experts have adapters of rank lora_r each.",
+        unset="all linear layers and experts",
+    )
 
     def problems(self) -> Iterator[str]:
-        for name in ("lora_r", "lora_alpha", "lora_dropout"):
+        for name in ("lora_r", "lora_alpha", "lora_dropout", "lora_targets"):
             if not self.lora_enable and was_set(self, name):
                 yield f"--{name} has no effect without LoRA: add --lora_enable or leave it out"
 
@@ -94,7 +100,9 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
     """The model, which of its parts learn, and how it is computed."""
 
     model_name_or_path: str | None = option(
-        None, "Qwen2-VL, Qwen2.5-VL or Qwen3-VL checkpoint: a folder or a name on the Hugging Face hub."
+        None,
+        "Checkpoint of Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5, mixtures of experts too: a folder or a name on the "
+        "Hugging Face hub.",
     )
     start_from_weights: str | None = option(
         None,

@@ -27,7 +27,7 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets.table import how_read
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
-from qwenvl.model.loading import apply_tuning, load_model, lora_config, unwrap
+from qwenvl.model.loading import apply_tuning, load_model, lora_config, settle_router, unwrap
 from qwenvl.model.positions import position_rule
 from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
@@ -74,6 +74,8 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
         model = loaded_model(model, args, frozen=adapted)
     bare = unwrap(model)
     family_of(bare.config)
+    if note := settle_router(bare.config):
+        say(note)
     if bare is not model:
         if adapted:
             raise ValueError("the model already has an adapter: leave out peft_config and lora_enable, or merge it")

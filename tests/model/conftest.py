@@ -36,10 +36,14 @@ def exact_model(monkeypatch) -> Callable[..., torch.nn.Module]:
 
     def make(family: str, **options) -> torch.nn.Module:
         model = make_model(family, make_processor(family), initializer_range=0.1, **options).double().train()
+        if family.endswith("_moe"):
+            model.set_experts_implementation("eager")  # the other takes no float64
         for module in model.modules():
             name = type(module).__name__
             if name.endswith(("RMSNorm", "RMSNormGated")):
                 module.forward = types.MethodType(_gated_norm if name.endswith("Gated") else _rms_norm, module)
+            if name.endswith("Router"):
+                module.forward = types.MethodType(_route, module)
         source = sys.modules[type(model).__module__]
         monkeypatch.setattr(source, "apply_rotary_pos_emb_vision", _rotate)
         if hasattr(source, "torch_chunk_gated_delta_rule"):
@@ -60,6 +64,12 @@ def _rms_norm(self, x: Tensor) -> Tensor:
 
 def _gated_norm(self, x: Tensor, gate: Tensor) -> Tensor:
     return _rms_norm(self, x) * torch.nn.functional.silu(gate)
+
+
+def _route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logits = torch.nn.functional.linear(x, self.weight)
+    chosen, which = logits.softmax(-1).topk(self.top_k)
+    return logits, chosen / chosen.sum(-1, keepdim=True), which
 
 
 def _delta_rule(query, key, value, g, beta, initial_state=None, output_final_state=False, **unused):

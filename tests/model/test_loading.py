@@ -15,6 +15,7 @@ from qwenvl.model.loading import (
     lora_config,
     parameter_groups,
     part_of,
+    settle_router,
     unwrap,
 )
 from qwenvl.model.options import LoraOptions, TuneOptions
@@ -74,6 +75,46 @@ def test_adapters_of_linear_attention_bear_its_names(tiny_pair):
     layer = "model.language_model.layers.0.linear_attn."
     names = {f"{layer}{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")}
     assert names == {name for name in targets if name.startswith(layer)}
+
+
+@pytest.mark.parametrize(
+    ("targets", "parts_of_names"),
+    [
+        (None, {"q_proj", "o_proj", "in_proj_qkv", "experts.gate_up_proj", "shared_expert.down_proj"}),
+        (["experts.down_proj"], {"experts.down_proj"}),
+        (["q_proj", "experts"], {"self_attn.q_proj", "experts.gate_up_proj", "experts.down_proj"}),
+        (["layers.0.linear_attn"], {"in_proj_z", "in_proj_a", "linear_attn.out_proj"}),
+    ],
+)
+def test_adapters_go_where_their_names_say(tiny_pair, targets, parts_of_names):
+    model, _ = tiny_pair("qwen3_5_moe")
+    config = lora_config(model, TuneOptions(), LoraOptions(True, 2, 4, lora_targets=targets))
+    names = {*config.target_modules, *(config.target_parameters or ())}
+    assert all(any(name.endswith(part) for name in names) for part in parts_of_names)
+    if targets is not None:
+        assert all(any(f".{target}." in f".{name}." for target in targets) for name in names)
+    trained = [name for name, p in get_peft_model(model, config).named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * len(names) and all("lora_" in name for name in trained)
+
+
+def test_names_that_no_layer_bears_and_dropout_of_experts_are_refused(tiny_pair):
+    model, _ = tiny_pair("qwen3_5_moe")
+    with pytest.raises(ValueError, match=r"--lora_targets qproj: .*expected experts\.down_proj, .*self_attn\.q_proj"):
+        lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 2, 4, lora_targets=["qproj"]))
+    with pytest.raises(ValueError, match="cannot be used on experts"):
+        lora_config(model, TuneOptions(), LoraOptions(True, 2, 4, lora_dropout=0.1))
+    lora_config(model, TuneOptions(), LoraOptions(True, 2, 4, lora_dropout=0.1, lora_targets=["self_attn"]))
+
+
+def test_the_routers_logits_are_not_collected_and_their_loss_is_named(tiny_pair, random_prompts, tmp_path):
+    model, _ = tiny_pair("qwen3_vl_moe")
+    assert settle_router(tiny_pair("qwen3_vl")[0].config) is None
+    model.config.text_config.output_router_logits = True
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, dtype=torch.float32)
+    prompts = random_prompts(loaded, ["t"])
+    assert loaded(input_ids=prompts.input_ids).router_logits is None
+    assert "router_aux_loss_coef 0.001" in settle_router(loaded.config)
 
 
 def test_learning_rates_apply_to_their_part_alone(tiny_pair):

@@ -5,8 +5,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText
 
-from qwenvl.model.loading import unwrap
-from qwenvl.model.merging import merged
+from qwenvl.model.loading import lora_config, unwrap
+from qwenvl.model.merging import merged, merged_weights
+from qwenvl.model.options import LoraOptions, TuneOptions
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 ATTENTION = r".*language_model.*\.(q_proj|v_proj)"
@@ -76,3 +77,18 @@ def test_weights_that_are_not_finite_are_refused(tiny_pair):
     next(p for name, p in policy.named_parameters() if "lora_A" in name).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="NaN"):
         merged(policy)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl_moe"])
+def test_adapters_of_linear_attention_and_of_experts_are_folded_in(tiny_pair, family):
+    model, _ = tiny_pair(family)
+    before = {name: value.clone() for name, value in model.to(torch.bfloat16).state_dict().items()}
+    config = lora_config(model, TuneOptions(), LoraOptions(True, 2, 4))
+    config.init_lora_weights = False
+    policy = get_peft_model(model, config)
+    ours = merged_weights(policy)
+    changed = {name for name, value in ours.items() if not torch.equal(value, before[name])}
+    assert changed == {*(config.target_parameters or ()), *(f"{name}.weight" for name in config.target_modules)}
+    whole = merged(policy).state_dict()
+    assert {value.dtype for value in whole.values()} == {torch.bfloat16}
+    torch.testing.assert_close(ours, whole, rtol=0.01, atol=0.01)

@@ -32,7 +32,9 @@ def draw(model, prompts, group_size, end_ids, compiled):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("family", "layers"), [("qwen2_5_vl", 1), ("qwen3_5", 3)])
+@pytest.mark.parametrize(
+    ("family", "layers"), [("qwen2_5_vl", 1), ("qwen3_5", 3), pytest.param("qwen3_5_moe", 3, marks=pytest.mark.slow)]
+)
 def test_tokens_and_logprobs_of_the_stock_step(family, layers, random_prompts):
     model = make_model(family, make_processor(family), num_layers=layers, initializer_range=0.25).requires_grad_(False)
     # One compilation for each kind of layer: others, for numbers of prompts and completions or lengths, are an error.

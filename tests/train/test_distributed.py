@@ -195,6 +195,26 @@ def test_two_processes_make_the_update_of_one(
         assert ours == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in theirs], names
 
 
+@pytest.fixture(scope="session")
+def experts_alone(tiny_checkpoint, three_records, tmp_path_factory) -> Path:
+    """What one process makes of two steps of a mixture of experts with linear attention."""
+    output, flags = tmp_path_factory.mktemp("experts") / "by_prompt", {"per_device_train_batch_size": 4}
+    launch(1, tiny_checkpoint("qwen3_5_moe", initializer_range=0.1), three_records, output, **flags)
+    return output
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero3", "fsdp"])
+def test_linear_attention_and_experts_make_the_update_of_one(
+    tiny_checkpoint, three_records, experts_alone, tmp_path, engine
+):
+    """Three prompts in steps of four: layers run as often in the process that has fewer. Experts need no more care."""
+    if engine == "zero3":
+        pytest.importorskip("deepspeed")
+    start, output = tiny_checkpoint("qwen3_5_moe", initializer_range=0.1), tmp_path / "by_prompt"
+    launch(2, start, three_records, output, gradient_accumulation_steps=2, **ENGINES[engine])
+    assert_same_update(output, experts_alone, start)
+
+
 @pytest.mark.parametrize(
     "engine, recipe",
     [

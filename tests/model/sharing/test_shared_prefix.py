@@ -90,7 +90,7 @@ def test_gradient_checkpointing(family, reentrant, exact_model, random_prompts, 
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5_moe"])
 def test_lora(family, exact_model, random_prompts, random_completions):
     from peft import get_peft_model
 
