@@ -26,7 +26,7 @@ A settings file sets the same names, in YAML or JSON, given as the first argumen
 
 ```yaml
 # run.yaml
-model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct
+model_name_or_path: Qwen/Qwen3.5-4B
 dataset_use: data/sop.json
 learning_rate: 1e-6
 grpo_sample_size: 8

@@ -2,7 +2,7 @@
 # Trains a Qwen-VL checkpoint by GRPO on your records, on one process or on several GPUs of this machine.
 #
 #   DATASET=data/sop.json bash scripts/train_grpo.sh
-#   MODEL=Qwen/Qwen2.5-VL-7B-Instruct DATASET=sop NPROC=8 DEEPSPEED=zero3 bash scripts/train_grpo.sh --grpo_beta 0.04
+#   MODEL=Qwen/Qwen3.5-9B DATASET=sop NPROC=8 DEEPSPEED=zero3 bash scripts/train_grpo.sh --grpo_beta 0.04
 #   NPROC=4 bash scripts/train_grpo.sh run.yaml
 #
 # Every line "option" below is a setting: flag, environment variable, and what is given where the variable is not set; ""
@@ -37,7 +37,7 @@ option() { # option FLAG VARIABLE DEFAULT; left out where it has neither a value
 }
 
 # --- model and data
-option --model_name_or_path          MODEL          Qwen/Qwen2.5-VL-3B-Instruct
+option --model_name_or_path          MODEL          Qwen/Qwen3.5-4B
 option --dataset_use                 DATASET        ""    # a name of data/datasets.yaml, or a .json or .jsonl file
 option --eval_dataset_use            EVAL_DATASET   ""
 option --output_dir                  OUTPUT         runs/grpo

@@ -241,16 +241,16 @@ def test_the_ten_lines_of_the_readme_train(tiny_checkpoint, tmp_path, monkeypatc
 
     [code] = blocks(ROOT / "README.md", "python")
     here = {
-        "Qwen/Qwen2.5-VL-3B-Instruct": str(tiny_checkpoint()),
+        "Qwen/Qwen3.5-4B": str(tiny_checkpoint("qwen3_5")),
         "max_steps=100": "max_steps=2, generation_max_length=16, learning_rate=1e-3, use_cpu=True",
-        "len(text) < 200": "len(text) < 20",  # so that some of what the tiny model babbles is brief
+        "len(text) < 200": "len(text) % 2",  # so that it differs in what the tiny model babbles
     }
     for there, replacement in here.items():
         assert code.count(there) == 1, f"the ten lines no longer say {there}"
         code = code.replace(there, replacement)
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
-    before = AutoModelForImageTextToText.from_pretrained(tiny_checkpoint()).state_dict()
+    before = AutoModelForImageTextToText.from_pretrained(tiny_checkpoint("qwen3_5")).state_dict()
     after = AutoModelForImageTextToText.from_pretrained(tmp_path / "runs" / "example").state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert any("language_model" in name for name in changed), "two steps at this learning rate move the weights"

@@ -12,7 +12,7 @@ from qwenvl.runlog import read_config, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "procedure_videos.md").read_text(encoding="utf-8")
-MODEL = "Qwen/Qwen2.5-VL-3B-Instruct"
+MODEL = "Qwen/Qwen3.5-4B"
 # As the page has it, but on tiny things.
 SMALL = {
     MODEL: "{checkpoint}",
@@ -20,7 +20,7 @@ SMALL = {
     "gradient_accumulation_steps: 8": "gradient_accumulation_steps: 1\ngeneration_max_length: 8",
     "grpo_sample_size: 8": "grpo_sample_size: 2",
     "video_max_frames: 16": "video_max_frames: 2\nvideo_min_frames: 2",
-    "video_max_frame_pixels: 100352": "video_max_frame_pixels: 3136",
+    "video_max_frame_pixels: 131072": "video_max_frame_pixels: 3136",
     "eval_steps: 50\nsave_steps: 50": "eval_steps: 1\nsave_steps: 1",
 }
 

@@ -47,7 +47,7 @@ def test_one_process_is_plain_python(launch):
     words = launch(DATASET="sop")
     assert words[:2] == ["python", COMMAND]
     config = settings(words)
-    assert (config.model_name_or_path, config.dataset_use) == ("Qwen/Qwen2.5-VL-3B-Instruct", "sop")
+    assert (config.model_name_or_path, config.dataset_use) == ("Qwen/Qwen3.5-4B", "sop")
     assert config.eval_strategy == "no"
 
 

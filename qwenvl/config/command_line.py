@@ -191,7 +191,7 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
 def require_what_a_run_needs(config: GRPOConfig) -> None:
     """Raise ValueError where the command lacks something that a script may do with the trainer itself."""
     if config.model_name_or_path is None:
-        raise ValueError("--model_name_or_path is missing: a folder or a name such as Qwen/Qwen2.5-VL-3B-Instruct")
+        raise ValueError("--model_name_or_path is missing: a folder or a name such as Qwen/Qwen3.5-4B")
     if config.dataset_use is None:
         raise ValueError("--dataset_use is missing: a name of the catalog or a path of a .json or .jsonl file")
     if config.eval_strategy != "no" and config.eval_dataset_use is None:

@@ -53,7 +53,7 @@ class GRPOTrainer(PolicyTrainer):
         peft_config: an adapter to train instead of the whole model.
 
     Example:
-        >>> trainer = GRPOTrainer("Qwen/Qwen2.5-VL-3B-Instruct", GRPOConfig("runs/sop", dataset_use="data/sop.json"))
+        >>> trainer = GRPOTrainer("Qwen/Qwen3.5-4B", GRPOConfig("runs/sop", dataset_use="data/sop.json"))
         >>> trainer.train()
     """
 

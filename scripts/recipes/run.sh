@@ -5,7 +5,7 @@
 #   TINY=1 bash scripts/recipes/run.sh countdown
 #
 # TASK is one of the .yaml files beside this script. From the environment:
-#   MODEL    checkpoint                      (default: Qwen/Qwen2.5-VL-3B-Instruct)
+#   MODEL    checkpoint                      (default: Qwen/Qwen3.5-4B)
 #   DATASET  annotation file or catalog name (default: a small set made on the spot)
 #   OUT      folder for records and run      (default: out/recipes/TASK)
 #   TINY     1: two steps on a tiny model with random weights, to see that everything is in place
@@ -40,7 +40,7 @@ if [[ -z "${DATASET-}" ]]; then
 fi
 
 unset OUT TINY
-model="${MODEL:-Qwen/Qwen2.5-VL-3B-Instruct}" data="$DATASET"
+model="${MODEL:-Qwen/Qwen3.5-4B}" data="$DATASET"
 unset MODEL DATASET
 bash "$root/scripts/train_grpo.sh" "$recipe" --model_name_or_path "$model" --dataset_use "$data" \
     --output_dir "$out/run" ${tiny[@]+"${tiny[@]}"} "$@"

@@ -28,7 +28,7 @@ STEPS_FORM = (
     "First think about what the video shows, within <think> </think>. Then name the steps within <answer> </answer>, "
     "each with its number: <answer>(number) step (number) step</answer>."
 )
-_MODEL = "Qwen/Qwen2.5-VL-3B-Instruct"
+_MODEL = "Qwen/Qwen3.5-4B"
 _SHOWN = 10
 
 

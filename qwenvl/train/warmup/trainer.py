@@ -44,7 +44,7 @@ class WarmupTrainer(PolicyTrainer):
 
     Example:
         >>> args = WarmupConfig("runs/warm", dataset_use="data/sop.json", stop_below_loss=0.5)
-        >>> WarmupTrainer("Qwen/Qwen2.5-VL-3B-Instruct", args).train()
+        >>> WarmupTrainer("Qwen/Qwen3.5-4B", args).train()
     """
 
     trained_by = "a supervised warm-up"
