@@ -22,7 +22,7 @@ from PIL.Image import Transpose
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.backends import FOREIGN_DECODERS
 from qwenvl.data.media.clip_index import index_clip
-from qwenvl.data.media.container import frame_size, open_video, reason_of
+from qwenvl.data.media.container import frame_size, in_square_pixels, open_video, pixel_shape, reason_of
 from qwenvl.data.media.playing import decoded, play
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ClipReader:
 
     Attributes:
         frame_times: seconds of every frame after the first one, strictly rising.
-        size: height and width of a frame as the header says them. Decoding may turn the frame on its side.
+        size: height and width of a frame as the header says them, in square pixels. Decoding may turn the frame.
         notes: what the file says wrongly of its frames, in words.
 
     Raises:
@@ -86,7 +86,7 @@ class ClipReader:
         return self._index.duration
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        """Decode frames by number: len(indices) x 3 x H x W, uint8 RGB, upright, in the order asked.
+        """Decode frames by number: len(indices) x 3 x H x W, uint8 RGB, upright, in square pixels, in the order asked.
 
         Raises:
             IndexError: a number is outside the clip.
@@ -118,6 +118,8 @@ class ClipReader:
         """The frames with these rising numbers, H x W x 3 each."""
         if self._backend == "pyav":
             return self._decode_with_pyav(wanted)
+        if pixel_shape(self._stream) != 1:
+            raise BadMediaError(self.path, f"{self._backend} squeezes its pixels, which are not square: use pyav")
         try:
             return FOREIGN_DECODERS[self._backend](self.path, self._index, wanted)
         except MemoryError:
@@ -127,6 +129,8 @@ class ClipReader:
 
     def _decode_with_pyav(self, wanted: list[int]) -> Iterator[np.ndarray]:
         reformatter = VideoReformatter()  # one for all frames: it keeps its tables
+        shape = pixel_shape(self._stream)
+        scaling = None if shape == 1 else "BICUBIC"
         found = self._frames_by_count(wanted) if self._index.by_count else self._frames_by_time(wanted)
         try:
             for index, frame in zip(wanted, found, strict=True):
@@ -136,7 +140,8 @@ class ClipReader:
                     )
                 if frame.is_corrupt:
                     raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is damaged")
-                rgb = reformatter.reformat(frame, format="rgb24", threads=1)
+                height, width = in_square_pixels(frame.height, frame.width, shape)
+                rgb = reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling, threads=1)
                 (plane,) = rgb.planes
                 picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
                 yield _upright(picture, round(frame.rotation / 90) % 4)

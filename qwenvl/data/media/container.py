@@ -41,8 +41,21 @@ def open_video(path: str, timeout: float | None = None) -> tuple[InputContainer,
 
 
 def frame_size(stream: VideoStream) -> tuple[int, int]:
-    """Height and width in pixels, as the header says them."""
-    return stream.height, stream.width
+    """Height and width of a frame in square pixels, as the header says them."""
+    return in_square_pixels(stream.height, stream.width, pixel_shape(stream))
+
+
+def in_square_pixels(height: int, width: int, shape: Fraction) -> tuple[int, int]:
+    """Height and width at which a picture is shown. One side is stretched and none is shrunk.
+
+    Args:
+        shape: of a stored pixel, its width by its height.
+
+    Example:
+        >>> in_square_pixels(576, 720, Fraction(16, 15))  # PAL in 4 : 3
+        (576, 768)
+    """
+    return (height, round(width * shape)) if shape > 1 else (round(height / shape), width)
 
 
 def pixel_shape(stream: VideoStream) -> Fraction:

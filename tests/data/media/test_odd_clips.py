@@ -1,13 +1,17 @@
 """Clips of all kinds: each frame and each time is right, in order and not, whatever the file says of itself."""
 
+from fractions import Fraction
 from random import Random
 
 import pytest
 import torch
+from torchvision.transforms.v2.functional import resize
 
 from qwenvl.data.media.open import open_clip
+from qwenvl.data.prompt_length import read_header
 from scripts.bench.decode_clips import number_in
 from scripts.clips.kinds import Workshop, kinds
+from scripts.clips.sources import SIZE, encode_numbered
 
 KINDS = list(kinds())
 _FIRST = {(kind.cut, kind.container): kind for kind in reversed(KINDS)}
@@ -33,11 +37,33 @@ def test_a_clip_is_what_a_player_shows(kind, workshop, tmp_path):
     with open_clip(str(path), "pyav") as clip:
         assert clip.frame_times == pytest.approx(shown.times, abs=2.1e-3)  # some containers have milliseconds
         frames = clip.read(range(clip.frame_count))
-        assert [number_in(frame.permute(1, 2, 0).numpy()) for frame in frames] == list(shown.numbers)
+        pictures = resize(frames, SIZE[::-1])  # anamorphic ones are stretched
+        assert [number_in(picture.permute(1, 2, 0).numpy()) for picture in pictures] == list(shown.numbers)
         draw = Random(0)
         for _ in range(4):
             some = sorted(draw.sample(range(clip.frame_count), min(4, clip.frame_count)))
             assert torch.equal(clip.read(some), frames[some])
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "shape", "size"),
+    [
+        ("wide.mp4", "h264", Fraction(16, 11), (96, 233)),  # 160 x 16 / 11 = 232.7
+        ("high.mkv", "h264", Fraction(1, 2), (192, 160)),
+        ("dvd.mpg", "mpeg2", Fraction(16, 15), (96, 171)),  # 16 : 9 of 160 x 96, as the format says it
+        ("old.avi", "mpeg4plain", Fraction(12, 11), (96, 175)),
+        ("square.mp4", "h264", Fraction(1), (96, 160)),
+        ("nonsense.mp4", "h264", Fraction(1, 100), (96, 160)),
+    ],
+)
+def test_pixels_that_are_not_square_are_made_so(tmp_path, name, codec, shape, size):
+    path = str(encode_numbered(tmp_path / name, codec, 5, shape=shape))
+    assert read_header(path).size == size
+    with open_clip(path, "pyav") as clip:
+        assert clip.size == size
+        frames = clip.read([0, 4])
+    assert frames.shape == (2, 3, *size)
+    assert [number_in(picture.permute(1, 2, 0).numpy()) for picture in resize(frames, SIZE[::-1])] == [0, 4]
 
 
 def test_there_are_many_kinds_and_no_two_are_the_same():
