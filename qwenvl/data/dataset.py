@@ -150,7 +150,7 @@ class GRPODataset(Dataset):
             timelines, sizes = [], []
             clip: Clip | CachedClip | None = None
             for number in numbers:
-                clip = self._open(record, number)
+                clip = self.open(record, number)
                 opened.callback(clip.__exit__, None, None, None)
                 check_size(record.videos[number], clip.size)
                 timelines.append(Timeline(clip.frame_times, clip.duration))
@@ -193,7 +193,7 @@ class GRPODataset(Dataset):
             opened: the clip, where it is open already. It stays open.
         """
         path = record.videos[number]
-        with nullcontext(opened) if opened is not None else self._open(record, number) as clip:
+        with nullcontext(opened) if opened is not None else self.open(record, number) as clip:
             plan = self.rule.plan(record, number, epoch, Timeline(clip.frame_times, clip.duration), lowered.frames)
             cached, decoded_size = False, None
             if isinstance(clip, CachedClip):
@@ -215,10 +215,12 @@ class GRPODataset(Dataset):
             )
         return VideoClip(frames, info, decoded_size)
 
-    def _open(self, record: Record, number: int) -> Clip | CachedClip:
+    def open(self, record: Record, number: int) -> Clip | CachedClip:
+        """Open the clip ``number`` of a record as its sample does. It is a context manager."""
         path, meta, options = _local(record.videos[number]), record.clip_meta[number] or ClipMeta(), self.options
         bounds = {"timeout": options.decode_timeout, "memory_gb": options.decode_memory_gb}
-        opened = partial(open_clip, path, options.video_backend, frames_fps=meta.frames_fps, **bounds)
+        strict = options.decode_check == "strict"
+        opened = partial(open_clip, path, options.video_backend, frames_fps=meta.frames_fps, strict=strict, **bounds)
         if self.frame_cache is None:
             return opened()
         keep = not (meta.dynamic_sample and self.rule.training)

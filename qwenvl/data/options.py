@@ -80,6 +80,12 @@ class SampleOptions(FrameOptions):
     video_backend: Literal["auto", "torchcodec", "pyav", "decord"] = option(
         "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
     )
+    decode_check: Literal["fast", "strict"] = option(
+        "fast",
+        "How damage of clips is looked for. fast: what the decoder tells of the frames that it gives, at no cost. "
+        "strict: read the whole container too, and stop at errors that the decoder would hide; it sees only what it "
+        "decodes, the frames asked for and those they are predicted from.",
+    )
     decode_timeout: float = option(
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
     )
@@ -89,6 +95,10 @@ class SampleOptions(FrameOptions):
         "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
         "list it at the end; nothing takes its place.",
     )
+
+    def problems(self) -> Iterator[str]:
+        if self.decode_check == "strict" and self.video_backend not in ("auto", "pyav"):
+            yield f"--decode_check strict has no effect on --video_backend {self.video_backend}: only PyAV tells errors"
 
 
 @dataclass
@@ -219,6 +229,8 @@ class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
     def problems(self) -> Iterator[str]:
         if self.frame_cache is None and was_set(self, "frame_cache_gb"):
             yield "--frame_cache_gb has no effect without --frame_cache"
+        if self.frame_cache is not None and self.decode_check == "strict":
+            yield "--decode_check strict has no effect on frames that --frame_cache keeps: check with qwenvl data check"
 
 
 def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:

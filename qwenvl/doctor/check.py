@@ -33,6 +33,7 @@ ADVICE = {
     "cut short": "A copy or download was probably interrupted: fetch these files again.",
     "not a video": "The name says video, the content does not: look at how these files were made.",
     "unreadable media": "Fetch or encode these files again, or take the rows out with --write-clean.",
+    "damaged media": "Fetch these files again, or record them anew. --decode_check fast takes what decoders hide.",
     "meta and clip disagree": "frame_cnts must sum to the clip's frames: were the clips cut or re-encoded after it?",
     "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
     "duplicate id": "Give each record its own id, or none.",
@@ -127,6 +128,7 @@ def examine(
     sample_options: SampleOptions | None = None,
     collator: GRPOCollator | None = None,
     look_for: HintsOf | None = None,
+    all_frames: bool = False,
     jobs: int = 2,
     progress: Callable[[Iterator, int], Iterable] | None = None,
 ) -> Report:
@@ -136,6 +138,7 @@ def examine(
         sample_options: how frames are chosen and decoded. With ``on_bad_sample`` other than ``error``
             failures are not told.
         look_for: says what is worth a look in a record and its decoded media.
+        all_frames: also decode the frames of each clip that its sample does not show.
         jobs: clips decoded at the same time, each in a process of its own.
         progress: a function as tqdm is. It gets an iterator, which yields once for each row, and the number of rows.
     """
@@ -152,7 +155,7 @@ def examine(
     rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
 
     def look(place: tuple[int, int, Record | RecordError]) -> tuple[Finding, tuple[int, int, Record | RecordError]]:
-        return _finding(place[2], dataset, collator, tokenizing, look_for), place
+        return _finding(place[2], dataset, collator, tokenizing, look_for, all_frames), place
 
     with ThreadPoolExecutor(jobs) as pool:
         found = _in_order(pool, look, rows, ahead=4 * jobs)
@@ -214,12 +217,16 @@ def _finding(
     collator: GRPOCollator | None,
     tokenizing: threading.Lock,
     look_for: HintsOf | None,
+    all_frames: bool,
 ) -> Finding:
     if isinstance(record, RecordError):
         return Finding(problem=str(record), kind=record.kind)
     where = f"{record.where} (id {record.id})"
     try:
         sample = dataset.load(record)
+        for number in range(len(record.videos) if all_frames else 0):
+            with dataset.open(record, number) as clip:
+                clip.check_all()
     except LongPromptError as error:
         return Finding(where, str(error), error.kind)
     except (BadMediaError, FramePlanError) as error:

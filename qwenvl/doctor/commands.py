@@ -41,7 +41,8 @@ def check(args: argparse.Namespace) -> int:
             sources_of(args),
             options=ReadOptions.of(args),
             check_record=_record_check(args.reward_funcs),
-            sample_options=SampleOptions.of(args, on_bad_sample="error"),
+            sample_options=SampleOptions.of(args, on_bad_sample="error", decode_check=_decode_check(args)),
+            all_frames=args.all_frames,
             collator=(collator := make_collator(args)),
             look_for=hints_by(args, collator, args.reward_funcs),
             jobs=args.jobs,
@@ -54,6 +55,11 @@ def check(args: argparse.Namespace) -> int:
     else:
         print(render(report, args.dataset))
     return 1 if report.problems or not report.good else 0
+
+
+def _decode_check(args: argparse.Namespace) -> str:
+    """What was asked for, else strict with PyAV, the only decoder that tells errors."""
+    return args.decode_check or ("strict" if args.video_backend in ("auto", "pyav") else "fast")
 
 
 def stats(args: argparse.Namespace) -> int:
@@ -172,6 +178,10 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print JSON")
     converting.add_argument("out", help="a path that ends in .json, .jsonl (also .gz), .parquet, .csv or .tsv")
     add_frame_flags(checking)
+    checking.set_defaults(decode_check=None)  # strict, where the decoder can be
+    checking.add_argument(
+        "--all_frames", action="store_true", help="decode all frames of each clip, not only those that are shown"
+    )
     checking.add_argument("--write-clean", metavar="OUT", help="write the good records there; kinds as for convert")
     checking.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
     checking.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")

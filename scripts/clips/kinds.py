@@ -64,24 +64,23 @@ class Kind:
         return path, self.make(workshop, path)
 
 
+_OWN_CONTAINERS = {"vp8": "mkv", "vp9": "mkv", "av1": "mkv", "flv1": "flv", "wmv2": "wmv"}
+
+
 class Workshop:
     """Sources by codec, each encoded once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._sources: dict[tuple[str, bool], Source] = {}
+        self._sources: dict[Path, Source] = {}
 
     def source(self, codec: str, container: str) -> Source:
         apart = container in HEADERS_APART or codec in ("mpeg4", "mpeg4plain", "mjpeg")
-        key = codec, apart
-        if key not in self._sources:
-            if codec in ("vp8", "vp9", "av1"):
-                suffix = "mkv"
-            else:
-                suffix = {"flv1": "flv", "wmv2": "wmv"}.get(codec, "mov" if apart else "ts")
-            path = self.folder / f"source_{codec}_{apart}.{suffix}"
-            self._sources[key] = Source(encode_numbered(path, codec))
-        return self._sources[key]
+        suffix = _OWN_CONTAINERS.get(codec, "mov" if apart else "ts")
+        path = self.folder / f"source_{codec}.{suffix}"
+        if path not in self._sources:
+            self._sources[path] = Source(encode_numbered(path, codec))
+        return self._sources[path]
 
 
 def copied(cut: str, container: str, codec: str, choose: Callable[[Source], list[Piece]], copy: Copy = Copy()) -> Kind:  # noqa: B008 (immutable)

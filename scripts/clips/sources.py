@@ -33,7 +33,7 @@ ENCODERS: dict[str, tuple[str, dict[str, str], str]] = {
     "mpeg2": ("mpeg2video", {"bf": "2", "qscale": "3"}, "yuv420p"),
     "mpeg4": ("mpeg4", {"bf": "2", "qscale": "3"}, "yuv420p"),
     "mpeg4plain": ("mpeg4", {"bf": "0", "qscale": "3"}, "yuv420p"),
-    "vp8": ("libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16", "cpu-used": "8", "b": "500k"}, "yuv420p"),
+    "vp8": ("libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16", "cpu-used": "16", "b": "500k"}, "yuv420p"),
     "vp9": ("libvpx-vp9", {"deadline": "realtime", "cpu-used": "8", "auto-alt-ref": "1"}, "yuv420p"),
     "av1": ("libsvtav1", {"preset": "12", "svtav1-params": "keyint=12"}, "yuv420p"),
     "mjpeg": ("mjpeg", {"qscale": "3"}, "yuvj420p"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 from av.container import InputContainer
@@ -92,17 +93,16 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str) -> Cli
     mean = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1))
     notes = [*index.notes]
     if not packets.beginnings:
-        last = max(t for t in [*packets.pts, *packets.dts, index.pts[-1]] if t is not None)
-        end = (last + (mean or frame_step(stream))) * index.time_base
+        end = (_last(packets, index) + (mean or frame_step(stream))) * index.time_base
         notes += check_promise(container, stream, len(packets), end, index.duration, path)
     return replace(index, by_count=index.by_count or by_count, notes=tuple(notes))
 
 
-def _index_of(stream: VideoStream, shown: Iterable[int | None], packets: Packets) -> ClipIndex:
-    pts = tuple(sorted(time for time in shown if time is not None))
-    keys = sorted(time for time, is_key in zip(packets.pts, packets.keys, strict=True) if is_key and time is not None)
+def _index_of(stream: VideoStream, shown: Iterable[Any], packets: Packets) -> ClipIndex:
+    """An index of frames whose times are known."""
+    pts = tuple(sorted(shown))
     assert stream.time_base is not None  # of a stream that was opened
-    return ClipIndex(pts, tuple(keys) or pts[:1], stream.time_base)
+    return ClipIndex(pts, tuple(packets.key_pts) or pts[:1], stream.time_base)
 
 
 def _must_be_played(container: InputContainer, stream: VideoStream, packets: Packets, path: str) -> bool:
@@ -114,8 +114,10 @@ def _must_be_played(container: InputContainer, stream: VideoStream, packets: Pac
     if container.format.name in RAW_FORMATS or context.name == "vp8":
         return True
     if _lacks_display_times(container, stream):
-        gaps = {b - a for a, b in pairwise(t for t in packets.dts if t is not None)}
-        return len(gaps) > 1 or not _each_gives_a_frame(packets, path)
+        times = [time for time in packets.dts if time is not None]
+        gaps = {b - a for a, b in pairwise(times)}
+        even = len(times) == len(packets) and len(gaps) <= 1 and min(gaps, default=1) > 0
+        return not even or not _each_gives_a_frame(packets, path)
     # The two fields of an interlaced frame may lie in a packet each.
     return context.field_order > 1 and context.name == "h264" and not _each_gives_a_frame(packets, path)
 
@@ -137,8 +139,7 @@ def _may_begin_with_unshown(stream: VideoStream, packets: Packets) -> bool:
         return True
     if context.name == "h264" and packets.first and not has_instant_refresh(packets.first, context.extradata):
         return True
-    key = packets.pts[0]
-    return any(pts < key for pts, hidden in zip(packets.pts, packets.hidden, strict=True) if not hidden)
+    return min(packets.shown) < packets.pts[0]  # type: ignore[type-var]
 
 
 def _index_from_first_shown(stream: VideoStream, packets: Packets, path: str) -> ClipIndex:
@@ -181,6 +182,12 @@ def _index_by_playing(container: InputContainer, stream: VideoStream, path: str)
     return ClipIndex(
         tuple(pts), tuple(sorted(keys)) or (pts[0],), stream.time_base, bool(mended or parts), tuple(notes)
     )
+
+
+def _last(packets: Packets, index: ClipIndex) -> int:
+    """The latest time in the file, that of a frame which is not shown among them."""
+    times = (*packets.pts[-TRIED_FRAMES:], *packets.dts[-TRIED_FRAMES:])
+    return max([index.pts[-1], *(time for time in times if time is not None)])
 
 
 def _plus(offset: int, time: int | None) -> int | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import av
 import numpy as np
 from av.packet import Packet
 from av.video.frame import VideoFrame
@@ -22,8 +21,9 @@ from PIL.Image import Transpose
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.backends import FOREIGN_DECODERS
 from qwenvl.data.media.clip_index import index_clip
-from qwenvl.data.media.container import frame_size, in_square_pixels, open_video, pixel_shape, reason_of
+from qwenvl.data.media.container import READING_ERRORS, frame_size, in_square_pixels, open_video, pixel_shape, reason_of
 from qwenvl.data.media.playing import decoded, play
+from qwenvl.data.media.strict import check_all_frames, check_packets, damage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,7 @@ class ClipReader:
     Args:
         path: the file.
         backend: ``pyav``, ``torchcodec`` or ``decord``.
+        strict: also look for damage that PyAV's decoder would hide.
 
     Attributes:
         frame_times: seconds of every frame after the first one, strictly rising.
@@ -49,13 +50,15 @@ class ClipReader:
         BadMediaError: the file is not a video, is damaged or cut short, or has no pictures.
     """
 
-    def __init__(self, path: str, backend: str = "pyav") -> None:
+    def __init__(self, path: str, backend: str = "pyav", strict: bool = False) -> None:
         self.path = path
-        self._backend = backend
-        self._container, self._stream = open_video(path)
+        self._backend, self._strict = backend, strict
+        self._container, self._stream = open_video(path, strict=strict)
         try:
             self._index = index_clip(self._container, self._stream, path)
-        except av.FFmpegError as error:
+            if strict:
+                check_packets(path, self._index.times)
+        except READING_ERRORS as error:
             self.close()
             raise BadMediaError(path, f"can't be read: {reason_of(error)}") from None
         except BaseException:
@@ -114,6 +117,14 @@ class ClipReader:
                 frames[row] = picture
         return frames
 
+    def check_all(self) -> None:
+        """Decode all frames and keep none.
+
+        Raises:
+            BadMediaError: one of them is damaged, or hides damage.
+        """
+        check_all_frames(self.path, self.frame_times, self._strict)
+
     def _decode(self, wanted: list[int]) -> Iterable[np.ndarray]:
         """The frames with these rising numbers, H x W x 3 each."""
         if self._backend == "pyav":
@@ -138,8 +149,6 @@ class ClipReader:
                     raise BadMediaError(
                         self.path, f"the frame at {self.frame_times[index]:.3f} s is missing when decoded"
                     )
-                if frame.is_corrupt:
-                    raise BadMediaError(self.path, f"the frame at {self.frame_times[index]:.3f} s is damaged")
                 height, width = in_square_pixels(frame.height, frame.width, shape)
                 rgb = reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling, threads=1)
                 (plane,) = rgb.planes
@@ -147,7 +156,7 @@ class ClipReader:
                 yield _upright(picture, round(frame.rotation / 90) % 4)
         except MemoryError:  # FFmpeg's own among them
             raise
-        except av.FFmpegError as error:
+        except READING_ERRORS as error:
             raise BadMediaError(self.path, f"can't be decoded: {reason_of(error)}") from None
 
     def _frames_by_time(self, wanted: list[int]) -> Iterator[VideoFrame | None]:
@@ -179,6 +188,8 @@ class ClipReader:
                 arrived = frame.pts == key and frame.key_frame
                 if not arrived:
                     return
+            if arrived:
+                self._check(frame)
             yield frame
 
     def _decode_for(self, targets: set[int]) -> Iterator[VideoFrame]:
@@ -200,7 +211,15 @@ class ClipReader:
             yield next((frame for number, frame in played if number == index), None)
 
     def _decode_from_the_start(self) -> Iterator[VideoFrame]:
-        return (played.frame for played in play(self.path))
+        for frame, _, _ in play(self.path, strict=self._strict):
+            self._check(frame)
+            yield frame
+
+    def _check(self, frame: VideoFrame) -> None:
+        if frame.is_corrupt:
+            first = self._index.pts[0]
+            at = "" if frame.pts is None else f" at {float((frame.pts - first) * self._index.time_base):.3f} s"
+            raise damage(self.path, f"the frame{at} is damaged")
 
 
 def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:

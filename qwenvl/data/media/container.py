@@ -13,14 +13,17 @@ from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.mediafile import video_format
 
 MAX_FRAME_PIXELS = 50_000_000  # 8K video has 33 million; headers that claim more are bombs or noise
+READING_ERRORS = (av.FFmpegError, IndexError)  # PyAV raises the second where streams turn up in a damaged file
+CHECKSUMS = "crccheck+bitstream+buffer"
 MAX_PIXEL_SHAPE = 4  # real pixels are at most twice as wide as high; what headers claim beyond this is noise
 
 
-def open_video(path: str, timeout: float | None = None) -> tuple[InputContainer, VideoStream]:
+def open_video(path: str, timeout: float | None = None, strict: bool = False) -> tuple[InputContainer, VideoStream]:
     """Open a file and find its video stream. The caller closes the container: PyAV leaks descriptors without it.
 
     Args:
         timeout: seconds that reading may block. None for no bound.
+        strict: let the decoder stop at errors that it would else hide.
 
     Raises:
         BadMediaError: the file is not a video, or has no pictures.
@@ -28,7 +31,8 @@ def open_video(path: str, timeout: float | None = None) -> tuple[InputContainer,
     container_format = video_format(path)
     try:
         # The format is forced: left to guess, FFmpeg would follow a playlist to other files.
-        container = av.open(path, format=container_format, timeout=timeout)
+        options = {"err_detect": CHECKSUMS} if strict else {}
+        container = av.open(path, format=container_format, timeout=timeout, options=options)
     except (av.FFmpegError, OSError, ValueError) as error:
         raise BadMediaError(path, f"can't be opened as {container_format}: {reason_of(error)}") from None
     try:
@@ -37,6 +41,8 @@ def open_video(path: str, timeout: float | None = None) -> tuple[InputContainer,
         container.close()
         raise
     stream.codec_context.thread_count = 1  # workers are the parallelism
+    if strict:
+        stream.codec_context.options = {"err_detect": f"{CHECKSUMS}+explode"}
     return container, stream
 
 
@@ -66,6 +72,8 @@ def pixel_shape(stream: VideoStream) -> Fraction:
 
 def reason_of(error: BaseException) -> str:
     """The first line of a decoder's error, without the path that our message already begins with."""
+    if isinstance(error, IndexError):
+        return "streams turn up in it that it did not begin with"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text.strip().splitlines()[0]
 

@@ -70,6 +70,11 @@ class FrameFolder:
                 raise BadMediaError(self.files[index], f"{other} pixels in a clip whose first frame has {first}")
         return torch.stack(frames)
 
+    def check_all(self) -> None:
+        """Load all images and keep none. It raises BadMediaError for a bad one."""
+        for file in self.files:
+            load_image(file)
+
 
 def _images_of(folder: Path) -> list[str]:
     files = [file for file in folder.iterdir() if file.suffix.lower() in FRAME_SUFFIXES]

@@ -38,7 +38,7 @@ class GuardedClip:
 
     Args:
         path: the file.
-        backend: as for ``ClipReader``.
+        backend, strict: as for ``ClipReader``.
         timeout: seconds from opening the clip to the end of the last read. After them the child is killed.
         memory_gb: how much memory the child may take for the clip, in GB.
 
@@ -49,7 +49,7 @@ class GuardedClip:
         BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.
     """
 
-    def __init__(self, path: str, backend: str, *, timeout: float, memory_gb: float) -> None:
+    def __init__(self, path: str, backend: str, *, timeout: float, memory_gb: float, strict: bool = False) -> None:
         self.path = path
         self._timeout, self._memory_gb = timeout, memory_gb
         self._pool = _idle[os.getpid(), backend, memory_gb]
@@ -60,7 +60,7 @@ class GuardedClip:
         self._child: Child | None = child
         self._deadline = time.monotonic() + timeout
         try:
-            self.frame_times, self.duration, self.size, self.notes = self._ask("open", path)
+            self.frame_times, self.duration, self.size, self.notes = self._ask("open", (path, strict))
         except BaseException:
             self.close()
             raise
@@ -88,6 +88,10 @@ class GuardedClip:
 
         frames = self._ask("read", tuple(indices))
         return torch.from_numpy(map_frames(frames.descriptor, frames.value)).permute(0, 3, 1, 2)
+
+    def check_all(self) -> None:
+        """Decode all frames and keep none, as ``ClipReader.check_all`` does."""
+        self._ask("check", None)
 
     def _ask(self, *request: Any) -> Any:
         """Send a request to the child and wait for the answer until the clip's time is up."""
@@ -140,12 +144,15 @@ def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:
         nonlocal clip
         kind, argument = request
         try:
+            if kind == "check":
+                return clip.check_all()
             if kind == "read":
                 return shared.give(clip.read_array(argument, shared.empty).shape)
             if clip is not None:
                 clip.close()
                 clip = None
-            clip = ClipReader(argument, backend)
+            path, strict = argument
+            clip = ClipReader(path, backend, strict)
             return clip.frame_times, clip.duration, clip.size, clip.notes
         except (MemoryError, BadMediaError, IndexError) as error:
             shared.leave_large()

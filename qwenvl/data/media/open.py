@@ -33,6 +33,7 @@ def open_clip(
     *,
     timeout: float = 0.0,
     memory_gb: float = SampleOptions.decode_memory_gb,
+    strict: bool = False,
     frames_fps: float | None = None,
 ) -> Clip:
     """Open a clip and index its frames. The clip is a context manager with the methods of ``ClipReader``.
@@ -42,6 +43,7 @@ def open_clip(
         timeout: seconds for the whole clip, after which its decoder is killed. The decoder then runs in a child
             process. 0 decodes in this process, without bounds.
         memory_gb: how much memory the child may take for one clip, in GB.
+        strict: also look for damage that PyAV's decoder would hide, in what is decoded and in the whole container.
         frames_fps: frames per second of a folder or list of images, which need no decoder.
 
     Raises:
@@ -56,10 +58,10 @@ def open_clip(
     if os.path.isdir(path) or frame_list(path) is not None:
         return FrameFolder(path, frames_fps)
     if timeout > 0:
-        return GuardedClip(path, chosen, timeout=timeout, memory_gb=memory_gb)
+        return GuardedClip(path, chosen, timeout=timeout, memory_gb=memory_gb, strict=strict)
     if chosen == "decord":
         raise ValueError("video_backend decord: it hangs on some files, so it needs --decode_timeout above 0")
-    return ClipReader(path, chosen)
+    return ClipReader(path, chosen, strict)
 
 
 def resolve_backend(backend: str) -> Backend:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import compress
 
 from av.container import InputContainer
 from av.packet import Packet
@@ -39,10 +41,15 @@ class Packets:
     def __len__(self) -> int:
         return len(self.pts)
 
-    @property
+    @cached_property
     def shown(self) -> list[int | None]:
         """Presentation times of the frames that are not hidden."""
         return [pts for pts, hidden in zip(self.pts, self.hidden, strict=True) if not hidden]
+
+    @cached_property
+    def key_pts(self) -> list[int]:
+        """Presentation times of the key frames, as far as they are known, rising."""
+        return sorted(pts for pts in compress(self.pts, self.keys) if pts is not None)
 
 
 class Clock:

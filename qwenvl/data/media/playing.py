@@ -31,17 +31,18 @@ class Played(NamedTuple):
     offset: int
 
 
-def play(path: str, most_packets: int | None = None) -> Iterator[Played]:
+def play(path: str, most_packets: int | None = None, strict: bool = False) -> Iterator[Played]:
     """Decode a clip from its beginning. Parts that were joined are decoded each on its own.
 
     Args:
         most_packets: only so many of them.
+        strict: as of ``open_video``.
 
     Raises:
         BadMediaError: as ``open_video`` raises it.
         av.FFmpegError: a packet can't be decoded, after others could.
     """
-    container, stream = open_video(path)
+    container, stream = open_video(path, strict=strict)
     with closing(container):
         clock, context = Clock(container, stream), stream.codec_context
         part, offset, began = 0, 0, False
