@@ -105,8 +105,8 @@ def main() -> None:
         made = kinds_table(Path(folder))
         harmed = damage_table(Path(folder))
     said = (
-        f"Of {SEEDS} damaged copies of a clip of {LONG} frames, {LARGE[0]} x {LARGE[1]}, how many were named or right to "
-        "the last pixel: by `fast`, and by `strict`, all frames decoded."
+        f"Of {SEEDS} damaged copies of a clip of {LONG} frames, {LARGE[0]} x {LARGE[1]}, how many were named or right "
+        "to the last pixel: by `fast`, and by `strict`, all frames decoded."
     )
     before, rest = PAGE.read_text(encoding="utf-8").split(START)
     _, after = rest.split(END)
