@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from qwenvl.cli import COMMANDS
+from qwenvl.cli import COMMANDS, main
 from qwenvl.config.command_line import parse_args, settings_from
 from qwenvl.doctor.commands import parser as data_commands
 from qwenvl.evaluate.ask.settings import asked_of
@@ -234,6 +235,49 @@ def test_the_result_answers_about_a_clip(page, trained_on_clips, tmp_path, capsy
     assert names["inputs"]["video_grid_thw"].tolist() == batch.video_grid_thw.tolist() == [[2, 8, 12]]
     new = names["output"][0, names["inputs"]["input_ids"].shape[1] :]
     assert 0 < len(new) <= 4 and capsys.readouterr().out.endswith("\n")
+
+
+def run_snippet(page: str, word: str, **names) -> dict:
+    """Run the block of Python of a page that holds a word, and return its names."""
+    [code] = [block for block in blocks(ROOT / "docs" / page, "python") if word in block]
+    names["__name__"] = "page"
+    exec(compile(code, page, "exec"), names)
+    return names
+
+
+def test_a_script_reads_the_files_of_a_run(trained_on_clips, capsys):
+    run_snippet("quickstart.md", "read_metrics")
+    said = capsys.readouterr().out
+    assert said.startswith("1 ")
+    assert said.count("data-0 ") == trained_on_clips.args.grpo_sample_size, "the record's id, once for each completion"
+
+
+def test_a_script_reads_records(tiny_pair):
+    names = run_snippet("data.md", "load_dataset", processor=tiny_pair()[1])
+    assert names["batch"].input_ids.shape[0] == 1
+
+
+def test_a_reward_of_ones_own_is_tried(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    [code] = blocks(ROOT / "docs" / "rewards.md", "python")
+    (tmp_path / code.splitlines()[0].removeprefix("# ")).write_text(code)
+    assert not main(["rewards", "try", "my_rewards.py:brief", "--completion", "short", "--solution", "any"])
+    assert capsys.readouterr().out == "brief: 1\n"
+
+
+def test_each_block_of_python_is_run_by_a_test():
+    """By those here, and those of evaluation.md by tests/test_docs_tutorial.py."""
+    pages = {page.name: len(blocks(page, "python")) for page in PAGES if blocks(page, "python")}
+    assert pages == {"README.md": 1, "data.md": 1, "evaluation.md": 1, "quickstart.md": 2, "rewards.md": 1}
+
+
+def test_the_citation_and_the_changelog_are_of_this_version():
+    [version] = re.findall(
+        r'^    version="(.+)",$', (ROOT / "setup.py").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == version and {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_ten_lines_of_the_readme_train(tiny_checkpoint, tmp_path, monkeypatch):

@@ -67,3 +67,7 @@ def test_every_command_runs_in_its_order(workplace, tiny_checkpoint, capsys):
     assert (run / "report" / "index.html").is_file() and (workplace / "preview.html").is_file()
     [evaluated] = (workplace / "runs" / "evaluate").glob("*/evaluation.json")
     assert json.loads(evaluated.read_text())["ended"]
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evaluation.md").read_text(), flags=re.DOTALL)
+    names = {"__name__": "page"}
+    exec(compile(code.replace("runs/evaluate/sop", str(evaluated.parent)), "evaluation.md", "exec"), names)
+    assert len(names["wrong"]) > 0, "the tiny model is right by no chance"

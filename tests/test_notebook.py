@@ -11,7 +11,7 @@ RUNNER = runpy.run_path(str(ROOT / "scripts" / "run_notebook.py"))
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first_run.ipynb"
 MOST_BYTES = 400_000  # a page of the site, and a file that everybody clones
 # As the notebook has it, but in seconds.
-SMALL = {"CLIPS, WARMUP_STEPS, STEPS = 120, 60, 40": "CLIPS, WARMUP_STEPS, STEPS = 8, 1, 2"}
+SMALL = {"CLIPS, WARMUP_STEPS, STEPS = 120, 60, 40": "CLIPS, WARMUP_STEPS, STEPS = 8, 1, 2", "heldout=24": "heldout=4"}
 
 
 @pytest.fixture
