@@ -27,6 +27,9 @@ FORMATS = ["datasets>=4"]
 # What the reward judge asks a server with.
 JUDGE = ["openai>=1.50"]
 
+# What --report_to shows runs in, on the machine itself. Who uses wandb or mlflow has it.
+TRACKERS = ["tensorboard>=2.20", "trackio>=0.43"]
+
 DEEPSPEED = ["deepspeed>=0.19"]
 
 # What the site of the documentation is built with, without a network, and what its notebook is run by.
@@ -76,9 +79,10 @@ setup(
         "judge": JUDGE,
         "formats": FORMATS,
         "docs": DOCS,
+        "trackers": TRACKERS,
         "bench": ["trl>=1.16"],
         "dev": [
-            *(*DEEPSPEED, *REWARDS, *JUDGE, *FORMATS, *DOCS),
+            *(*DEEPSPEED, *REWARDS, *JUDGE, *FORMATS, *TRACKERS, *DOCS),
             *("hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "ruff>=0.9", "mypy>=2.4"),
             *("setuptools>=70.1", "markdown-it-py>=3"),  # the second reads pages as GitHub does
         ],

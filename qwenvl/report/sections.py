@@ -1,4 +1,4 @@
-"""The four questions that a report answers, and which curve belongs to which."""
+"""The four questions that a report answers, and which curve belongs to which. Trackers group numbers by them too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTIONS = {
     "learning": "Is it learning?",
     "stable": "Is it stable?",
     "fast": "Is it fast?",
-    "wrote": "What did it write?",
+    "data": "What did it read and write?",
 }
 
 PHASE = "time/"  # seconds of a step by phase begin so and end in _s
@@ -51,11 +51,11 @@ SHOWN = {
     "learning_rate": Shown("stable", "learning rate", noisy=False),
     "parity/mean": Shown("stable", "sampler against trainer, mean", "difference of log-probs of the same tokens"),
     "parity/max": Shown("stable", "sampler against trainer, largest"),
-    "completion/length_mean": Shown("wrote", "completion length, mean", "tokens"),
-    "completion/length_max": Shown("wrote", "completion length, longest", "tokens"),
-    "completion/truncated_frac": Shown("wrote", "completions cut at the limit", "above a few percent is too much"),
-    "prompt/tokens": Shown("fast", "prompt tokens"),
-    "prompt/frames": Shown("fast", "frames for each prompt"),
+    "completion/length_mean": Shown("data", "completion length, mean", "tokens"),
+    "completion/length_max": Shown("data", "completion length, longest", "tokens"),
+    "completion/truncated_frac": Shown("data", "completions cut at the limit", "above a few percent is too much"),
+    "prompt/tokens": Shown("data", "prompt tokens"),
+    "prompt/frames": Shown("data", "frames for each prompt"),
 }
 """Metrics in the order they are shown. Others go to the section of their first word, behind these."""
 ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # shown at once even where they never change
@@ -63,9 +63,11 @@ ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # shown at once even 
 BY_WORD = {
     **dict.fromkeys(("reward", "group", "filter", "difficulty", "dataset", "target"), "learning"),
     **dict.fromkeys(("loss", "ratio", "parity", "kl", "nonfinite"), "stable"),
-    **dict.fromkeys(("time", "prompt", "vision_cache", "frame_cache", "memory"), "fast"),
-    **dict.fromkeys(("completion", "data"), "wrote"),
+    **dict.fromkeys(("time", "vision_cache", "frame_cache", "memory"), "fast"),
+    **dict.fromkeys(("completion", "prompt", "data", "epoch", "num_input_tokens_seen"), "data"),
 }
+OF_EVALUATION = "eval_"  # begins the names of its numbers
+PACE = ("_runtime", "_per_second")  # end those that tell how fast it was
 AT_THE_END = ("train_", "total_flos")  # the Trainer's own line when training has ended, of one value each
 NOT_CURVES = {"step", "epoch", "num_input_tokens_seen", WHOLE_STEP}
 
@@ -81,6 +83,8 @@ def shown(metric: str) -> Shown:
         return SHOWN[metric]
     word, _, rest = metric.partition("/")
     title = metric.replace("_", " ") if not rest else f"{word.replace('_', ' ')}: {rest}"
+    if metric.startswith(OF_EVALUATION):
+        return Shown("fast" if metric.endswith(PACE) else "learning", title)
     return Shown(BY_WORD.get(word, "stable"), title)
 
 

@@ -22,6 +22,7 @@ from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite_weights import FiniteWeights
 from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resumed import Resumed
+from qwenvl.train.trackers.report_to import install_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +113,15 @@ def require_trackers(names: Iterable[str]) -> None:
     told_of = INTEGRATION_TO_CALLBACK.keys() - {"azure_ml", "flyte"}  # of these transformers doesn't tell it beforehand
     if missing := told_of & set(names) - set(get_available_reporting_integrations()):
         raise ImportError(
-            f"--report_to {' '.join(sorted(missing))}: its package is not installed; install it or leave the flag out: "
-            "metrics.jsonl in the run folder has the same numbers"
+            f"--report_to {' '.join(sorted(missing))}: its package is not installed; install it (pip install "
+            "'qwenvl[trackers]' has tensorboard and trackio) or leave the flag out: metrics.jsonl in the run folder "
+            "has the same numbers"
         )
 
 
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     """The callbacks of every run."""
+    install_trackers(trainer, journal)
     install_display(trainer, journal)
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())

@@ -15,6 +15,7 @@ from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, MicroBatch, Step, TrainedOn
+from qwenvl.train.trackers.seen import SeenAnswers
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -30,6 +31,7 @@ class Journal:
             cache: whose hits and costs are logged.
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
+        self.seen_answers: SeenAnswers | None = None  # of evaluations, where a tracker shows them
         self.bad_samples: dict[str, BadSample] = {}
         self.drawn_for_training = Counter(used=0, left_out=0)
         self.trained_on: list[MicroBatch] = []  # in the present optimizer step
@@ -76,7 +78,10 @@ class Journal:
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Rollouts of an evaluation after optimizer step ``step``."""
         self.left_out(batch)
-        self.runlog.log_rollouts(rollout_rows(step, split, batch, rollout, rewards))
+        rows = [*rollout_rows(step, split, batch, rollout, rewards)]
+        self.runlog.log_rollouts(rows)
+        if self.seen_answers is not None:
+            self.seen_answers.add(split, batch, rows)
 
     def begin(self, finished_steps: int) -> None:
         """Writes the settings and versions, and forgets rows of steps that a resumed run does anew."""

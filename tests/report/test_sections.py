@@ -24,7 +24,11 @@ def run_of(*rows: dict[str, float]) -> Run:
         ("kl", "stable", "KL to the reference"),
         ("my_own_number", "stable", "my own number"),
         ("vision_cache/hit_frac", "fast", "vision cache: hit_frac"),
-        ("data/bad_samples", "wrote", "data: bad_samples"),
+        ("prompt/tokens", "data", "prompt tokens"),
+        ("eval_total_reward", "learning", "eval total reward"),
+        ("eval_runtime", "fast", "eval runtime"),
+        ("memory/peak_gb", "fast", "memory: peak_gb"),
+        ("data/bad_samples", "data", "data: bad_samples"),
     ],
 )
 def test_each_metric_has_a_section_and_a_title(metric, section, title):
@@ -37,7 +41,7 @@ def test_the_first_curves_are_what_matters_most():
     found = charts([run_of(row, later, {"train_loss": 0.0, "total_flos": 1.0})])
     assert [each["metric"] for each in found["learning"]] == ["reward/total", "reward/b", "reward/std"]
     assert [each["metric"] for each in found["stable"]] == ["loss"]
-    assert found["fast"] == found["wrote"] == [], "seconds are stacked, and neither epoch nor the last line is a curve"
+    assert found["fast"] == found["data"] == [], "seconds are stacked, and neither epoch nor the last line is a curve"
 
 
 def test_what_never_changes_stands_behind_unless_it_matters():
