@@ -15,9 +15,13 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from qwenvl.model.loading import unwrap
 from qwenvl.model.sharding import is_partitioned
 from qwenvl.model.weight_files import ADAPTER, REFERENCE, has_weights, weights_problem
+from qwenvl.train.run.manifest import NAME as MANIFEST
+from qwenvl.train.run.manifest import is_sealed
+from qwenvl.train.run.manifest import problem_of as manifest_problem
 
 logger = logging.getLogger(__name__)
 
+SEALED = "sealed"  # in the settings that the state keeps: the checkpoint is one with a manifest
 _STATE = "trainer_state.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 
@@ -27,7 +31,7 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
 
     Args:
         resume: a folder, or ``True`` ("true", as it comes from a command line) for the newest checkpoint in
-            ``output_dir``. None or False to start anew. A checkpoint without its state, which is written last, is
+            ``output_dir``. None or False to start anew. A checkpoint without its manifest, which is written last, is
             passed over.
 
     Raises:
@@ -60,13 +64,13 @@ def newest_or_none(output_dir: str | Path) -> str | None:
         FileNotFoundError, ValueError: there are checkpoints, and none of them is whole.
     """
     checkpoints, _ = _checkpoints(output_dir)
-    chosen = newest_whole(output_dir)
+    chosen = newest_whole(output_dir, read=True)
     if chosen is None and checkpoints:
         require_whole(checkpoints[-1])
     for each in reversed(checkpoints):
         if each == chosen:
             break
-        lacking = _torn(each) or f"{each / str(_lacks_optimizer(each))}: no such file"
+        lacking = _torn(each, read=True) or f"{each / str(_lacks_optimizer(each))}: no such file"
         logger.warning(f"{each} is passed over, and the run goes on from {chosen}: {lacking}")
     return None if chosen is None else str(chosen)
 
@@ -79,7 +83,7 @@ def require_whole(checkpoint: str | Path) -> None:
         ValueError: another file is missing, or a file is cut short. The message names it and an older checkpoint.
     """
     checkpoint = Path(checkpoint)
-    if torn := _torn(checkpoint):
+    if torn := _torn(checkpoint, read=True):
         whole = newest_whole(checkpoint.parent, before=_step(checkpoint))
         advice = (
             f"the newest older checkpoint that is whole is {whole}: go on with --resume_from_checkpoint {whole}"
@@ -95,18 +99,30 @@ def require_whole(checkpoint: str | Path) -> None:
         )
 
 
-def newest_whole(output_dir: str | Path, before: int | None = None) -> Path | None:
-    """The checkpoint with the most steps, fewer than ``before``, that a run can be resumed from. None without one."""
+def newest_whole(output_dir: str | Path, before: int | None = None, read: bool = False) -> Path | None:
+    """The checkpoint with the most steps, fewer than ``before``, that a run can be resumed from. None without one.
+
+    Args:
+        read: compare the checksums of its files too.
+    """
     steps = [each for each in _checkpoints(output_dir)[0] if before is None or _step(each) < before]
-    return next((each for each in reversed(steps) if not _torn(each) and not _lacks_optimizer(each)), None)
+    return next((each for each in reversed(steps) if not _torn(each, read) and not _lacks_optimizer(each)), None)
 
 
-def _torn(checkpoint: Path) -> str | None:
-    """The first file of a checkpoint that is missing or cut short, and what is wrong with it."""
+def _torn(checkpoint: Path, read: bool = False) -> str | None:
+    """The first file of a checkpoint that is missing, cut short or damaged, and what is wrong with it.
+
+    Args:
+        read: look for damage too, which reads all of its files. Only checkpoints with a manifest tell of it.
+    """
+    if is_sealed(checkpoint):
+        return manifest_problem(checkpoint, read)
     try:
         read_state(checkpoint)
     except ValueError as error:
         return str(error)
+    if not _was_finished(checkpoint):
+        return f"{checkpoint / MANIFEST}: no such file, so that saving was cut short"
     sharded = _engine_states(checkpoint)
     if not (checkpoint / _ADAPTER_CONFIG).is_file():
         if not (checkpoint / "config.json").is_file():
@@ -240,11 +256,23 @@ def start_from_weights(model: nn.Module, folder: str | Path) -> None:
 def _checkpoints(output_dir: str | Path) -> tuple[list[Path], int]:
     """The whole checkpoints of a folder, the newest last, and how many are unfinished."""
     folders = [f for f in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if _step(f) is not None]
-    # The state is the last file of a checkpoint to be written: without it the saving was cut short.
-    whole = sorted((f for f in folders if (f / _STATE).is_file()), key=lambda folder: _step(folder) or 0)
+    whole = sorted((f for f in folders if _was_finished(f)), key=lambda folder: _step(folder) or 0)
     return whole, len(folders) - len(whole)
 
 
 def _step(folder: Path) -> int | None:
     match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", folder.name)
     return int(match[1]) if match else None
+
+
+def _was_finished(folder: Path) -> bool:
+    """Whether a checkpoint was saved to its end: it has the file that is written last.
+
+    That is the manifest, and in checkpoints of an earlier version, whose state does not speak of one, the state.
+    """
+    if is_sealed(folder):
+        return True
+    try:
+        return not (kept_settings(folder) or {}).get(SEALED, False)
+    except ValueError:
+        return (folder / _STATE).is_file()

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
 from qwenvl.model.loading import unwrap
@@ -16,11 +15,12 @@ from qwenvl.train.display.console import say
 from qwenvl.train.run.beginning import checkpoint_of
 from qwenvl.train.run.checkpoints import find_checkpoint, load_weights, read_state
 from qwenvl.train.run.resumed import require_resumable
+from qwenvl.train.run.saving import SavingTrainer
 from qwenvl.train.run.stalled import StallWatch
 from qwenvl.train.run.stopping import StopOnSignal, begin_worker
 
 
-class ResumableTrainer(Trainer):
+class ResumableTrainer(SavingTrainer):
     """A Trainer that resumes from a whole checkpoint with the same settings, or says why it can't.
 
     Attributes:

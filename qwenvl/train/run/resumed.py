@@ -14,7 +14,7 @@ from transformers.trainer_callback import ExportableState
 from qwenvl.config.checks import saves_within_windows
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, read_config
-from qwenvl.train.run.checkpoints import kept_settings
+from qwenvl.train.run.checkpoints import SEALED, kept_settings
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Resumed(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"args": {}, "attributes": {"shared": self.shared}}
+        return {"args": {}, "attributes": {"shared": self.shared | {SEALED: True}}}
 
     def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
         """Compares step and learning rates with the flags. A run that is finished is told to stop at once."""

@@ -7,6 +7,7 @@ import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.run.manifest import seal
 from qwenvl.train.run.pass_rates import FILE
 from qwenvl.train.run.resumed import SettingsError
 from qwenvl.train.warmup.config import WarmupConfig
@@ -102,6 +103,7 @@ def test_a_checkpoint_without_pass_rates_is_refused(make_trainer, tmp_path):
     state = json.loads(path.read_text())
     del state["stateful_callbacks"]["PassRates"]
     path.write_text(json.dumps(state))
+    seal(path.parent)
     with pytest.raises(SettingsError, match="--difficulty_band: the checkpoint has no pass rates"):
         make_trainer(**settings).train(str(path.parent))
 
