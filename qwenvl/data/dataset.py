@@ -27,7 +27,7 @@ from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
 from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.data.records.given import sources_of
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import (
     STREAM_ABOVE,
@@ -247,9 +247,11 @@ def _seconds_per_frame(times: tuple[float, ...], duration: float) -> float:
 
 
 def load_dataset(
-    dataset_use: str,
+    dataset_use: Any,
     options: SampleOptions | None = None,
     *,
+    name: str = "rows",
+    most_rows: int | None = None,
     catalog_path: str | Path | None = None,
     allow_outside_media: bool = False,
     allow_remote_media: bool = False,
@@ -266,7 +268,9 @@ def load_dataset(
     """Resolve, read and validate one or more data sets, and join them in the order given.
 
     Args:
-        dataset_use: as for ``resolve_datasets``.
+        dataset_use: as for ``resolve_datasets``, or rows that ``given_rows`` takes, such as a list of dicts, whose media
+            paths start at the working folder.
+        name, most_rows: of rows that are given: what they are called, and how many are read of a stream.
         allow_outside_media, allow_remote_media, columns, prompt_template, system, format: as ``ReadOptions`` has them.
         check_record, stream_above, stream_above_records: as for ``open_records``.
         seed: of the frames drawn in training, and of the rows of ``name%NN``.
@@ -280,8 +284,8 @@ def load_dataset(
     bounds: dict[str, Any] = {"stream_above": stream_above, "stream_above_records": stream_above_records}
     read: list[Sequence[Record]] = []
     parts: list[Part] = []
-    for source in resolve_datasets(dataset_use, catalog_path):
-        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, **bounds)
+    for source, rows in sources_of(dataset_use, catalog_path, name, most_rows):
+        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows, **bounds)
         read.append(records_of(file))
         parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as))
     dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)

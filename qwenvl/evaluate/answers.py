@@ -16,8 +16,9 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import base_of_adapter, evaluating, load_processor, unwrap, with_adapter
 from qwenvl.rewards import Rubric
-from qwenvl.train.assemble import build_collector, build_dataset, build_frame_cache, build_sampler, loaded_model
+from qwenvl.train.assemble import build_collector, loaded_model
 from qwenvl.train.collect.collector import Collector
+from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
 from qwenvl.train.display.console import settle_output
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.fast_paths import PathLikelihood, build_paths

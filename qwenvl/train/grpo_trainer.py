@@ -8,7 +8,6 @@ from typing import Any
 
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from transformers import ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -42,9 +41,9 @@ class GRPOTrainer(PolicyTrainer):
     Args:
         model: a checkpoint folder or hub name, or a model. None for ``args.model_name_or_path``.
         args: the settings. Batch sizes count prompts.
-        train_dataset, eval_dataset: data sets of ``qwenvl.data``, or what ``dataset_use`` takes: catalog names or paths
-            of annotation files. None for ``args.dataset_use`` and ``args.eval_dataset_use``. Those for evaluation may
-            be several, by name.
+        train_dataset, eval_dataset: what ``dataset_use`` takes, rows (a list of dicts, data sets of `datasets`) or a
+            ``GRPODataset``. None for ``args.dataset_use`` and ``args.eval_dataset_use``. Those for evaluation may be
+            several, by name.
         processing_class: the processor. None for the one beside the model.
         reward_funcs: names of the table or functions ``f(completions, **columns) -> list[float | None]``. None for
             ``format`` and ``accuracy``.
@@ -63,8 +62,8 @@ class GRPOTrainer(PolicyTrainer):
         self,
         model: str | Path | nn.Module | None = None,
         args: GRPOConfig | None = None,
-        train_dataset: Dataset | str | Path | None = None,
-        eval_dataset: Dataset | str | Path | dict[str, Dataset | str | Path] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
         processing_class: ProcessorMixin | None = None,
         reward_funcs: Sequence[str | RewardFunction] | None = None,
         reward_weights: Sequence[float] | None = None,

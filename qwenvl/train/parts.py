@@ -16,7 +16,8 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.model.loading import load_processor, unwrap
-from qwenvl.train.assemble import ChecksRecords, build_dataset, build_frame_cache, build_policy
+from qwenvl.train.assemble import build_policy
+from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache
 from qwenvl.train.display.first_look import first_look
 from qwenvl.train.fast_paths import Paths, build_paths
 
@@ -49,8 +50,8 @@ def build_parts(
     args: GRPOConfig,
     checker: ChecksRecords,
     model: str | Path | nn.Module | None = None,
-    train_dataset: Dataset | str | Path | None = None,
-    eval_dataset: Dataset | str | Path | dict[str, Dataset | str | Path] | None = None,
+    train_dataset: Any = None,
+    eval_dataset: Any = None,
     processor: ProcessorMixin | None = None,
     peft_config: Any = None,
 ) -> Parts:
@@ -72,7 +73,7 @@ def build_parts(
     collator = GRPOCollator(processor, PromptOptions.of(args))
     frame_cache = build_frame_cache(args, collator)
     build = partial(build_dataset, args=args, checker=checker, limit=collator.limit, frame_cache=frame_cache)
-    trained_on: Any = build(train_dataset or args.dataset_use, training=True)
+    trained_on: Any = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
     first_look(trained_on, collator, checker, args.accuracy_by_name)
     return Parts(
         policy=policy,
@@ -80,7 +81,7 @@ def build_parts(
         paths=paths,
         collator=collator,
         train_dataset=trained_on,
-        eval_dataset=build(eval_dataset or args.eval_dataset_use, training=False),
+        eval_dataset=build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False),
         prompt_settings=PromptSettings.of(args, trained_on, bare.name_or_path),
         learned_by=checker,
     )

@@ -17,9 +17,9 @@ from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
-from qwenvl.train.assemble import build_sampler
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card.trainer import DescribedTrainer
+from qwenvl.train.data_sets import build_sampler
 from qwenvl.train.display.choice import display_closed
 from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.train.journal import Journal

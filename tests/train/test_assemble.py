@@ -1,6 +1,5 @@
 """What a run is made of: the data sets that it may be given, and the rewards that its command line names."""
 
-import json
 from dataclasses import fields
 
 import pytest
@@ -23,12 +22,6 @@ def test_several_data_sets_for_evaluation(make_trainer, sop_data):
     trainer = make_trainer(datasets=[train, {"same": train, "file": sop_data}])
     metrics = trainer.evaluate()
     assert metrics["eval_same_total_reward_n"] == metrics["eval_file_total_reward_n"] == len(train)
-
-
-@pytest.mark.parametrize("of", [lambda rows: rows, lambda rows: {"train": rows}])
-def test_rows_are_not_a_data_set(make_trainer, sop_data, of):
-    with pytest.raises(TypeError, match=r"expected a data set of qwenvl\.data or .*, got (list|dict)"):
-        make_trainer(datasets=[of(json.loads(sop_data.read_text()))])
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -15,7 +15,7 @@ from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.runlog import read_config, read_metrics, read_rollouts
-from qwenvl.train.assemble import build_dataset
+from qwenvl.train.data_sets import build_dataset
 
 
 def gradients_of_one_step(trainer, data_order=None):

@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.assemble import build_sampler
+from qwenvl.train.data_sets import build_sampler
 
 
 @pytest.fixture

@@ -18,9 +18,11 @@ from qwenvl.data.media.source import forget_folders
 from qwenvl.data.options import ReadingOptions
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.formats import open_rows
+from qwenvl.data.records.given import GivenRows, RowStream
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, format_of, parse_row
 from qwenvl.data.records.presets.table import OURS
 from qwenvl.data.records.rows import Row
+from qwenvl.data.records.tables import Table
 from qwenvl.data.records.whole_file import WholeFile
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
@@ -42,6 +44,7 @@ class RecordFile(Sequence[Record]):
         stream_above: a file that is larger, in bytes unpacked, is prepared for reading by index at once. A smaller one
             can then only be iterated: its rows are not counted, which would mean to read it twice.
         stream_above_records: so is a file of more rows than these.
+        rows: the rows, where they are in no file. Then ``source`` only names them.
 
     Attributes:
         source: what names the file.
@@ -63,12 +66,13 @@ class RecordFile(Sequence[Record]):
         check_record: RecordCheck | None = None,
         stream_above: int | None = None,
         stream_above_records: int = STREAM_ABOVE_RECORDS,
+        rows: Table | GivenRows | RowStream | None = None,
     ) -> None:
         forget_folders()
         self.source = source
         options = options or ReadOptions()
         named = source.format or options.format
-        self._file = open_rows(source.annotation_path, named)
+        self._file = open_rows(source.annotation_path, named) if rows is None else rows
         self._options = replace(options, format=named or self._guessed(options))
         self.read_as = None if named or self._options.format == OURS else self._options.format
         self._media_root = Path(os.path.realpath(source.media_root))

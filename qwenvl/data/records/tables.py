@@ -100,7 +100,7 @@ def saved_table(path: Path) -> Table:
         raise RecordError(f"{path}: expected a data set written by `save_to_disk`: {error}", "data set") from None
     if not isinstance(data, datasets.Dataset):
         raise RecordError(f"{path}: holds the splits {', '.join(data)}; name the folder of one of them", "data set")
-    return _table_of(data, str(path), path.name)
+    return table_of(data, str(path), path.name)
 
 
 def table_of_the_hub(name: str) -> Table:
@@ -115,7 +115,7 @@ def table_of_the_hub(name: str) -> Table:
         data = datasets.load_dataset(repository, split=split or "train")
     except (OSError, ValueError) as error:  # its own errors are these
         raise RecordError(f"{name}: can't be loaded: {error}", "data set") from None
-    return _table_of(data, name, repository.rpartition("/")[2])
+    return table_of(data, name, repository.rpartition("/")[2])
 
 
 def require_format(module: str, what: str) -> Any:
@@ -130,8 +130,8 @@ def require_format(module: str, what: str) -> Any:
         raise RecordError(f"{what}: {error}") from None
 
 
-def _table_of(data: Any, where: str, stem: str) -> Table:
-    """The rows of a ``datasets.Dataset``, which lies on disk as Arrow files."""
+def table_of(data: Any, where: str, stem: str) -> Table:
+    """The rows of a ``datasets.Dataset``, which lies on disk or in memory as Arrow tables."""
     data, length, size = data.with_format("arrow"), len(data), data.data.nbytes
     batches = partial(data.iter, _batch_rows(length, size))
     return Table(where, stem, length, size, batches, row=data.__getitem__)

@@ -27,7 +27,8 @@ from qwenvl.evaluate.scores import as_json
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.runlog import RunLogError
 from qwenvl.runlog.evaluation import NUMBERS, EvaluationLog, Sample, SampleKey, read_evaluation, read_samples
-from qwenvl.train.assemble import build_dataset, build_frame_cache, build_rewards
+from qwenvl.train.assemble import build_rewards
+from qwenvl.train.data_sets import build_dataset, build_frame_cache
 from qwenvl.train.display.console import say, settle_output
 
 

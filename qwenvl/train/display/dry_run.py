@@ -16,7 +16,8 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
 from qwenvl.option import Options
 from qwenvl.rewards import Rubric
-from qwenvl.train.assemble import build_dataset, build_policy, build_rewards, weight_dtype
+from qwenvl.train.assemble import build_policy, build_rewards, weight_dtype
+from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.first_look import first_look
 
 RECORDS = 4  # whose prompts are made

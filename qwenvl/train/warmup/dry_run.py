@@ -6,7 +6,8 @@ from typing import Any
 
 from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import load_processor, load_without_weights
-from qwenvl.train.assemble import build_dataset, build_policy, weight_dtype
+from qwenvl.train.assemble import build_policy, weight_dtype
+from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.dry_run import RECORDS, parameter_lines, prompt_lines, prompts_of_a_step, settings_lines
 from qwenvl.train.warmup.config import GROUPS, WarmupConfig, without_effect
 from qwenvl.train.warmup.targets import TargetCollator, shown_targets

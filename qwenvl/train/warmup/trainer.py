@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from transformers import ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -53,8 +52,8 @@ class WarmupTrainer(PolicyTrainer):
         self,
         model: str | Path | nn.Module | None = None,
         args: WarmupConfig | None = None,
-        train_dataset: Dataset | str | Path | None = None,
-        eval_dataset: Dataset | str | Path | dict[str, Dataset | str | Path] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
         processing_class: ProcessorMixin | None = None,
         callbacks: list[TrainerCallback] | None = None,
         peft_config: Any = None,

@@ -1,0 +1,175 @@
+"""Rows that a script hands to the trainer, in each of the kinds that scripts have them in."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.record_file import RecordFile
+from qwenvl.runlog import read_rollouts
+
+
+class Mapped(torch.utils.data.Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def as_table(rows):
+    """A table, whose rows all have the same columns."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return datasets.Dataset.from_list([{key: row.get(key) for key in columns} for row in rows])
+
+
+KINDS = {
+    "list": list,
+    "tuple": tuple,
+    "Dataset": as_table,
+    "Dataset in torch's format": lambda rows: as_table(rows).with_format("torch"),
+    "Dataset with a transform": lambda rows: as_table(rows).with_transform(lambda batch: batch),
+    "IterableDataset": lambda rows: as_table(rows).to_iterable_dataset(),
+    "IterableDataset of a generator": lambda rows: datasets.IterableDataset.from_generator(lambda: iter(rows)),
+    "torch Dataset": Mapped,
+    "torch IterableDataset": Stream,
+}
+IN_ORDER = {
+    "train_sampling_strategy": "sequential",
+    "per_device_train_batch_size": 4,
+    "max_steps": 1,
+    "grpo_sample_size": 2,
+}
+
+
+@pytest.fixture
+def rows(sop_data, monkeypatch):
+    monkeypatch.chdir(sop_data.parent)
+    return json.loads(sop_data.read_text())
+
+
+@pytest.fixture(scope="module")
+def of_the_file():
+    """What the same rows gave when they were read from their file: filled by the first test that asks."""
+    return []
+
+
+def trained(make_trainer, tmp_path, *given, **settings):
+    trainer = make_trainer(datasets=given, **IN_ORDER | settings)
+    trainer.train()
+    rollouts = list(read_rollouts(tmp_path / "run", split="train"))
+    return trainer, [(row.record_id, row.completion, row.clips) for row in rollouts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_gives_the_records_of_the_file(kind, rows, sop_data):
+    dataset = load_dataset(KINDS[kind](rows), name="mine")
+    expected = load_dataset(str(sop_data)).records
+    assert [record.where for record in dataset.records] == [f"mine[{i}]" for i in range(8)]
+    for record, other in zip(dataset.records, expected, strict=True):
+        names = ("id", "messages", "solution", "videos", "images", "clip_meta")
+        assert [getattr(record, name) for name in names] == [getattr(other, name) for name in names]
+
+
+@pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset", "torch Dataset"])
+def test_rows_train_as_their_file_does(kind, rows, make_trainer, tmp_path, of_the_file):
+    if not of_the_file:
+        of_the_file.append(trained(make_trainer, tmp_path)[1])
+    trainer, found = trained(make_trainer, tmp_path, KINDS[kind](rows))
+    assert found == of_the_file[0] and len(found) == 8
+    assert len(trainer.train_dataset) == (4 if "Iterable" in kind else 8), "of a stream what the run needs"
+
+
+@pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset"])
+def test_rows_are_evaluated_on(kind, rows, make_trainer):
+    made = KINDS[kind](rows)
+    trainer = make_trainer(datasets=[None, {"held_out": made}])
+    assert trainer.evaluate()["eval_held_out_total_reward_n"] == len(rows)
+    assert trainer.eval_dataset["held_out"].records[0].where == "eval_dataset.held_out[0]"
+
+
+def test_rows_of_other_formats_with_their_pictures(make_trainer, tmp_path, capsys):
+    """As TRL's data sets come: plain messages, and pictures that are decoded when a row is read."""
+    picture = Image.effect_mandelbrot((64, 48), (-2, -1, 1, 1), 20).convert("RGB")
+    made = [{"prompt": [{"role": "user", "content": f"Which part? {n}"}], "solution": "lid"} for n in range(4)]
+    plain = [row | {"image": picture} for row in made]
+    table = datasets.Dataset.from_list(plain).cast_column("image", datasets.Image())
+    assert isinstance(table[0]["image"], Image.Image)
+    trainer, _ = trained(make_trainer, tmp_path, table)
+    assert "train_dataset: read as trl (TRL)" in capsys.readouterr().err
+    expected = trainer.data_collator([trainer.train_dataset[0]])["prompts"].pixel_values
+    for given in (plain, table.to_iterable_dataset(), Mapped(table)):
+        dataset = load_dataset(given)
+        assert dataset.records[0].messages[0].text == "<image>Which part? 0"
+        assert torch.equal(trainer.data_collator([dataset[0]])["prompts"].pixel_values, expected)
+
+
+def test_a_large_table_stays_on_the_disk(rows, make_trainer):
+    trainer = make_trainer(datasets=[as_table(rows)], stream_above_records=0, max_steps=1)
+    assert isinstance(trainer.train_dataset.records, RecordFile)
+    trainer.train()
+
+
+def test_a_longer_run_on_a_stream_goes_on_where_the_shorter_one_ended(rows, make_trainer, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+    settings |= {"per_device_train_batch_size": 2, "grpo_sample_size": 2}
+    whole, _ = trained(
+        make_trainer, tmp_path, Stream(rows), max_steps=2, output_dir=str(tmp_path / "whole"), **settings
+    )
+    trained(make_trainer, tmp_path, Stream(rows), max_steps=1, output_dir=str(tmp_path / "cut"), **settings)
+    resumed = make_trainer(
+        datasets=[Stream(rows)], **IN_ORDER | {"max_steps": 2, "output_dir": str(tmp_path / "cut")} | settings
+    )
+    resumed.train(resume_from_checkpoint=True)
+    weights = dict(resumed.model.named_parameters())
+    assert all(torch.equal(value, weights[name]) for name, value in whole.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "error", "message"),
+    [
+        (Stream([{}]), {"max_steps": -1}, ValueError, "train_dataset: a stream has no length: set max_steps"),
+        (Stream([{}]), {"train_sampling_strategy": "random"}, ValueError, 'set train_sampling_strategy="sequential"'),
+        (Stream([]), {}, RecordError, "train_dataset: no records"),
+        ([], {}, RecordError, "train_dataset: no rows"),
+        (["a.json"], {}, RecordError, r"train_dataset\[0\]: expected a row, a dict, got string"),
+        ([{"a": 1}], {}, RecordError, r"train_dataset\[0\]: expected an object with `conversations`"),
+        (Stream([{"a": 1}]), {}, RecordError, r"train_dataset\[0\]: expected an object with `conversations`"),
+        ({"train": [{}]}, {}, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got dict"),
+        (3, {}, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got int"),
+        (
+            datasets.DatasetDict(train=datasets.Dataset.from_list([{"a": 1}])),
+            {},
+            RecordError,
+            "train_dataset: holds the splits train; give one of them",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_data_set_is_refused(given, settings, error, message, make_trainer):
+    with pytest.raises(error, match=message):
+        make_trainer(datasets=[given], **IN_ORDER | settings)
+
+
+def test_the_path_of_a_clip_may_not_leave_the_working_folder(rows, make_trainer, monkeypatch):
+    outside = [row | {"video": str(Path(row["video"]).absolute())} for row in rows if "video" in row]
+    monkeypatch.chdir(Path.home())
+    with pytest.raises(RecordError, match=r"train_dataset\[0\].video: .* leads out of the media root"):
+        make_trainer(datasets=[outside])
+    assert len(make_trainer(datasets=[outside], allow_outside_media=True).train_dataset) == 6
