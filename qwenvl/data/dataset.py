@@ -268,8 +268,8 @@ def load_dataset(
     """Resolve, read and validate one or more data sets, and join them in the order given.
 
     Args:
-        dataset_use: as for ``resolve_datasets``, or rows that ``given_rows`` takes, such as a list of dicts, whose media
-            paths start at the working folder.
+        dataset_use: as for ``resolve_datasets``, or rows that ``given_rows`` takes, such as a list of dicts. Paths in
+            rows start at the working folder.
         name, most_rows: of rows that are given: what they are called, and how many are read of a stream.
         allow_outside_media, allow_remote_media, columns, prompt_template, system, format: as ``ReadOptions`` has them.
         check_record, stream_above, stream_above_records: as for ``open_records``.
