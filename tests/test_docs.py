@@ -257,6 +257,19 @@ def test_a_script_reads_records(tiny_pair):
     assert names["batch"].input_ids.shape[0] == 1
 
 
+def test_a_script_hands_rows_to_the_trainer(tiny_checkpoint, tmp_path, monkeypatch):
+    from datasets import Dataset
+
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{n} + 1?", "solution": str(n + 1), "difficulty": n % 10} for n in range(40)]
+    Dataset.from_list(rows).to_parquet("mine.parquet")
+    [code] = [block for block in blocks(ROOT / "docs" / "data.md", "python") if "from_parquet" in block]
+    code = code.replace("max_steps=300", "max_steps=1, use_cpu=True").replace("Qwen/Qwen3.5-4B", str(tiny_checkpoint()))
+    names = {"__name__": "page"}
+    exec(compile(code, "data.md", "exec"), names)
+    assert (len(names["trainer"].train_dataset), len(names["trainer"].eval_dataset)) == (18, 2)
+
+
 def test_a_reward_of_ones_own_is_tried(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     [code] = blocks(ROOT / "docs" / "rewards.md", "python")
@@ -268,7 +281,7 @@ def test_a_reward_of_ones_own_is_tried(tmp_path, monkeypatch, capsys):
 def test_each_block_of_python_is_run_by_a_test():
     """By those here, and those of evaluation.md by tests/test_docs_tutorial.py."""
     pages = {page.name: len(blocks(page, "python")) for page in PAGES if blocks(page, "python")}
-    assert pages == {"README.md": 1, "data.md": 1, "evaluation.md": 1, "quickstart.md": 2, "rewards.md": 1}
+    assert pages == {"README.md": 1, "data.md": 2, "evaluation.md": 1, "quickstart.md": 2, "rewards.md": 1}
 
 
 def test_the_citation_and_the_changelog_are_of_this_version():
