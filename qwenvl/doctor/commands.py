@@ -21,6 +21,7 @@ from qwenvl.doctor.check import Report, examine, quantiles
 from qwenvl.doctor.convert import Written, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, opened, sources_of
 from qwenvl.doctor.from_folder import command as from_folder
+from qwenvl.doctor.repair import command as repair
 from qwenvl.rewards.named import build_rubric
 from qwenvl.types import Record
 
@@ -171,6 +172,9 @@ def parser() -> argparse.ArgumentParser:
     of_a_folder = commands.add_parser("from-folder", help="write the records of a folder of clips")
     of_a_folder.set_defaults(run=from_folder.run)
     from_folder.add_arguments(of_a_folder)
+    repairing = commands.add_parser("repair", help="make new files of clips that say something else than they show")
+    repairing.set_defaults(run=repair.run)
+    repair.add_arguments(repairing)
     for command, run in ((checking, check), (counting, stats), (converting, convert)):
         command.set_defaults(run=run)
         add_dataset_flags(command)

@@ -72,8 +72,11 @@ class ClipIndex:
         return self.key_pts[max(0, bisect_right(self.key_pts, pts) - 1)]
 
 
-def index_clip(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
+def index_clip(container: InputContainer, stream: VideoStream, path: str, may_be_cut: bool = False) -> ClipIndex:
     """Find the frames that are shown of a clip and their times. The container's position changes.
+
+    Args:
+        may_be_cut: take what is left of a file that was cut short, and note it.
 
     Raises:
         BadMediaError: the clip has no frames, or the file is cut short.
@@ -90,11 +93,17 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str) -> Cli
         shown = packets.dts if _lacks_display_times(container, stream) else packets.shown
         index = _index_of(stream, shown, packets)
     by_count = _lacks_display_times(container, stream) or container.format.name in WITHOUT_EXACT_SEEKING
-    mean = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1))
     notes = [*index.notes]
     if not packets.beginnings:
-        end = (_last(packets, index) + (mean or frame_step(stream))) * index.time_base
-        notes += check_promise(container, stream, len(packets), end, index.duration, path)
+        gap = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1)) or frame_step(stream)
+        end = (_last(packets, index) + gap) * index.time_base
+        seconds = float(gap * len(index.pts) * index.time_base)
+        try:
+            notes += check_promise(container, stream, len(packets), end, seconds, path)
+        except BadMediaError as error:
+            if not may_be_cut:
+                raise
+            notes.append(str(error).removeprefix(f"{path}: "))
     return replace(index, by_count=index.by_count or by_count, notes=tuple(notes))
 
 
@@ -175,7 +184,9 @@ def _index_by_playing(container: InputContainer, stream: VideoStream, path: str)
         raise BadMediaError(path, "none of its frames can be decoded")
     pts = times_when_played(pairs, frame_step(stream))
     mended = sum(pair[0] != time for pair, time in zip(pairs, pts, strict=True))
-    notes = [f"its times begin anew {parts} times: its parts are shown one after the other"] * bool(parts)
+    notes = [f"it is {parts + 1} files in one, each with its own times: they are shown one after the other"] * bool(
+        parts
+    )
     if mended and has_times:
         notes.append(f"{mended} frames have no time, or a wrong one: they are spread between their neighbours")
     assert stream.time_base is not None  # of a stream that was opened

@@ -40,6 +40,7 @@ class ClipReader:
         path: the file.
         backend: ``pyav``, ``torchcodec`` or ``decord``.
         strict: also look for damage that PyAV's decoder would hide.
+        may_be_cut: take what is left of a file that was cut short.
 
     Attributes:
         frame_times: seconds of every frame after the first one, strictly rising.
@@ -50,12 +51,12 @@ class ClipReader:
         BadMediaError: the file is not a video, is damaged or cut short, or has no pictures.
     """
 
-    def __init__(self, path: str, backend: str = "pyav", strict: bool = False) -> None:
+    def __init__(self, path: str, backend: str = "pyav", strict: bool = False, may_be_cut: bool = False) -> None:
         self.path = path
         self._backend, self._strict = backend, strict
         self._container, self._stream = open_video(path, strict=strict)
         try:
-            self._index = index_clip(self._container, self._stream, path)
+            self._index = index_clip(self._container, self._stream, path, may_be_cut)
             if strict:
                 check_packets(path, self._index.times)
         except READING_ERRORS as error:
@@ -116,6 +117,15 @@ class ClipReader:
             for row in rows[index]:
                 frames[row] = picture
         return frames
+
+    @property
+    def stream_times(self) -> tuple[int, ...]:
+        """When each frame is shown, in units of the stream."""
+        return self._index.pts
+
+    def pictures(self) -> Iterator[np.ndarray]:
+        """All frames one by one, H x W x 3 each, as ``read`` has them. It raises as ``read`` does."""
+        yield from self._decode(list(range(self.frame_count)))
 
     def check_all(self) -> None:
         """Decode all frames and keep none.

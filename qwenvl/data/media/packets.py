@@ -44,6 +44,8 @@ class Packets:
     @cached_property
     def shown(self) -> list[int | None]:
         """Presentation times of the frames that are not hidden."""
+        if not any(self.hidden):
+            return self.pts
         return [pts for pts, hidden in zip(self.pts, self.hidden, strict=True) if not hidden]
 
     @cached_property

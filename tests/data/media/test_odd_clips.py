@@ -78,7 +78,7 @@ def test_what_a_file_says_wrongly_is_noted(workshop, tmp_path):
         "whole-h264.mp4": [],
         "cut_at_a_key_frame-h264open.ts": ["2 frames at its beginning need others that were cut off"],
         "joined_midway-h264.ts": ["8 frames at its beginning need others that were cut off"],
-        "concatenated_with_repeating_times-mpeg2.ts": ["its times begin anew 1 times"],
+        "concatenated_with_repeating_times-mpeg2.ts": ["it is 2 files in one"],
         "missing_times-h264.ts": ["40 frames have no time, or a wrong one"],
         "promises_more-h264.mkv": ["its header says that it ends at 602.40 s, and it ends at 2.40 s"],
         "promises_less-h264.mkv": ["its header says that it ends at 0.40 s, and it ends at 2.40 s"],
