@@ -6,8 +6,6 @@ A folder holds
     warmup.jsonl      the warm-up's prompts and targets, most of them incomplete on purpose
     train.json        what GRPO learns from
     heldout.json      clips that nothing learns from
-    blank.json        the held-out records, each with a grey clip in the place of its own
-    swapped.json      the held-out records, each with the clip of another one
     datasets.yaml     the catalog that names them
     settings.json     what they were made with
 """
@@ -32,7 +30,7 @@ import numpy as np
 import yaml
 
 from qwenvl.demo import scene
-from qwenvl.demo.scene import SIZE, STEPS, Station, draw_bench, draw_frame
+from qwenvl.demo.scene import STEPS, Station, draw_bench, draw_frame
 from qwenvl.files import written_whole
 
 FPS = 8
@@ -40,7 +38,7 @@ FPS = 8
 H264 = {"preset": "veryfast", "crf": "20", "threads": "1", "x264-params": "aq-mode=0:mbtree=0"}
 SEGMENT_FRAMES = (7, 10)
 FRAMES_SEEN = 2  # of each segment: one temporal patch
-SPLITS = ("warmup", "train", "heldout", "blank", "swapped")
+SPLITS = ("warmup", "train", "heldout")
 
 QUESTION = "\n".join(
     [
@@ -187,10 +185,6 @@ def _write_clips(folder: Path, clips: list[Clip], processes: int | None, progres
         # Spawned, not forked: this process may have threads of PyTorch.
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
             _report(pool.map(_write_clip, tasks, chunksize=8), len(tasks), progress)
-    low, high = SEGMENT_FRAMES
-    grey: np.ndarray = np.full((SIZE, SIZE, 3), 128, np.uint8)
-    for total in range(2 * low, 2 * high + 1):
-        encode(folder / "clips" / f"blank-{total}.mp4", itertools.repeat(grey, total))
 
 
 def _write_clip(task: tuple[Path, Clip]) -> None:
@@ -204,11 +198,11 @@ def _report(made: Iterator[None], total: int, progress: Callable[[int, int], Non
             progress(done, total)
 
 
-def _record(name: str, clip: Clip, answer: str, video: str | None = None) -> dict[str, Any]:
+def _record(name: str, clip: Clip, answer: str) -> dict[str, Any]:
     return {
         "id": name,
         "conversations": [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": answer}],
-        "video": video or f"clips/{clip.name}.mp4",
+        "video": f"clips/{clip.name}.mp4",
         "meta": {
             "frame_cnts": list(clip.frame_counts),
             "min_frames": FRAMES_SEEN,
@@ -221,18 +215,9 @@ def _record(name: str, clip: Clip, answer: str, video: str | None = None) -> dic
 def _write_records(folder: Path, clips: list[Clip], settings: ClipSettings) -> None:
     train = [clip for clip in clips if clip.name.startswith("train")]
     heldout = [clip for clip in clips if clip.name.startswith("heldout")]
-    # A third of the way around: far enough to meet other steps, and no clip meets itself.
-    strangers = [heldout[(i + max(1, len(heldout) // 3)) % len(heldout)] for i in range(len(heldout))]
     splits = {
         "train": [_record(clip.name, clip, solution(clip.steps)) for clip in train],
         "heldout": [_record(clip.name, clip, solution(clip.steps)) for clip in heldout],
-        "blank": [
-            _record(clip.name, clip, solution(clip.steps), f"clips/blank-{sum(clip.frame_counts)}.mp4")
-            for clip in heldout
-        ],
-        "swapped": [
-            _record(clip.name, other, solution(clip.steps)) for clip, other in zip(heldout, strangers, strict=True)
-        ],
     }
     for name, records in splits.items():
         (folder / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")

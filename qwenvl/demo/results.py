@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qwenvl.demo.clips import PAIRS, STEPS
-from qwenvl.runlog import Rollout, read_metrics, read_rollouts
+from qwenvl.runlog import Rollout, read_rollouts
+from qwenvl.runlog.evaluation import read_evaluation
 
 
 @dataclass(frozen=True)
@@ -33,24 +35,46 @@ class Score:
         return self.total - self.total_ci95 > other.total + other.total_ci95
 
 
-def read_score(run: str | Path, split: str, step: int) -> Score:
-    """The evaluation ``split`` after optimizer step ``step``, as the run folder has it.
+def read_scores(evaluation: str | Path, labels: Mapping[tuple[str, str], str]) -> dict[str, Score]:
+    """The scores of an evaluation's folder.
 
-    Raises:
-        LookupError: there is none.
+    Args:
+        labels: what a model under a control is called.
     """
-    rows = [row for row in read_metrics(run) if row["step"] == step and f"{split}_total_reward" in row]
-    if not rows:
-        raise LookupError(f"{run}: no evaluation {split!r} at step {step}")
-    completions = list(read_rollouts(run, step=step, split=split))
-    return Score(
-        total=rows[-1][f"{split}_total_reward"],
-        total_ci95=rows[-1][f"{split}_total_reward_ci95"],
-        accuracy=rows[-1][f"{split}_accuracy_reward"],
-        accuracy_ci95=rows[-1][f"{split}_accuracy_reward_ci95"],
-        exact=sum(each.rewards["accuracy"] == 1 for each in completions) / len(completions),
-        n=int(rows[-1][f"{split}_total_reward_n"]),
+    found = {(each["model"], each["control"]): each for each in read_evaluation(evaluation)["numbers"]}
+    scores = {}
+    for key, label in labels.items():
+        total, accuracy = (found[key]["scores"][name] for name in ("total", "accuracy"))
+        scores[label] = Score(
+            total=total["mean"],
+            total_ci95=_half_width(total),
+            accuracy=accuracy["mean"],
+            accuracy_ci95=_half_width(accuracy),
+            exact=found[key]["scores"]["passes"]["mean"],
+            n=found[key]["records"],
+        )
+    return scores
+
+
+def in_words(evaluation: str | Path) -> str:
+    """What GRPO brought and what the video is worth to the trained model, both on the same clips."""
+    facts = read_evaluation(evaluation)
+    [gain] = [each for each in facts["differences"] if each["control"] == "none"]
+    drops = {each["control"]: each for each in facts["drops"] if each["model"] == gain["after"]}
+    lost = [f"{_interval(drops[name])} with {what}" for name, what in (("blank", "none"), ("other_clip", "another"))]
+    return (
+        f"On the same clips GRPO brought {_interval(gain)} IoU. Without its own video the trained model loses "
+        f"{' and '.join(lost)}."
     )
+
+
+def _interval(each: Mapping[str, Any]) -> str:
+    mean, low, high = (each["scores"]["accuracy"][name] for name in ("mean", "low", "high"))
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _half_width(interval: Mapping[str, float]) -> float:
+    return (interval["high"] - interval["low"]) / 2
 
 
 def best_blind_accuracy() -> tuple[float, tuple[int, ...]]:

@@ -7,12 +7,15 @@ checkpoint with a user's records. Nothing about that run is special but its size
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -22,12 +25,12 @@ import yaml
 
 from qwenvl.demo.clips import make_clips, tokenizer_texts
 from qwenvl.demo.counting import Counting
-from qwenvl.demo.results import Score, example, read_score, table
-from qwenvl.demo.settings import CLIPS, FAMILY, MODEL, STEPS, Demo
+from qwenvl.demo.results import Score, example, in_words, read_scores, table
+from qwenvl.demo.settings import CHECKS, CLIPS, FAMILY, MODEL, STEPS, Demo
 from qwenvl.model.families import FAMILIES
+from qwenvl.runlog.evaluation import AS_IT_IS
 
 WARMUP = "warmup.yaml"
-CHECKS = {"blank": "after, shown a blank video", "swapped": "after, shown another clip"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"This demo was run before, until {done['finished']}; nothing is trained now (--fresh does it anew).\n")
     else:
         done = run_demo(demo, fresh=fresh)
-    _show(demo, {name: Score(**score) for name, score in done["scores"].items()})
+    _show(demo, {name: Score(**score) for name, score in done["scores"].items()}, done["in_words"])
     return 0
 
 
@@ -76,6 +79,7 @@ def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
         "minutes": round(minutes, 2),
         "settings": _settings(demo),
         "scores": {name: asdict(score) for name, score in scores.items()},
+        "in_words": in_words(demo.evaluation),
     }
     (demo.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\nDone in {minutes:.1f} minutes.\n")
@@ -158,24 +162,15 @@ def _train(demo: Demo) -> None:
 
 
 def _evaluate(demo: Demo) -> dict[str, Score]:
-    """Before and after as the run wrote them down, and the trained model on clips that do not fit the record."""
-    from qwenvl.config.command_line import parse_args
-    from qwenvl.data.dataset import load_dataset
-    from qwenvl.train.grpo_trainer import GRPOTrainer
+    """The command that compares the two models on held-out clips, with their own video and without."""
+    from qwenvl.evaluate.held_out import command
 
-    print("[4/4] the same questions with a blank video, and with the video of another record")
-    # Nothing learns any more, so the tower may run once per clip.
-    flags = ["--model_name_or_path", str(demo.run), "--tune_mm_vision", "False"]
-    trainer = GRPOTrainer(args=parse_args(["--config", str(demo.folder / "run.yaml"), *flags]))
-    trainer.state.global_step = demo.steps
-    for check in CHECKS:
-        dataset = load_dataset(f"demo_{check}", catalog_path=demo.data / "datasets.yaml", training=False)
-        trainer.evaluate(dataset, metric_key_prefix=check)
-    return {
-        "before GRPO": read_score(demo.run, "eval", 0),
-        f"after {demo.steps} steps of GRPO": read_score(demo.run, "eval", demo.steps),
-        **{label: read_score(demo.run, check, demo.steps) for check, label in CHECKS.items()},
-    }
+    print(f"[4/4] does it look? {_program()} evaluate {shlex.join(_here(demo.evaluation_words()))}")
+    with redirect_stdout(io.StringIO()):  # of its table the demo's own has the rows that matter here
+        command.main([*demo.evaluation_words(), "--fresh"])
+    before, after = demo.model.name, demo.run.name
+    labels = {(before, AS_IT_IS): "before GRPO", (after, AS_IT_IS): f"after {demo.steps} steps of GRPO"}
+    return read_scores(demo.evaluation, labels | {(after, control): label for control, label in CHECKS.items()})
 
 
 def _report(demo: Demo) -> None:
@@ -185,8 +180,9 @@ def _report(demo: Demo) -> None:
     add_pictures(make_report([demo.run], demo.run / "report"))
 
 
-def _show(demo: Demo, scores: dict[str, Score]) -> None:
+def _show(demo: Demo, scores: dict[str, Score], in_words: str) -> None:
     print(table(scores, format_weight=0.3, accuracy_weight=0.7))
+    print(f"\n{in_words}")
     if found := example(demo.run, demo.steps):
         before, after = found
         print(f"\n{os.path.relpath(after.clips[0].path)} shows {after.solution}")
@@ -198,14 +194,23 @@ def _show(demo: Demo, scores: dict[str, Score]) -> None:
         f"\nrollouts  {here(demo.run / 'rollouts')}: every completion with its rewards"
         f"\nreport    {here(demo.run / 'report' / 'index.html')}: curves, frames and groups; open it in a browser"
         f"\nmodel     {here(demo.run)}: loads with transformers"
+        f"\nworth     {_program()} evaluate {shlex.join(_here(demo.evaluation_words()))}: made the table above"
         f"\nagain     {_command('train', demo.folder / 'run.yaml')}"
     )
 
 
 def _command(name: str, config: Path) -> str:
     """A command with its settings file, as it can be typed here."""
-    program = "qwenvl" if shutil.which("qwenvl") else os.path.relpath(Path(sys.executable).with_name("qwenvl"))
-    return f"{program} {name} --config {os.path.relpath(config)}"
+    return f"{_program()} {name} --config {os.path.relpath(config)}"
+
+
+def _program() -> str:
+    return "qwenvl" if shutil.which("qwenvl") else os.path.relpath(Path(sys.executable).with_name("qwenvl"))
+
+
+def _here(words: Sequence[str]) -> list[str]:
+    """The words of a command, with paths as they are from here."""
+    return [os.path.relpath(word) if word.startswith("/") else word for word in words]
 
 
 def finished(demo: Demo) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ from qwenvl.demo.clips import ClipSettings
 from qwenvl.model.families import FamilyName
 
 STEPS, CLIPS = 200, 600
+CHECKS = {"blank": "after, shown a blank video", "other_clip": "after, shown another clip"}
+"""What is taken away from the trained model, and what the table calls it."""
 MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "num_layers": 2,
@@ -25,7 +27,8 @@ class Demo:
     """One demo: its folder, and all that its result depends on.
 
     Attributes:
-        folder: clips go to ``data``, random weights to ``start``, the warmed-up model to ``model``, the run to ``run``.
+        folder: clips go to ``data``, random weights to ``start``, the warmed-up model to ``model``, the run to
+            ``run``, what both are worth to ``evaluation``.
         steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
         clips: to train on. A quarter as many are held out.
         family: of the model, one of ``qwenvl.model.families``.
@@ -52,6 +55,10 @@ class Demo:
     @property
     def run(self) -> Path:
         return self.folder / "run"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / "evaluation"
 
     @property
     def clip_settings(self) -> ClipSettings:
@@ -88,6 +95,11 @@ class Demo:
             "dataloader_num_workers": 1,
             "save_strategy": "no",
         }
+
+    def evaluation_words(self) -> list[str]:
+        """What `qwenvl evaluate` is given."""
+        flags = ["--use_cpu", "--controls", ",".join(CHECKS), "--output_dir", str(self.evaluation)]
+        return [str(self.model), str(self.run), "demo_heldout", *flags]
 
     def training_settings(self) -> dict[str, Any]:
         """What `qwenvl train --config` is given."""

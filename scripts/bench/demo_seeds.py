@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 from qwenvl.demo.results import Score, best_blind_accuracy
-from qwenvl.demo.run import CHECKS, finished, run_demo
-from qwenvl.demo.settings import FAMILY, STEPS, Demo
+from qwenvl.demo.run import finished, run_demo
+from qwenvl.demo.settings import CHECKS, FAMILY, STEPS, Demo
 from qwenvl.model.families import FAMILIES
 
 

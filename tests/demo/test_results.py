@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from qwenvl.demo.results import Score, best_blind_accuracy, example, read_score, table
+from qwenvl.demo.results import Score, best_blind_accuracy, example, in_words, read_scores, table
 from qwenvl.runlog import Rollout, RunLog
+from qwenvl.runlog.evaluation import EvaluationLog
 
 
 def test_best_blind_accuracy_is_to_name_all_but_the_rarest_step():
@@ -48,15 +49,32 @@ def rollout(step, record_id, accuracy):
     )
 
 
-def test_scores_and_example_are_read_from_the_run_folder(tmp_path):
+def test_the_example_is_the_first_that_was_wrong_and_then_right(tmp_path):
     log = RunLog(tmp_path)
-    numbers = {"total_reward": 0.65, "total_reward_ci95": 0.04, "accuracy_reward": 0.5, "accuracy_reward_ci95": 0.1}
-    log.log_metrics(0, {f"eval_{name}": value for name, value in numbers.items()} | {"eval_total_reward_n": 4})
     log.log_rollouts([rollout(0, "a", 1.0), rollout(0, "b", 0.5), rollout(0, "c", 0.5), rollout(0, "d", 0.0)])
     log.log_rollouts([rollout(9, "a", 1.0), rollout(9, "b", 0.5), rollout(9, "c", 1.0), rollout(9, "d", 1.0)])
-    assert read_score(tmp_path, "eval", 0) == Score(0.65, 0.04, 0.5, 0.1, exact=0.25, n=4)
-    with pytest.raises(LookupError, match="no evaluation 'eval' at step 9"):
-        read_score(tmp_path, "eval", 9)
     before, after = example(tmp_path, 9)
     assert (before.completion, after.completion) == ("c at 0", "c at 9")
     assert example(tmp_path, 0) is None
+
+
+def test_scores_are_those_of_the_evaluation(tmp_path):
+    def interval(mean, half):
+        return {"mean": mean, "low": mean - half, "high": mean + half, "n": 4}
+
+    def scores(total, accuracy):
+        return {"total": interval(total, 0.04), "accuracy": interval(accuracy, 0.1), "passes": interval(0.25, 0.2)}
+
+    numbers = [{"model": "m", "control": "none", "records": 4, "scores": scores(0.65, 0.5)}]
+    gain = {"before": "m", "after": "run", "control": "none", "scores": {"accuracy": interval(0.5, 0.03)}}
+    drops = [
+        {"model": "run", "control": control, "scores": {"accuracy": interval(drop, 0.05)}}
+        for control, drop in (("blank", 0.7), ("other_clip", 0.6))
+    ]
+    EvaluationLog(tmp_path).begin({"numbers": numbers, "differences": [gain], "drops": drops})
+    [found] = read_scores(tmp_path, {("m", "none"): "before"}).values()
+    assert (found.exact, found.n) == (0.25, 4)
+    assert (found.total, found.total_ci95, found.accuracy, found.accuracy_ci95) == pytest.approx((0.65, 0.04, 0.5, 0.1))
+    text = in_words(tmp_path)
+    assert "GRPO brought 0.50 [0.47, 0.53] IoU" in text
+    assert "loses 0.70 [0.65, 0.75] with none and 0.60 [0.55, 0.65] with another" in text

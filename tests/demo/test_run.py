@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 from contextlib import redirect_stdout
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.demo.run import main
 from qwenvl.runlog import read_metrics
+from qwenvl.runlog.evaluation import read_evaluation
 
 
 def call(folder, *flags):
@@ -54,7 +56,13 @@ def test_first_call_trains_and_says_where_everything_is(first_call):
     AutoModelForImageTextToText.from_pretrained(folder / "run")
     result = json.loads((folder / "result.json").read_text())
     final = [row for row in read_metrics(folder / "run") if "eval_total_reward" in row][-1]
-    assert result["scores"]["after 2 steps of GRPO"]["total"] == final["eval_total_reward"]
+    assert result["scores"]["after 2 steps of GRPO"]["total"] == pytest.approx(final["eval_total_reward"], abs=1e-6)
+    assert "On the same clips GRPO brought " in out and result["in_words"] in out
+    evaluation = read_evaluation(folder / "evaluation")
+    assert evaluation["controls"] == ["none", "blank", "other_clip"] and evaluation["ended"]
+    assert evaluation["settings_of"] == str(folder / "run")
+    words = shlex.split(re.search(r"\nworth +\S*qwenvl evaluate (.*): made", out)[1])
+    assert [os.path.abspath(words[n]) for n in (0, 1)] == [str(folder / "model"), str(folder / "run")]
 
 
 def test_second_call_shows_the_first_and_its_date(first_call):
