@@ -55,10 +55,9 @@ class Asking:
     left_out: Set[tuple[str, int]]
 
     def blocks(self) -> list[tuple[int, ...]]:
-        """The blocks of this process that are not done: every so many, as there are processes."""
-        process, processes = self.config.process_index, self.config.world_size
-        own = [block for n, block in enumerate(self.questions.blocks()) if n % processes == process]
-        return [block for block in own if not self._is_done(block)]
+        """The blocks that this process has to ask: every so many of those that are not done, as there are processes."""
+        left = [block for block in self.questions.blocks() if not self._is_done(block)]
+        return left[self.config.process_index :: self.config.world_size]
 
     def ask(self, rubric: Rubric, log: EvaluationLog) -> list[LeftOut]:
         """Sample, score and write what is not done. Return the records that this process had to leave out."""

@@ -32,6 +32,7 @@ class Numbers:
         truncated: share of completions that were cut at ``generation_max_length``.
         tokens, longest: of completions, mean and most.
         prompt_tokens: mean.
+        fitted: records that were shown less of so that their prompts fit (``--fit_frames``).
     """
 
     model: str
@@ -45,6 +46,7 @@ class Numbers:
     tokens: float
     longest: int
     prompt_tokens: float
+    fitted: int
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,7 @@ def _numbers(model: str, control: str, asked: _Asked) -> Numbers:
         tokens=sum(tokens) / len(tokens),
         longest=max(tokens),
         prompt_tokens=sum(record.samples[0].prompt_tokens for record in records) / len(records),
+        fitted=sum(record.samples[0].fitted is not None for record in records),
     )
 
 

@@ -84,6 +84,8 @@ def _notes(results: Results, protocol: Mapping[str, Any]) -> Iterator[str]:
     for each in results.numbers:
         if each.control != AS_IT_IS:
             continue
+        if each.fitted:
+            yield f"{each.model}: of {each.fitted:,} records less was shown than asked for, so that their prompts fit"
         if each.truncated.mean >= MANY_CUT:
             yield (
                 f"{each.model}: {each.truncated.mean:.1%} of the completions were cut at "

@@ -27,7 +27,7 @@ def numbers(results, model="base", control="none"):
 
 def test_one_model_by_hand():
     rows = [
-        *scored(0, [1.0, 0.0, 1.0, 0.0], answers=["(1)", "(2)", "(1) lid", ""], tokens=10),
+        *scored(0, [1.0, 0.0, 1.0, 0.0], answers=["(1)", "(2)", "(1) lid", ""], tokens=10, fitted=None),
         *scored(1, [0.0, 0.0, 0.5, 0.0], finish_reason="length", tokens=30, prompt_tokens=110),
     ]
     found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
@@ -40,6 +40,7 @@ def test_one_model_by_hand():
     assert {k: each.mean for k, each in found.pass_at_k.items()} == pytest.approx({1: 0.25, 2: 5 / 12, 4: 0.5})
     assert found.no_answer.mean == pytest.approx(1 / 8) and found.truncated.mean == 0.5
     assert (found.tokens, found.longest, found.prompt_tokens) == (20, 30, 100)
+    assert found.fitted == 1
     assert found.scores["accuracy"].low == pytest.approx(0.125) and found.scores["accuracy"].high == pytest.approx(0.5)
 
 
