@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def model_facts(model: NamedModel, config: GRPOConfig, collator: GRPOCollator, q
         name=model.name,
         path=model.path,
         base=base,
-        revision=getattr(described, "_commit_hash", None),
+        revision=revision_of(base or model.path),
         weights=fingerprint(model.path),
         family=described.model_type,
         positions=position_rule(described).time,
@@ -131,6 +132,15 @@ def protocol_of(
 
 _NUMBERS = {"attn_implementation", "shared_prefix", "rollout_token_budget", "bf16", "fp16", "tf32", "use_cpu", "seed"}
 """Settings of the machine that can change a number, if only by rounding."""
+
+
+def revision_of(path: str) -> str | None:
+    """The commit of a model that was loaded from the hub. None for a folder."""
+    from transformers.utils import cached_file
+
+    if Path(path).is_dir():
+        return None
+    return next(iter(re.findall(r"/snapshots/([0-9a-f]{40})/", str(cached_file(path, "config.json")))), None)
 
 
 def fingerprint(path: str) -> str | None:

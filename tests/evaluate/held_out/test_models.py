@@ -14,7 +14,7 @@ from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.held_out.command import main
 from qwenvl.evaluate.held_out.models import named_models
 from qwenvl.evaluate.held_out.options import EvaluateOptions
-from qwenvl.evaluate.held_out.protocol import differing, fingerprint, trained_otherwise
+from qwenvl.evaluate.held_out.protocol import differing, fingerprint, revision_of, trained_otherwise
 from qwenvl.evaluate.held_out.settings import OF_A_RUN, READ, settings_of
 from qwenvl.option import all_options
 from qwenvl.runlog import RunLog
@@ -104,6 +104,12 @@ def test_a_fingerprint_tells_weights_apart(tiny_checkpoint, tmp_path):
     before = fingerprint(str(tmp_path))
     large.write_bytes(bytes(70 * 65536 - 1) + b"x")  # the last byte of a file that is read in pieces
     assert fingerprint(str(tmp_path)) != before
+
+
+def test_a_model_of_the_hub_has_its_commit(monkeypatch, tmp_path):
+    commit = "0123456789" * 4
+    monkeypatch.setattr("transformers.utils.cached_file", lambda path, name: f"/hub/x/snapshots/{commit}/{name}")
+    assert revision_of("org/base") == commit and revision_of(str(tmp_path)) is None
 
 
 def test_differing_names_each_place():
