@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from qwenvl.config.command_line import config_from, raising, split_file
 from qwenvl.config.flags import FLAG_GROUPS, add_options
 from qwenvl.config.trainer_options import TrainerOptions
-from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
+from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.evaluate.options import ProbeOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.option import Options, all_options
-from qwenvl.rewards.options import RewardOptions
+from qwenvl.rewards.options import ContrastOptions, RewardOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -40,6 +40,21 @@ READ = {
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
 }
 """The flags of training that mean the same in a probe."""
+
+DRAWING = {f"generation_{name}" for name in ("temperature", "top_p", "top_k", "min_p")}
+"""The flags that say how completions are drawn, and nothing of the greedy one."""
+
+_NOT_OF_THE_PROMPT = {"stream_above_mb", "reward_workers", "reward_aggregation"}
+OF_A_RUN = (
+    {
+        *(each.name for group in (ReadingOptions, FrameOptions, PromptOptions) for each in all_options(group)),
+        *(each.name for each in all_options(RewardOptions)),
+        *DRAWING,
+        *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
+    }
+    & READ
+) - {*_NOT_OF_THE_PROMPT, *(each.name for each in all_options(ContrastOptions))}
+"""The flags that are taken from the run of a model: those that say what is shown, asked, written and scored."""
 
 _LEARNS = "nothing learns in a probe"
 WITHOUT_EFFECT = {

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import cached_file
-
 from qwenvl.data.options import ReadingOptions
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings
-from qwenvl.evaluate.held_out.settings import OF_A_RUN
+from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.model.weight_files import has_weights, weights_problem
 from qwenvl.option import all_options
 from qwenvl.runlog import RunLogError, read_config
@@ -55,16 +53,30 @@ def trained(model: str | Path) -> Trained:
     Raises:
         FileNotFoundError: no such folder, or one without weights.
     """
+    weights, run = weights_of(model)
+    if not Path(weights).is_dir():
+        return Trained(weights, _prompts_on_the_hub(weights), {})
+    prompts = PromptSettings.load(weights) if (Path(weights) / SETTINGS_FILE).is_file() else None
+    return Trained(weights, prompts, {} if run is None else _settings(run))
+
+
+def weights_of(model: str | Path) -> tuple[str, Path | None]:
+    """The folder or hub name that has the weights of a model, and the folder of its run. None where there is no run.
+
+    Args:
+        model: as for ``trained``.
+
+    Raises:
+        FileNotFoundError: no such folder, or one without weights.
+    """
     folder = Path(model)
     if not folder.is_dir():
         if str(model).startswith(("/", ".", "~")):
             raise FileNotFoundError(f"{model}: no such folder; expected a checkpoint, or a name on the hub")
-        return Trained(str(model), _prompts_on_the_hub(str(model)), {})
+        return str(model), None
     if not has_weights(folder):
         folder = _newest_checkpoint(folder)
-    prompts = PromptSettings.load(folder) if (folder / SETTINGS_FILE).is_file() else None
-    run = next((each for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
-    return Trained(str(folder), prompts, {} if run is None else _settings(run))
+    return str(folder), next((each for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
 
 
 def _newest_checkpoint(run: Path) -> Path:
@@ -88,6 +100,8 @@ def _settings(run: Path) -> dict[str, Any]:
 
 def _prompts_on_the_hub(name: str) -> PromptSettings | None:
     """The settings that a push to the hub took along."""
+    from transformers.utils import cached_file
+
     quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     try:
         file = cached_file(name, SETTINGS_FILE, **quietly)

@@ -10,6 +10,7 @@ This is a row of the conversations form. ``schemas`` knows other forms:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -96,7 +97,7 @@ def parse_columns(text: str) -> dict[str, str]:
 
 def text_or_file(text: str | None) -> str | None:
     """The content of the file of that name if there is one, and otherwise the text itself."""
-    if text is None or "\n" in text or not Path(text).is_file():
+    if text is None or "\n" in text or not os.path.isfile(text):  # Path.is_file raises for a text too long for a name
         return text
     return Path(text).read_text("utf-8").strip()
 

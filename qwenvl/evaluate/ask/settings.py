@@ -18,7 +18,7 @@ from qwenvl.data.records.parse import ReadOptions, parse_row, text_or_file
 from qwenvl.data.records.rows import Row
 from qwenvl.data.records.schemas import MEDIA_TAG
 from qwenvl.evaluate.ask.options import TryOptions
-from qwenvl.evaluate.settings import help_of, refuse_unread, setting_of
+from qwenvl.evaluate.settings import DRAWING, help_of, refuse_unread, setting_of
 from qwenvl.option import all_options
 from qwenvl.rewards.options import ContrastOptions, RewardOptions
 
@@ -40,7 +40,6 @@ _EPILOG = (
 
 _LEFT_OUT = {"on_bad_sample", "on_long_prompt", *(each.name for each in all_options(ContrastOptions))}
 _REWARDS = {each.name for each in all_options(RewardOptions)} - _LEFT_OUT
-_DRAWING = {f"generation_{name}" for name in ("temperature", "top_p", "top_k", "min_p")}
 READ = {
     *(
         each.name
@@ -49,7 +48,7 @@ READ = {
         if each.name not in _LEFT_OUT
     ),
     *_REWARDS,
-    *_DRAWING,
+    *DRAWING,
     *("generation_max_length", "generation_repetition_penalty", "stop_strings", "system", "prompt_template"),
     *("allow_remote_media", "attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"),
 }
@@ -176,7 +175,7 @@ def help_text() -> str:
 def _refuse_without_effect(names: set[str], options: TryOptions) -> None:
     if options.solution is None and (given := names & _REWARDS):
         raise ValueError(f"--{min(given)} has no effect without --solution: there is nothing to score an answer by")
-    if options.n == 1 and (given := names & _DRAWING):
+    if options.n == 1 and (given := names & DRAWING):
         raise ValueError(f"--{min(given)} has no effect on the greedy answer: add -n 2 or more, or leave it out")
 
 

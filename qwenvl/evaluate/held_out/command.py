@@ -38,7 +38,7 @@ def start(argv: Sequence[str]) -> int:
 
     try:
         asked = settings_of(argv)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         print(f"usage: {USAGE}\nerror: {error}", file=sys.stderr)
         return 2
     process = asked.config.process_index

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwenvl.runlog import RunLogError, read_config
-
-_OF_A_MODEL = ("config.json", "adapter_config.json")
+from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings
+from qwenvl.evaluate.trained import weights_of
+from qwenvl.runlog import read_config
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class NamedModel:
 
     Attributes:
         name: what tables call it.
-        path: a folder or a name on the hub.
+        path: a folder or a name on the hub, with the weights or the adapter.
         run: the folder of the run that it comes from. None where it does not say.
     """
 
@@ -27,8 +27,19 @@ class NamedModel:
     run: str | None = None
 
     def run_settings(self) -> dict[str, Any]:
-        """The settings of its run. Empty without one."""
-        return {} if self.run is None else dict(read_config(self.run)["config"])
+        """The settings of its run by the names of the flags. The system turn is its text, not the file that held it.
+
+        Empty without a run.
+
+        Raises:
+            RunLogError: ``run.json`` can't be read.
+        """
+        if self.run is None:
+            return {}
+        settings = dict(read_config(self.run)["config"])
+        if (Path(self.path) / SETTINGS_FILE).is_file():
+            settings["system"] = PromptSettings.load(self.path).system
+        return settings
 
 
 def named_models(words: Sequence[str]) -> list[NamedModel]:
@@ -37,17 +48,19 @@ def named_models(words: Sequence[str]) -> list[NamedModel]:
     So the names of an evaluation stay when further models are asked.
 
     Raises:
-        ValueError: a word comes twice, or names a folder without a model.
+        ValueError: a word comes twice.
+        FileNotFoundError: no such folder, or one without weights.
     """
-    paths = [word.rstrip("/") or word for word in words]
-    if repeated := [path for path in paths if paths.count(path) > 1]:
-        raise ValueError(f"MODEL {repeated[0]} is given twice")
-    for path in paths:
-        _require_model(Path(path))
+    found = [weights_of(word) for word in words]
     names: list[str] = []
-    for path in paths:
+    for word, (path, _) in zip(words, found, strict=True):
+        if [other for other, _ in found].count(path) > 1:
+            raise ValueError(f"MODEL {word} is given twice")
         names.append(_name(path, names))
-    return [NamedModel(name, path, _run_of(Path(path))) for name, path in zip(names, paths, strict=True)]
+    return [
+        NamedModel(name, path, None if run is None else str(run))
+        for name, (path, run) in zip(names, found, strict=True)
+    ]
 
 
 def _name(path: str, taken: Sequence[str]) -> str:
@@ -57,25 +70,3 @@ def _name(path: str, taken: Sequence[str]) -> str:
     while length < len(parts) and "/".join(parts[-length:]) in taken:
         length += 1
     return "/".join(parts[-length:])
-
-
-def _run_of(path: Path) -> str | None:
-    """The folder that holds ``run.json``: that of the model, or the one above a checkpoint."""
-    for folder in (path, path.parent) if path.name.startswith("checkpoint-") else (path,):
-        try:
-            read_config(folder)
-        except RunLogError:
-            continue
-        return str(folder)
-    return None
-
-
-def _require_model(path: Path) -> None:
-    if not path.is_dir() or any((path / name).is_file() for name in _OF_A_MODEL):
-        return
-    checkpoints = sorted(path.glob("checkpoint-*"), key=lambda each: each.stat().st_mtime)
-    if checkpoints:
-        raise ValueError(
-            f"MODEL {path}: the run has not saved its model yet; name a checkpoint, such as {checkpoints[-1]}"
-        )
-    raise ValueError(f"MODEL {path}: expected the folder of a checkpoint or an adapter, got one without config.json")

@@ -18,7 +18,8 @@ from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.held_out.models import NamedModel
 from qwenvl.evaluate.held_out.questions import Questions
-from qwenvl.evaluate.held_out.settings import OF_A_RUN, READ, Asked
+from qwenvl.evaluate.held_out.settings import READ, Asked
+from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.model.positions import position_rule
 from qwenvl.rewards import Rubric

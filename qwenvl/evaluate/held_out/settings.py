@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from qwenvl.config.command_line import config_from, raising, split_file, tokens_of
 from qwenvl.config.flags import add_options
-from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.evaluate.held_out.models import NamedModel, named_models
 from qwenvl.evaluate.held_out.options import EvaluateOptions
+from qwenvl.evaluate.settings import DRAWING, OF_A_RUN, help_of, refuse_unread, setting_of
 from qwenvl.evaluate.settings import READ as READ_BY_PROBE
 from qwenvl.evaluate.settings import WITHOUT_EFFECT as WITHOUT_EFFECT_IN_PROBE
-from qwenvl.evaluate.settings import help_of, refuse_unread, setting_of
 from qwenvl.option import all_options
-from qwenvl.rewards.options import ContrastOptions, RewardOptions
+from qwenvl.rewards.options import ContrastOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -36,22 +35,8 @@ _NOT_READ = {
     "model_name_or_path": "give the models as MODEL",
     "dataset_use": "give the data as DATA",
 }
-_OF_SAMPLING = ("generation_temperature", "generation_top_p", "generation_top_k", "generation_min_p")
-
 READ = READ_BY_PROBE - set(_NOT_READ)
 """The flags of training that an evaluation reads."""
-
-_OF_THE_MACHINE = {"stream_above_mb", "reward_workers", "on_bad_sample", "on_long_prompt"}
-OF_A_RUN = (
-    {
-        *(each.name for group in (ReadingOptions, FrameOptions, PromptOptions) for each in all_options(group)),
-        *(each.name for each in all_options(RewardOptions)),
-        *_OF_SAMPLING,
-        *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
-    }
-    & READ
-) - _OF_THE_MACHINE
-"""The flags that are taken from the run of a model: those that say what is shown, asked, written and scored."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +76,8 @@ def settings_of(argv: Sequence[str]) -> Asked:
     file, flags = split_file(rest)
     refuse_unread(flags, READ, {**WITHOUT_EFFECT_IN_PROBE, **_NOT_READ}, "an evaluation")
     if options.samples == 1:
-        greedy = dict.fromkeys(_OF_SAMPLING, "with --samples 1 the greedy completion is taken")
-        refuse_unread(flags, READ - set(_OF_SAMPLING), greedy, "an evaluation")
+        greedy = dict.fromkeys(DRAWING, "with --samples 1 the greedy completion is taken")
+        refuse_unread(flags, READ - set(DRAWING), greedy, "an evaluation")
     models = named_models(words[:-1])
     of_run = [model for model in models if model.run is not None]
     tokens: list[str] = []

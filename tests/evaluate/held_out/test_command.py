@@ -89,11 +89,11 @@ def test_json_is_what_the_folder_holds(models, flags, tmp_path, capsys):
         (["MODEL", "example", "--grpo_sample_size", "8"], 2, "--samples says how many"),
         (["MODEL", "example", "--learning_rate", "1"], 2, "it is of training, and an evaluation takes no step"),
         (["MODEL", "example", "--temporal_contrast"], 2, "--controls shuffled compares"),
-        (["FOLDER", "example"], 2, "got one without config.json"),
+        (["FOLDER", "example"], 2, "no weights in it; expected a model"),
         (["MODEL", "example", "--strata", "colour"], 1, r"no field 'colour'.*; it has "),
         (["MODEL", "example", "--cluster_by", "colour"], 1, r"no field 'colour'"),
         (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no evaluation wrote"),
-        (["./none", "example"], 2, "none"),
+        (["./none", "example"], 2, "./none: no such folder"),
     ],
 )
 def test_wrong_input_ends_with_one_line(argv, code, message, models, tmp_path, capsys, monkeypatch):

@@ -6,16 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.held_out.command import main
 from qwenvl.evaluate.held_out.models import named_models
 from qwenvl.evaluate.held_out.options import EvaluateOptions
 from qwenvl.evaluate.held_out.protocol import differing, fingerprint, revision_of, trained_otherwise
-from qwenvl.evaluate.held_out.settings import OF_A_RUN, READ, settings_of
+from qwenvl.evaluate.held_out.settings import READ, settings_of
+from qwenvl.evaluate.settings import OF_A_RUN
 from qwenvl.option import all_options
 from qwenvl.runlog import RunLog
 from qwenvl.runlog.evaluation import read_evaluation, read_samples
@@ -34,6 +37,7 @@ def run(tmp_path) -> Path:
     for each in (folder, folder / "checkpoint-7"):
         each.mkdir(exist_ok=True)
         (each / "config.json").write_text("{}")
+        (each / "model.safetensors").write_bytes(b"")
     return folder
 
 
@@ -71,9 +75,22 @@ def test_models_are_named_by_what_tells_them_apart(run):
     assert [model.name for model in named_models(words)] == ["base", "sop", "sop/checkpoint-7"]
     assert [model.name for model in named_models(["a/base", "b/base"])] == ["base", "b/base"]
     assert [model.run for model in named_models(words)] == [None, str(run), str(run)]
-    (run / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"has not saved its model yet; name a checkpoint, such as .*checkpoint-7"):
-        named_models([str(run)])
+    with pytest.raises(ValueError, match=r"MODEL .*sop is given twice"):
+        named_models([str(run), f"{run}/"])
+    (run / "model.safetensors").unlink()
+    save_file({}, run / "checkpoint-7" / "model.safetensors")
+    [newest] = named_models([str(run)])  # a run that goes on has its newest whole checkpoint asked
+    assert (newest.name, newest.path, newest.run) == ("sop/checkpoint-7", f"{run}/checkpoint-7", str(run))
+
+
+def test_the_system_turn_of_a_run_is_its_text_and_not_a_file_that_may_be_gone(run):
+    config = json.loads((run / "run.json").read_text())
+    config["config"]["system"] = "prompts/gone.txt"
+    (run / "run.json").write_text(json.dumps(config))
+    text = "Be brief. " * 40  # longer than a file's name may be
+    PromptSettings(FrameOptions(), PromptOptions(), system=text).save(run)
+    assert settings_of([str(run), "data.json"]).config.system == text
+    assert ReadOptions.of(settings_of([str(run), "data.json"]).config).system == text
 
 
 def test_the_folder_has_a_name_of_its_own(run):
