@@ -61,10 +61,9 @@ def in_words(evaluation: str | Path) -> str:
     facts = read_evaluation(evaluation)
     [gain] = [each for each in facts["differences"] if each["control"] == "none"]
     drops = {each["control"]: each for each in facts["drops"] if each["model"] == gain["after"]}
-    lost = [f"{_interval(drops[name])} with {what}" for name, what in (("blank", "none"), ("other_clip", "another"))]
     return (
-        f"On the same clips GRPO brought {_interval(gain)} IoU. Without its own video the trained model loses "
-        f"{' and '.join(lost)}."
+        f"On the same clips GRPO brought {_interval(gain)} IoU. The trained model needs its video: a blank one in its place "
+        f"costs {_interval(drops['blank'])}, another clip {_interval(drops['other_clip'])}."
     )
 
 

@@ -77,4 +77,4 @@ def test_scores_are_those_of_the_evaluation(tmp_path):
     assert (found.total, found.total_ci95, found.accuracy, found.accuracy_ci95) == pytest.approx((0.65, 0.04, 0.5, 0.1))
     text = in_words(tmp_path)
     assert "GRPO brought 0.50 [0.47, 0.53] IoU" in text
-    assert "loses 0.70 [0.65, 0.75] with none and 0.60 [0.55, 0.65] with another" in text
+    assert "a blank one in its place costs 0.70 [0.65, 0.75], another clip 0.60 [0.55, 0.65]." in text
