@@ -62,8 +62,8 @@ def in_words(evaluation: str | Path) -> str:
     [gain] = [each for each in facts["differences"] if each["control"] == "none"]
     drops = {each["control"]: each for each in facts["drops"] if each["model"] == gain["after"]}
     return (
-        f"On the same clips GRPO brought {_interval(gain)} IoU. The trained model needs its video: a blank one in its place "
-        f"costs {_interval(drops['blank'])}, another clip {_interval(drops['other_clip'])}."
+        f"On the same clips GRPO brought {_interval(gain)} IoU. The trained model needs its video: a blank one in its "
+        f"place costs {_interval(drops['blank'])}, another clip {_interval(drops['other_clip'])}."
     )
 
 
