@@ -97,28 +97,43 @@ def _forward(self: nn.Module, hidden_states: Tensor, *args, shared_prefix=None, 
     return shared_prefix.recur(self.layer_idx, self.forward_alone, hidden_states)
 
 
-def after_prompts(layer: Layer, row: Tensor, prompts: Spans) -> tuple[Tensor, State]:
-    """Runs prompts that lie end to end.
+@dataclass(frozen=True)
+class Padding:
+    """Where sequences that lie end to end lie in a batch, one in each row.
 
-    Args:
-        row: S x width.
-
-    Returns:
-        S x width, and the state after each prompt.
+    Attributes:
+        rows, length: of the batch.
+        places: of the S tokens in the batch, row after row.
     """
-    # Padding on the left leaves no trace: its inputs are 0, and the matrices stay 0 before the first token.
-    present = torch.arange(-prompts.longest, 0, device=row.device) >= -prompts.offsets.diff()[:, None]
-    state = State()
-    return layer(_padded(row, present), cache_params=state)[present], state
 
+    rows: int
+    length: int
+    places: Tensor
 
-def after_completions(layer: Layer, row: Tensor, completions: Spans, prompts: State, group_size: int) -> Tensor:
-    """Runs completions that lie end to end, G from the state after each prompt: S x width -> S x width."""
-    # A single token would go by the kernel for sampling, which on a GPU has no gradient.
-    width = max(2, completions.longest)
-    present = torch.arange(width, device=row.device) < completions.offsets.diff()[:, None]
-    start = State(*(x.flatten(0, 1) for x in prompts.expand(group_size)))
-    return layer(_padded(row, present), cache_params=start)[present]
+    @classmethod
+    def on_the_left(cls, spans: Spans) -> Padding:
+        """For prompts. The padding leaves no trace: its inputs are 0, and matrices stay 0 before the first token."""
+        length = spans.longest
+        return cls._shifted(spans, length, [(row + 1) * length - bound for row, bound in enumerate(spans.bounds[1:])])
+
+    @classmethod
+    def on_the_right(cls, spans: Spans) -> Padding:
+        """For completions, whose last state is not needed."""
+        # A single token would go by the kernel for sampling, which on a GPU has no gradient.
+        length = max(2, spans.longest)
+        return cls._shifted(spans, length, [row * length - bound for row, bound in enumerate(spans.bounds[:-1])])
+
+    @classmethod
+    def _shifted(cls, spans: Spans, length: int, shifts: list[int]) -> Padding:
+        """Every token of a sequence lies as far from its place end to end."""
+        device = spans.offsets.device
+        each = torch.tensor(shifts, device=device).repeat_interleave(spans.offsets.diff(), output_size=spans.total)
+        return cls(len(shifts), length, torch.arange(spans.total, device=device) + each)
+
+    def run(self, layer: Layer, row: Tensor, state: State) -> Tensor:
+        """Runs the sequences, each on from its row of ``state``: S x width -> S x width."""
+        batch = row.new_zeros(self.rows * self.length, row.shape[-1]).index_copy(0, self.places, row)
+        return layer(batch.unflatten(0, (self.rows, self.length)), cache_params=state).flatten(0, 1)[self.places]
 
 
 @dataclass(frozen=True)
@@ -154,8 +169,3 @@ class SlotStates:
         for kept, after in ((self.inputs, state.inputs), (self.matrices, state.matrices)):
             kept.copy_(after.view(kept.shape))
         return out
-
-
-def _padded(row: Tensor, present: Tensor) -> Tensor:
-    """S x width -> rows x longest x width, with 0 where ``present`` is False."""
-    return row.new_zeros(*present.shape, row.shape[-1]).masked_scatter(present[..., None], row)

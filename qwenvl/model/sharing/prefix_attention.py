@@ -26,7 +26,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from qwenvl.model.sharing.linear_attention import Layer, after_completions, after_prompts
+from qwenvl.model.sharing.linear_attention import Layer, Padding, State
 from qwenvl.model.sharing.varlen import Spans, kernel_for, merge
 
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
@@ -73,9 +73,16 @@ class PrefixLayout:
     def recur(self, layer: int, forward: Layer, hidden: Tensor) -> Tensor:
         """Linear attention of the packed row, 1 x S x width, with gradient, the same in every layer."""
         of_prompts, of_completions = hidden[0].split([self.prompts.total, self.completions.total])
-        out, state = after_prompts(forward, of_prompts, self.prompts)
-        group_size = len(self.completion_lengths) // len(self.prompt_lengths)
-        return torch.cat([out, after_completions(forward, of_completions, self.completions, state, group_size)])[None]
+        prompts, completions = self._paddings
+        state = State()
+        of_prompts = prompts.run(forward, of_prompts, state)
+        start = State(*(x.flatten(0, 1) for x in state.expand(completions.rows // prompts.rows)))
+        return torch.cat([of_prompts, completions.run(forward, of_completions, start)])[None]
+
+    @cached_property
+    def _paddings(self) -> tuple[Padding, Padding]:
+        """Of prompts and completions, where they have to be rows of a batch."""
+        return Padding.on_the_left(self.prompts), Padding.on_the_right(self.completions)
 
     @cached_property
     def groups(self) -> Spans:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwenvl.model.sharing.linear_attention import Layer, SlotStates, after_prompts
+from qwenvl.model.sharing.linear_attention import Layer, Padding, SlotStates, State
 from qwenvl.model.sharing.varlen import Spans, kernel_for
 
 
@@ -158,7 +158,8 @@ class PrefixCache:
         """
         if layer in self._states:
             return self._states[layer].recur(layer, forward, hidden)
-        out, state = after_prompts(forward, hidden[0], self.prompts)
+        state = State()
+        out = Padding.on_the_left(self.prompts).run(forward, hidden[0], state)
         self._states[layer] = SlotStates.of(state, self.slots[1])
         return out[None]
 

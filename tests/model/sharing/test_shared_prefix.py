@@ -103,8 +103,9 @@ def test_lora(family, exact_model, random_prompts, random_completions):
     assert max(largest_errors(model, prompts, completions)) < 1e-9
 
 
-def test_autocast_to_bfloat16_is_as_near_to_float32_as_the_plain_path(random_prompts, random_completions):
-    model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), initializer_range=0.1)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
+def test_autocast_to_bfloat16_is_as_near_to_float32_as_the_plain_path(family, random_prompts, random_completions):
+    model = make_model(family, make_processor(family), initializer_range=0.1)
     prompts, completions = random_prompts(model, ["tv", "t"]), random_completions(6, 9)
     exact, _ = likelihood_and_gradients(logprobs, model, prompts, completions)
     with torch.autocast("cpu", torch.bfloat16):
