@@ -14,7 +14,7 @@ from qwenvl.model.sharing import shared_prefix
 MIXES = {
     "video": (["tv"], 4, 7),
     "ragged": (["tv", "t", "tit"], 2, 7),
-    "many": (["titv", "vtv"], 8, 7),
+    "many": (["titv", "vtv"], 4, 7),
     "single tokens": (["tv", "t"], 2, 1),
 }
 
