@@ -19,7 +19,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.packets import Packets, has_instant_refresh, read_packets
+from qwenvl.data.media.packets import JOINABLE, Packets, has_instant_refresh, read_packets
 from qwenvl.data.media.playing import frame_step, play, times_when_played
 from qwenvl.data.media.promise import check_promise
 
@@ -127,8 +127,9 @@ def _must_be_played(container: InputContainer, stream: VideoStream, packets: Pac
         gaps = {b - a for a, b in pairwise(times)}
         even = len(times) == len(packets) and len(gaps) <= 1 and min(gaps, default=1) > 0
         return not even or not _each_gives_a_frame(packets, path)
-    # The two fields of an interlaced frame may lie in a packet each.
-    return context.field_order > 1 and context.name == "h264" and not _each_gives_a_frame(packets, path)
+    # The two fields of an interlaced frame may lie in a packet each. Of broadcasts FFmpeg joins them.
+    in_fields = context.name == "h264" and context.field_order > 1 and container.format.name not in JOINABLE
+    return in_fields and not _each_gives_a_frame(packets, path)
 
 
 def _lacks_display_times(container: InputContainer, stream: VideoStream) -> bool:

@@ -177,6 +177,12 @@ class TestDamage:
         with open_clip(str(path), "pyav") as clip, pytest.raises(BadMediaError, match=r"damaged|decoded"):
             clip.read(range(60))
 
+    def test_pictures_of_a_codec_that_nobody_knows(self, make_clip):
+        path = make_clip("a.mkv")
+        path.write_bytes(path.read_bytes().replace(b"V_MPEG4/ISO/AVC", b"V_MPEG9/ISO/AVC"))
+        with pytest.raises(BadMediaError, match="no decoder is known for its pictures"):
+            open_clip(str(path), "pyav")
+
     def test_audio_only(self, tmp_path):
         path = tmp_path / "voice.mp4"
         with av.open(str(path), "w") as container:
