@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 
 from qwenvl.evaluate.held_out.settings import USAGE, help_text, settings_of
 
@@ -44,6 +45,22 @@ def start(argv: Sequence[str]) -> int:
     process = asked.config.process_index
     with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (RunLockedError,)), locked(asked.output_dir, process):
         shown = evaluate(COMMAND, asked)
+        if process == 0 and asked.options.update_card:
+            told_of_cards(asked.output_dir)
     if process == 0:
         print(shown)
     return 0
+
+
+def told_of_cards(folder: Path) -> None:
+    """Write the numbers into the cards of the models, and say which."""
+    from qwenvl.data.errors import told_to_the_user
+    from qwenvl.train.card.evaluated import update_cards
+    from qwenvl.train.display.console import say
+
+    with told_to_the_user(COMMAND):
+        written, without = update_cards(folder)
+    for card in written:
+        say(f"wrote the numbers into {card}")
+    for model in without:
+        say(f"{model} has no model card to write into")

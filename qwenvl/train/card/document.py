@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,28 @@ def write_card(folder: str | Path, title: str, sections: Mapping[str, str], meta
     except (yaml.YAMLError, ValueError) as error:
         logger.warning(f"{path}: its metadata is left as it is: {error}")
     path.write_text(f"---\n{head.strip()}\n---\n\n{body.strip()}\n", encoding="utf-8")
+
+
+def add_to_card(folder: str | Path, name: str, text: str, results: Sequence[EvalResult], source: str) -> None:
+    """Put one section into a card that is there, and results into its metadata beside those of other sources.
+
+    Args:
+        source: where the results come from. Earlier ones from there give way.
+
+    Raises:
+        ValueError: the metadata of the card can't be read.
+    """
+    path = Path(folder) / CARD
+    head, body = _split(path.read_text(encoding="utf-8"))
+    try:
+        known = ModelCardData(ignore_metadata_errors=False, **(yaml.safe_load(head) or {}))
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: its metadata can't be read: {error}") from None
+    marks = {"made by": source}
+    others = [result for result in known.eval_results or [] if result.metric_args != marks]
+    known.eval_results = [*others, *(replace(result, metric_args=marks) for result in results)]
+    known.model_name = known.model_name or Path(folder).resolve().name
+    path.write_text(f"---\n{known.to_yaml().strip()}\n---\n\n{_with_section(body, name, text).strip()}\n", "utf-8")
 
 
 def read_metadata(folder: str | Path) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class DescribedTrainer(Trainer):
         sections = {
             "training": training_section(facts),
             "inputs": inputs_section(settings, self.processing_class),
+            "evaluation": "",  # of other weights
         }
         write_card(folder, f"# {title(settings.base_model, self.trained_by)}\n", sections, metadata)
 
