@@ -53,6 +53,8 @@ READ = {
     *("allow_remote_media", "attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"),
 }
 """The flags of training that mean the same here."""
+ASKED_BY_LMMS = READ - _REWARDS - _DRAWING
+"""Those that mean something where lmms-eval asks and scores."""
 
 WITHOUT_EFFECT = {
     "model_name_or_path": "give the model as the first word",
@@ -86,7 +88,6 @@ def asked_of(argv: Sequence[str]) -> Asked:
     Raises:
         ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
     from qwenvl.evaluate.trained import trained
 
     argv = [re.sub(r"^-n(?=$|\d)", "--n=", word).removesuffix("=") for word in argv]
@@ -99,17 +100,28 @@ def asked_of(argv: Sequence[str]) -> Asked:
     refuse_unread(flags, READ, WITHOUT_EFFECT, "a question")
     _refuse_without_effect(names, options)
     model = trained(words[0])
-    known = model.flags()
-    if {"base_interval", "video_fps"} & names:  # two ways to say one thing: a flag replaces both
-        known = {name: value for name, value in known.items() if name not in ("base_interval", "video_fps")}
-    config = config_from(None, [*tokens_of(known), *flags], GRPOConfig)
-    config.model_name_or_path = model.model
+    config = config_for(model, flags)
     reading = ReadOptions.of(config)
     if model.prompts is not None:
         saved = {name: getattr(model.prompts, name) for name in ("system", "prompt_template") if name not in names}
         reading = replace(reading, **saved)
-    reading = replace(reading, allow_outside_media=True)
     return Asked(model, config, record_of(words[1:-1], words[-1], options.solution, reading), options)
+
+
+def config_for(model: Trained, flags: Sequence[str]) -> GRPOConfig:
+    """The settings of the run of a model, overridden by flags.
+
+    Raises:
+        ValueError: an unknown or unfit flag.
+    """
+    from qwenvl.config.grpo_config import GRPOConfig
+
+    known = model.flags()
+    if {"base_interval", "video_fps"} & {setting_of(token) for token in flags}:  # one thing said in two ways
+        known = {name: value for name, value in known.items() if name not in ("base_interval", "video_fps")}
+    config = config_from(None, [*tokens_of(known), *flags], GRPOConfig)
+    config.model_name_or_path = model.model
+    return config
 
 
 def record_of(media: Sequence[str], question: str, solution: str | None, options: ReadOptions) -> Record:
@@ -134,7 +146,7 @@ def record_of(media: Sequence[str], question: str, solution: str | None, options
     truth = text_or_file(solution)
     turns = [{"from": "human", "value": text}, {"from": "gpt", "value": truth or "unknown"}]
     row = Row("the question", "question", lambda: {"conversations": turns, **by_kind})
-    record = parse_row(row, Path.cwd(), options)
+    record = parse_row(row, Path.cwd(), replace(options, allow_outside_media=True))
     return record if solution is not None else replace(record, solution="")
 
 
