@@ -41,6 +41,12 @@ def inputs_section(settings: PromptSettings, processor: ProcessorMixin) -> str:
         ASK.strip(),
         "```",
     ]
+    if not bounds_whole_clips(processor):  # Qwen2-VL and Qwen2.5-VL
+        lines += [
+            "",
+            "`generate` of transformers places the text after a clip elsewhere than training did, by more the longer "
+            "the clip is. About clips of more than a few seconds ask by `qwenvl try` or vLLM: they do as training did.",
+        ]
     if bounds_whole_clips(processor):
         lines += [
             "",

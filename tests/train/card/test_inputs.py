@@ -47,4 +47,6 @@ def test_the_frames_are_those_of_the_data_set(make_trainer, sop_data):
 def test_the_difference_of_whole_clips_is_said_where_there_is_one():
     section = inputs_section(SETTINGS, make_processor("qwen2_5_vl"))
     assert "Be brief." in section and "Q: {prompt}" in section and "One difference is left" not in section
-    assert "Frames below 3,136 pixels" in inputs_section(SETTINGS, make_processor("qwen3_vl"))
+    assert "`generate` of transformers places the text" in section
+    of_qwen3 = inputs_section(SETTINGS, make_processor("qwen3_vl"))
+    assert "Frames below 3,136 pixels" in of_qwen3 and "`generate`" not in of_qwen3
