@@ -53,7 +53,7 @@ READ = {
     *("allow_remote_media", "attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"),
 }
 """The flags of training that mean the same here."""
-ASKED_BY_LMMS = READ - _REWARDS - _DRAWING
+ASKED_BY_LMMS = READ - _REWARDS - DRAWING
 """Those that mean something where lmms-eval asks and scores."""
 
 WITHOUT_EFFECT = {
@@ -90,7 +90,7 @@ def asked_of(argv: Sequence[str]) -> Asked:
     """
     from qwenvl.evaluate.trained import trained
 
-    argv = [re.sub(r"^-n(?=$|\d)", "--n=", word).removesuffix("=") for word in argv]
+    argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
     own, flags = _parser().parse_known_args(argv[len(words) :])
     options = TryOptions(**vars(own))
