@@ -170,7 +170,8 @@ def _record(samples: list[Sample], pass_by: str, pass_at: float) -> _Record:
     if passed:
         scores[PASSES] = sum(passed) / len(passed)
     if len(samples) > 1 and len(passed) == len(samples):
-        scores[MAJORITY] = majority([sample.answer for sample in samples], known[pass_by], pass_by)
+        answers = [sample.answer for sample in samples]
+        scores[MAJORITY] = majority(answers, known[pass_by], pass_by, samples[0].prompt)
     return _Record(samples, scores, passed)
 
 
