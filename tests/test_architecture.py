@@ -31,6 +31,7 @@ FLOORS = {
     "hint": 0,
     "child": 0,
     "page": 0,
+    "health": 0,
     "rewards": 1,
     "grpo": 1,
     "data": 2,
@@ -44,11 +45,11 @@ FLOORS = {
     "cli": 7,
     "__main__": 8,
 }
-ASIDE = {"report": {"report", "runlog", "page", "files"}}  # a room beside the stairs, and all it may import
+ASIDE = {"report": {"report", "runlog", "page", "files", "health"}}  # a room beside the stairs, and all it may import
 DOOR_TO_ASIDE = 5  # the floor from which rooms may import those aside
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
-STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "files", "hint", "cli"}
+STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "files", "hint", "health", "cli"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 320

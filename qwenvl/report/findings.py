@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from qwenvl.health.rules import RULES
 from qwenvl.report.curves import trend
 from qwenvl.report.groups import SUSPECT, Row
 from qwenvl.report.run import Run
 
-MOST_EQUAL = 0.9  # share of groups with equal rewards
-MOST_TRUNCATED = 0.25  # share of completions cut at the limit
-HIGH_KL = 0.5
-LEFT_ENTROPY = 0.2  # of that of the first steps
 MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
 
 
@@ -28,20 +25,27 @@ class Finding:
 
 
 def warnings(run: Run, rows: Sequence[Row]) -> list[Finding]:
-    """All warnings of a run. "The last steps" are the last fifth of the rows that have the number.
+    """All warnings of a run: those of the rules that the run itself warns by, at its last row, and those of the report.
 
     Args:
         rows: the groups of the run.
     """
-    found = [_equal(run), _falls(run), _kl(run), _entropy(run), _truncated(run), _worse(run)]
-    found += [_left_out(run), _skipped(run), _suspect(rows)]
-    return [*_not_finite(run), *(each for each in found if each is not None)]
+    falls = _falls(run)
+    found = [falls, _worse(run), _left_out(run), _skipped(run), _suspect(rows)]
+    ruled = [each for each in _ruled(run) if falls is None or each.code != "reward_flat"]
+    return [*_not_finite(run), *ruled, *(each for each in found if each is not None)]
 
 
-def last_mean(run: Run, metric: str) -> float | None:
-    """The mean of the last fifth of a metric, None where the run has none."""
-    found = trend([value for _, value in run.values(metric)])
-    return None if found is None else found.last
+def _ruled(run: Run) -> list[Finding]:
+    """The rules of ``qwenvl.health`` that hold at the last row. Those for the end of a short run count too."""
+    history, found = run.history(), []
+    for rule in RULES:
+        seen = rule.judge(history)
+        if seen is None and rule.judge_at_end is not None:
+            seen = rule.judge_at_end(history)
+        if seen is not None:
+            found.append(Finding(rule.code, seen, rule.remedy))
+    return found
 
 
 def _not_finite(run: Run) -> list[Finding]:
@@ -53,50 +57,12 @@ def _not_finite(run: Run) -> list[Finding]:
     return []
 
 
-def _equal(run: Run) -> Finding | None:
-    share = last_mean(run, "group/zero_std_frac")
-    if share is None or share <= MOST_EQUAL:
-        return None
-    reward = last_mean(run, "reward/total")
-    told = "" if reward is None else f" (mean reward {reward:.3g})"
-    advice = (
-        "where nothing is right, take easier records or a reward with finer steps; where all is right, harder records; "
-        "where completions are too alike, a higher --generation_temperature or a larger --grpo_sample_size"
-    )
-    message = f"{share:.0%} of the groups of the last steps have equal rewards{told}: they teach nothing"
-    return Finding("equal_rewards", message, advice)
-
-
 def _falls(run: Run) -> Finding | None:
     found = trend([value for _, value in run.values("reward/total")])
     if found is None or found.verdict != "falls":
         return None
     message = f"the reward fell from {found.first:.3g} to {found.last:.3g} (± {found.ci95:.2g})"
     return Finding("reward_falls", message, "lower --learning_rate, or raise --grpo_beta")
-
-
-def _kl(run: Run) -> Finding | None:
-    last, reward = last_mean(run, "kl"), trend([value for _, value in run.values("reward/total")])
-    if last is None or last <= HIGH_KL or (reward is not None and reward.verdict == "rises"):
-        return None
-    message = f"KL is {last:.3g} in the last steps and the reward does not rise: the policy drifts for nothing"
-    return Finding("kl_drifts", message, "lower --learning_rate, or raise --grpo_beta")
-
-
-def _entropy(run: Run) -> Finding | None:
-    found, reward = (trend([value for _, value in run.values(name)]) for name in ("entropy", "reward/total"))
-    if found is None or found.last >= LEFT_ENTROPY * found.first or (reward is not None and reward.verdict == "rises"):
-        return None
-    message = f"the entropy fell from {found.first:.3g} to {found.last:.3g} and the reward does not rise"
-    return Finding("entropy_collapsed", message, "lower --learning_rate, or raise --generation_temperature")
-
-
-def _truncated(run: Run) -> Finding | None:
-    share = last_mean(run, "completion/truncated_frac")
-    if share is None or share <= MOST_TRUNCATED:
-        return None
-    message = f"{share:.0%} of the completions of the last steps are cut before their end"
-    return Finding("truncated", message, "a larger --generation_max_length, or a prompt that asks for less")
 
 
 def _worse(run: Run) -> Finding | None:

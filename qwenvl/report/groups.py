@@ -12,9 +12,9 @@ from statistics import fmean
 
 from qwenvl.runlog import Rollout
 
-EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED = 1, 2, 4, 8, 16
+EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
 """Marks of a group, added up: all rewards are equal; a completion was cut; half or more of the texts occur twice;
-reward hacking is suspected; a completion has no reward."""
+reward hacking is suspected; a completion has no reward; it was sampled and not trained on (``--filter_groups``)."""
 
 HIGH_FORMAT = 0.9  # a format reward from here on counts as kept
 HALF_RIGHT = 0.5  # a repeated text with an accuracy from here on is no suspect
@@ -100,6 +100,8 @@ def marks(group: Group) -> int:
         found |= UNSCORED
     if len(group.rollouts) > 2 and _most_frequent(group)[1] * 2 >= len(group.rollouts):
         found |= REPEATED
+    if group.head.dropped:
+        found |= DROPPED
     return found | (SUSPECT if suspicions(group) else 0)
 
 

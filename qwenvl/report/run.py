@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwenvl.health.history import Entry, Sampled
 from qwenvl.runlog import RunLogError, read_config, read_metrics
 
 EVALUATED = "_total_reward"  # ends the name of an evaluation's mean reward, which begins with the evaluation's own name
@@ -60,6 +61,20 @@ class Run:
     def metrics(self) -> list[str]:
         """The names of all metrics, in the order they first occur."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def history(self) -> list[Entry]:
+        """What rules about its health read: the rows of optimizer steps.
+
+        A run that does not tell how many processes it had is taken for one of a single process.
+        """
+        told = self.settings.get
+        prompts = told("per_device_train_batch_size", 1) * told("gradient_accumulation_steps", 1)
+        sampled = Sampled(
+            prompts * (told("processes") or 1),
+            told("num_iterations") or 1,
+            totals_tell=told("reward_aggregation", "sum") == "sum",
+        )
+        return sampled.history([row for row in self.rows if "loss" in row])
 
     def evaluations(self) -> dict[str, list[Evaluated]]:
         """By the name of the evaluation. Where a step was evaluated twice, the later row counts."""

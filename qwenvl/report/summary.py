@@ -9,13 +9,13 @@ from typing import Any
 
 from qwenvl.report.curves import trend
 from qwenvl.report.findings import warnings
-from qwenvl.report.groups import EQUAL, SUSPECT, TRUNCATED, History, Row, hardest, histories, most_improved
+from qwenvl.report.groups import DROPPED, EQUAL, SUSPECT, TRUNCATED, History, Row, hardest, histories, most_improved
 from qwenvl.report.run import Evaluated, Run, differing_settings
 from qwenvl.report.sections import finite, is_phase
 
 TRENDS = (
     *("reward/total", "reward/std", "group/zero_std_frac", "kl", "entropy", "grad_norm"),
-    *("completion/length_mean", "completion/truncated_frac"),
+    *("completion/length_mean", "completion/truncated_frac", "target/loss"),
 )
 
 
@@ -31,7 +31,8 @@ def summary(runs: Sequence[Run], rows: Sequence[Sequence[Row]]) -> dict[str, Any
 
 def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     """The part of ``summary.json`` about one run."""
-    trained = [row for row in rows if row.split == "train"]
+    sampled = [row for row in rows if row.split == "train"]
+    trained = [row for row in sampled if not row.marks & DROPPED]
     seen = histories(rows)
     names = [*TRENDS[:1], *(name for name in run.metrics() if name.startswith("reward/")), *TRENDS]
     phases = {name: fmean(value for _, value in run.values(name)) for name in run.metrics() if is_phase(name)}
@@ -44,6 +45,7 @@ def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
         "warnings": [asdict(each) for each in warnings(run, rows)],
         "groups": {
             "trained": len(trained),
+            "dropped": len(sampled) - len(trained),
             "completions": sum(row.size for row in trained),
             "equal": sum(bool(row.marks & EQUAL) for row in trained),
             "truncated": sum(bool(row.marks & TRUNCATED) for row in trained),

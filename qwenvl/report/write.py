@@ -19,7 +19,12 @@ HERE = Path(__file__).parent
 APP = HERE / "app"
 SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "browser.js")  # in the order that they need each other
 STYLE = "report.css"
-TILES = (("reward/total", "reward in training"), ("kl", "KL"), ("completion/length_mean", "tokens a completion"))
+TILES = (
+    ("reward/total", "reward in training"),
+    ("kl", "KL"),
+    ("completion/length_mean", "tokens a completion"),
+    ("target/loss", "loss of the warm-up"),
+)
 
 
 class ReportError(ValueError):

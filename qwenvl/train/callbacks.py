@@ -12,10 +12,11 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
+from qwenvl.health.history import Entry, Sampled
+from qwenvl.health.rules import findings
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.choice import install_display
 from qwenvl.train.display.summary import RunSummary
-from qwenvl.train.health import Entry, findings
 from qwenvl.train.journal import Journal
 from qwenvl.train.reference import ReferenceSync
 from qwenvl.train.run.entropy_target import EntropyTarget
@@ -61,7 +62,7 @@ class RunFolder(TrainerCallback):
 
 
 class HealthWarnings(TrainerCallback):
-    """Warns once of each rule of ``qwenvl.train.health`` that holds, with what to do.
+    """Warns once of each rule of ``qwenvl.health.rules`` that holds, with what to do.
 
     A resumed run goes on with the history of its run folder. What still holds it tells of again.
     """
@@ -91,11 +92,9 @@ class HealthWarnings(TrainerCallback):
             self._tell(ended=True)
 
     def _add(self, args, step: int, values: Mapping[str, float]) -> None:
-        sampled = sum(each % args.num_iterations == 0 for each in range(self._step, step))
         prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        if args.reward_aggregation != "sum":  # totals are relative to their groups then, and always 0 on average
-            values = {name: value for name, value in values.items() if name != "reward/total"}
-        self._history.append(Entry.of(step, step - self._step, sampled * prompts, values))
+        sampled = Sampled(prompts, args.num_iterations, totals_tell=args.reward_aggregation == "sum")
+        self._history.append(sampled.entry(self._step, step, values))
         self._step = step
 
     def _tell(self, ended: bool = False) -> None:

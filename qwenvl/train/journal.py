@@ -86,7 +86,8 @@ class Journal:
     def begin(self, finished_steps: int) -> None:
         """Writes the settings and versions, and forgets rows of steps that a resumed run does anew."""
         self.runlog.begin(finished_steps)
-        self.runlog.write_config({**self._args.to_dict(), "video_decoder": self._decoder})
+        settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
+        self.runlog.write_config(settings)
 
     def drawn(self, batch: PromptBatch) -> None:
         """Counts what training drew from each data set, samples that were left out among them."""

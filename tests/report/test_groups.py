@@ -3,6 +3,7 @@
 import pytest
 
 from qwenvl.report.groups import (
+    DROPPED,
     EQUAL,
     REPEATED,
     SUSPECT,
@@ -51,6 +52,7 @@ def test_marks_are_added_up():
     right = group([1.0, 1.0, 0.5, 0.5], ["same"] * 2 + ["other", "more"])
     assert marks(Group(tuple(right))) == REPEATED
     assert marks(Group((rollout(),))) == 0, "one completion is equal to nothing"
+    assert marks(Group(tuple(group([0.5, 0.5], dropped=True)))) == EQUAL | DROPPED
 
 
 @pytest.mark.parametrize(

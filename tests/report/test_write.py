@@ -13,7 +13,7 @@ from qwenvl.doctor.report import main, make_report
 from qwenvl.report import pages
 from qwenvl.report.run import differing_settings, read_runs
 from qwenvl.runlog import RunLog, RunLogError
-from tests.report.runs import group
+from tests.report.runs import SCAN, group
 
 
 def told(path: Path) -> Iterator:
@@ -116,13 +116,29 @@ def test_the_summary_says_the_same_in_numbers(report):
     assert evaluation["last"] == evaluation["best"] == {"step": 2, "reward": 0.6, "ci95": 0.1, "n": 30}
     trend = {"first": 0.25, "last": 0.75, "change": 0.5, "ci95": None, "verdict": "short"}
     assert run["trends"]["reward/total"] == trend and run["seconds_per_step"] == {"time/sample_s": 3.0}
-    assert run["groups"] == {"trained": 4, "completions": 16, "equal": 2, "truncated": 0, "suspected": 2}
+    counted = {"trained": 4, "dropped": 0, "completions": 16, "equal": 2, "truncated": 0, "suspected": 2}
+    assert run["groups"] == counted
     assert [(each["record"], each["mean"], each["groups"]) for each in run["hardest"]] == [
         ("18", 0.5, 2),
         ("17", 0.5625, 2),
     ]
     gained = run["most_improved"][0]
     assert (gained["record"], gained["first"], gained["last"]) == ("18", 0, 1)
+
+
+def test_groups_that_were_dropped_are_counted_apart(make_run, tmp_path):
+    rollouts = [*group([0.0, 1.0]), *group([1.0, 1.0], dropped=True, **SCAN)]
+    written = make_report([make_run(rollouts=rollouts)], tmp_path / "out")
+    groups = written.summary["runs"][0]["groups"]
+    assert (groups["trained"], groups["dropped"], groups["equal"], groups["completions"]) == (1, 1, 0, 2)
+
+
+def test_a_warm_up_shows_its_loss(make_run, tmp_path):
+    metrics = [(n, {"loss": 2.0 - n, "target/loss": 2.0 - n}) for n in (1, 2)]
+    written = make_report([make_run(rollouts=[], metrics=metrics)], tmp_path / "out")
+    trend = written.summary["runs"][0]["trends"]["target/loss"]
+    assert (trend["first"], trend["last"], trend["verdict"]) == (1.0, 0.0, "short")
+    assert "loss of the warm-up" in (written.folder / "index.html").read_text()
 
 
 def test_two_runs_are_laid_over_each_other(make_run, tmp_path):

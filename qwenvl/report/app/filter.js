@@ -1,7 +1,7 @@
 "use strict";
 // Which groups are shown, and in which order. Functions of the index and of the filters alone.
 
-const EQUAL = 1, TRUNCATED = 2, REPEATED = 4, SUSPECT = 8, UNSCORED = 16; // as qwenvl/report/groups.py has them
+const EQUAL = 1, TRUNCATED = 2, REPEATED = 4, SUSPECT = 8, UNSCORED = 16, DROPPED = 32; // as qwenvl/report/groups.py has them
 
 const MARKS = [
   [SUSPECT, "hack", "reward hacking is suspected"],
@@ -9,6 +9,7 @@ const MARKS = [
   [TRUNCATED, "cut", "a completion was cut"],
   [REPEATED, "same", "half or more of the completions are the same text"],
   [UNSCORED, "none", "a completion has no reward"],
+  [DROPPED, "drop", "dropped: sampled and not trained on (--filter_groups)"],
 ];
 
 // Each jump: its title, which groups it keeps, and how it orders them (a smaller key comes first).
@@ -22,6 +23,7 @@ const JUMPS = {
     keep: (index, n) => index.gain.has(index.columns.record[n]) && isTrain(index, n),
     order: (index, n) => [-index.gain.get(index.columns.record[n]), index.columns.record[n], index.columns.step[n]],
   },
+  dropped: { title: "dropped", keep: (index, n) => index.columns.marks[n] & DROPPED },
   suspect: { title: "suspected hacking", keep: (index, n) => index.columns.marks[n] & SUSPECT },
 };
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.health.rules import warned_of
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import say
 from qwenvl.train.display.progress import evaluated, with_interval
-from qwenvl.train.health import warned_of
 
 
 class RunSummary(TrainerCallback):

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from qwenvl.health.rules import RULES
 from qwenvl.rewards.function import RewardError
 from qwenvl.runlog import RunLog
 from qwenvl.train.display.summary import collected_warnings, next_step, run_summary
-from qwenvl.train.health import RULES
 
 
 def test_a_run_that_can_learn_nothing_is_told_so(make_trainer, caplog, capsys):

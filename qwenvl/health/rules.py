@@ -7,15 +7,21 @@ the end of the history with what came before. A rule that needs more than there 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
 
-from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.health.history import (
+    WINDOW,
+    History,
+    first_of,
+    having,
+    is_format,
+    last_of,
+    last_two_of,
+    mean_of,
+)
 
-WATCHED = ("reward/total", "reward/max", "group/zero_std_frac", "completion/truncated_frac", "entropy", "kl")
-WINDOW = 24
-"""Groups, or optimizer steps where a number is one of the step, that are judged together."""
 EQUAL_SHARE = 0.9
 CUT_OFF_SHARE = 0.25
 ENTROPY_SHARE = 0.2
@@ -27,53 +33,31 @@ SMALLER_STEPS = 3  # what a learning rate that was too high is divided by
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One entry of the log.
-
-    Attributes:
-        step: the last optimizer step that it is about.
-        steps: how many it is about.
-        groups: how many were sampled in these, over all processes.
-        values: means over these, by the name of the metric. Those that no rule reads may be missing.
-    """
-
-    step: int
-    steps: int
-    groups: int
-    values: Mapping[str, float]
-
-    @classmethod
-    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> Entry:
-        """An entry with what rules read of the log: a run has thousands."""
-        return cls(step, steps, groups, {name: v for name, v in logs.items() if name in WATCHED or _is_format(name)})
-
-
-History = Sequence[Entry]
-
-
-@dataclass(frozen=True)
 class Rule:
     """Something that may go wrong.
 
     Attributes:
-        name: for the table.
+        name: for people.
+        code: for scripts.
         judge: what was seen, in words, where it has gone wrong. None where it has not, or not yet.
         remedy: what to do.
-        flags: what to change in the command of the run. None where no flag helps, and the data is to be looked at.
+        flags: what to change in the command of the run, given its settings (a ``GRPOConfig``). None where no
+            flag helps, and the data is to be looked at.
         judge_at_end: the same for a run that has ended, and was too short for ``judge``.
     """
 
     name: str
+    code: str
     judge: Callable[[History], str | None]
     remedy: str
-    flags: Callable[[GRPOConfig], list[str]] | None = None
+    flags: Callable[[Any], list[str]] | None = None
     judge_at_end: Callable[[History], str | None] | None = None
 
 
 def equal_rewards(history: History) -> str | None:
     """Over 90 % of the last 24 groups have equal rewards, in each entry since they do."""
     groups, last = 0, 0.0
-    for entry in reversed(_with(history, "group/zero_std_frac")):
+    for entry in reversed(having(history, "group/zero_std_frac")):
         if entry.values["group/zero_std_frac"] <= EQUAL_SHARE:
             break
         last = last if groups else entry.values.get("reward/total", 0.0)
@@ -83,7 +67,7 @@ def equal_rewards(history: History) -> str | None:
 
 def equal_rewards_at_end(history: History) -> str | None:
     """The same of all groups of a run that had fewer than 24."""
-    entries = _with(history, "group/zero_std_frac")
+    entries = having(history, "group/zero_std_frac")
     if not entries or min(entry.values["group/zero_std_frac"] for entry in entries) <= EQUAL_SHARE:
         return None
     groups = sum(entry.groups for entry in entries)
@@ -92,8 +76,8 @@ def equal_rewards_at_end(history: History) -> str | None:
 
 def format_never_reached(history: History) -> str | None:
     """No completion of the run, of at least 48 groups, has a format reward above 0."""
-    for name in dict.fromkeys(name for entry in history for name in entry.values if _is_format(name)):
-        entries = _with(history, name)
+    for name in dict.fromkeys(name for entry in history for name in entry.values if is_format(name)):
+        entries = having(history, name)
         groups = sum(entry.groups for entry in entries)
         if groups >= 2 * WINDOW and max(entry.values[name] for entry in entries) <= 0:
             return f"{name} was never above 0 in the {groups} groups of this run: no completion has the format"
@@ -103,8 +87,8 @@ def format_never_reached(history: History) -> str | None:
 def cut_off(history: History) -> str | None:
     """A quarter of the completions of the last 24 groups are cut off at the limit, and it does not get better."""
     name = "completion/truncated_frac"
-    before, last = _last_two(_with(history, name), "groups")
-    now, then = _mean(last, name, "groups"), _mean(before, name, "groups")
+    before, last = last_two_of(having(history, name), "groups")
+    now, then = mean_of(last, name, "groups"), mean_of(before, name, "groups")
     if not before or now < CUT_OFF_SHARE or now < FALLING * then:
         return None
     groups = sum(entry.groups for entry in last)
@@ -117,12 +101,12 @@ def entropy_collapsed(history: History) -> str | None:
     It does not rise where it is no higher in the last quarter of the run than in the quarter before. It is full where
     it comes to nine tenths of the highest that any completion of the run had.
     """
-    entries = [entry for entry in _with(history, "entropy") if entry.groups]
-    before, last = _last_two(entries, "groups")
-    first = _first(entries, "groups")
+    entries = [entry for entry in having(history, "entropy") if entry.groups]
+    before, last = last_two_of(entries, "groups")
+    first = first_of(entries, "groups")
     if not before or last[0].step <= first[-1].step:
         return None
-    now, then = _mean(last, "entropy", "groups"), _mean(first, "entropy", "groups")
+    now, then = mean_of(last, "entropy", "groups"), mean_of(first, "entropy", "groups")
     if now >= ENTROPY_SHARE * then or _rises(history) or _solved(history, last):
         return None
     return (
@@ -133,9 +117,9 @@ def entropy_collapsed(history: History) -> str | None:
 
 def kl_grows(history: History) -> str | None:
     """The KL of the last 24 steps is above 0.5 and twice that of the 24 before, and the reward does not rise."""
-    entries = _with(history, "kl")
-    before, last = _last_two(entries, "steps")
-    now, then = _mean(last, "kl", "steps"), _mean(before, "kl", "steps")
+    entries = having(history, "kl")
+    before, last = last_two_of(entries, "steps")
+    now, then = mean_of(last, "kl", "steps"), mean_of(before, "kl", "steps")
     if not before or now < HIGH_KL or now < 2 * then or _rises(history):
         return None
     return f"the KL of policy and reference grows, from {then:.3g} to {now:.3g} nats per token, and the reward does not"
@@ -143,24 +127,24 @@ def kl_grows(history: History) -> str | None:
 
 def reward_flat(history: History) -> str | None:
     """After 100 steps and 400 groups the last quarter of the run has no higher reward than its first quarter."""
-    entries = _with(history, "reward/total")
+    entries = having(history, "reward/total")
     groups = sum(entry.groups for entry in entries)
     if sum(entry.steps for entry in history) < FLAT_STEPS or groups < FLAT_GROUPS:
         return None
-    first, last = _first(entries, "groups", groups // 4), _last(entries, "groups", groups // 4)
+    first, last = first_of(entries, "groups", groups // 4), last_of(entries, "groups", groups // 4)
     if last[0].step <= first[-1].step or _higher(last, first) or _solved(history, last) or equal_rewards(history):
         return None
-    then, now = _mean(first, "reward/total", "groups"), _mean(last, "reward/total", "groups")
+    then, now = mean_of(first, "reward/total", "groups"), mean_of(last, "reward/total", "groups")
     steps = history[-1].step - history[0].step + history[0].steps
     return f"the reward has not risen in {steps} steps: {then:.3f} over their first quarter, {now:.3f} over their last"
 
 
-def lower_rate(args: GRPOConfig) -> list[str]:
+def lower_rate(args: Any) -> list[str]:
     """A third of the learning rate."""
     return ["--learning_rate", f"{args.learning_rate / SMALLER_STEPS:.2g}"]
 
 
-def more_room(args: GRPOConfig) -> list[str]:
+def more_room(args: Any) -> list[str]:
     """Completions of twice the length."""
     return ["--generation_max_length", str(2 * args.generation_max_length)]
 
@@ -168,32 +152,38 @@ def more_room(args: GRPOConfig) -> list[str]:
 RULES: tuple[Rule, ...] = (
     Rule(
         "equal rewards",
+        "equal_rewards",
         equal_rewards,
         "Where no completion is ever right, teach some solutions first (qwenvl warmup), or take easier records or a "
         "reward with finer steps. Where all are right, take harder records. Where they are too alike, try a higher "
-        "--generation_temperature or a larger --grpo_sample_size",
+        "--generation_temperature or a larger --grpo_sample_size. --filter_groups replaces such groups by those of "
+        "other prompts, where there are better ones",
         judge_at_end=equal_rewards_at_end,
     ),
     Rule(
         "format never reached",
+        "format_never_reached",
         format_never_reached,
         "Ask for it in the prompt (--response_format), look at completions in rollouts/, or teach it first on some "
         "solutions (qwenvl warmup)",
     ),
     Rule(
         "cut off",
+        "truncated",
         cut_off,
         "They rarely reach their answer. Raise --generation_max_length, or give a stop by --stop_strings",
         more_room,
     ),
     Rule(
         "KL grows",
+        "kl_grows",
         kl_grows,
         "Lower --learning_rate or raise --grpo_beta, and go on from a checkpoint before it grew",
         lower_rate,
     ),
     Rule(
         "entropy collapsed",
+        "entropy_collapsed",
         entropy_collapsed,
         "Lower --learning_rate, raise --generation_temperature or --grpo_beta, or reward entropy (--entropy_coef, "
         "--entropy_target), and go on from an earlier checkpoint",
@@ -201,6 +191,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "reward flat",
+        "reward_flat",
         reward_flat,
         "Look at completions with high and low rewards in rollouts/. Raise --learning_rate where kl is near 0, "
         "--grpo_sample_size where group/zero_std_frac is high, and see whether better completions get higher rewards",
@@ -228,10 +219,6 @@ def warned_of(warnings: Sequence[str]) -> Rule | None:
     return next((rule for rule in RULES if any(warning.endswith(rule.remedy) for warning in warnings)), None)
 
 
-def _is_format(name: str) -> bool:
-    return name.startswith("reward/") and "format" in name and name.count("/") == 1
-
-
 def _equal(groups: str, reward: float) -> str:
     return (
         f"over {EQUAL_SHARE:.0%} of {groups} had equal rewards (mean reward {reward:.3f}): their advantages are 0 and "
@@ -241,49 +228,18 @@ def _equal(groups: str, reward: float) -> str:
 
 def _rises(history: History) -> bool:
     """Whether the last quarter of the run has a higher reward than the quarter before. True where it is not known."""
-    entries = _with(history, "reward/total")
-    last = _last(entries, "groups", sum(entry.groups for entry in entries) // 4)
+    entries = having(history, "reward/total")
+    last = last_of(entries, "groups", sum(entry.groups for entry in entries) // 4)
     earlier = entries[: len(entries) - len(last)]
-    before = _last(earlier, "groups", sum(entry.groups for entry in last))
+    before = last_of(earlier, "groups", sum(entry.groups for entry in last))
     return not before or _higher(last, before)
 
 
 def _higher(after: History, before: History) -> bool:
-    return _mean(after, "reward/total", "groups") > _mean(before, "reward/total", "groups")
+    return mean_of(after, "reward/total", "groups") > mean_of(before, "reward/total", "groups")
 
 
 def _solved(history: History, last: History) -> bool:
     """Whether the mean reward is near the highest that any completion had: there is nothing left to gain."""
-    best = max((entry.values["reward/max"] for entry in _with(history, "reward/max")), default=math.inf)
-    return _mean(last, "reward/total", "groups") >= best - (1 - SOLVED) * abs(best)
-
-
-def _with(history: History, name: str) -> list[Entry]:
-    """The entries that have a finite number of this name."""
-    return [entry for entry in history if math.isfinite(entry.values.get(name, math.nan))]
-
-
-def _last(entries: History, unit: str, enough: int = WINDOW) -> list[Entry]:
-    """The last entries that are about so many groups or steps, all of them where there are fewer."""
-    sums = accumulate(getattr(entry, unit) for entry in reversed(entries))
-    count = next((n for n, so_far in enumerate(sums, 1) if so_far >= enough), len(entries))
-    return list(entries[len(entries) - count :])
-
-
-def _first(entries: History, unit: str, enough: int = WINDOW) -> list[Entry]:
-    """The same of the first entries."""
-    return _last(entries[::-1], unit, enough)[::-1]
-
-
-def _last_two(entries: History, unit: str) -> tuple[list[Entry], list[Entry]]:
-    """The last window and the one before it, earlier one first. Both are empty where there is not enough for two."""
-    last = _last(entries, unit)
-    before = _last(entries[: len(entries) - len(last)], unit)
-    enough = sum(getattr(entry, unit) for entry in before) >= WINDOW
-    return (before, last) if enough else ([], [])
-
-
-def _mean(entries: History, name: str, unit: str) -> float:
-    """Weighted by groups or steps. 0 where no entry has the number."""
-    weights = [(getattr(entry, unit), entry.values[name]) for entry in _with(entries, name)]
-    return sum(weight * value for weight, value in weights) / max(1, sum(weight for weight, _ in weights))
+    best = max((entry.values["reward/max"] for entry in having(history, "reward/max")), default=math.inf)
+    return mean_of(last, "reward/total", "groups") >= best - (1 - SOLVED) * abs(best)

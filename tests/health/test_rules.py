@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.train.callbacks import HealthWarnings
-from qwenvl.train.health import RULES, Entry, findings, warned_of
+from qwenvl.health.history import Entry, Sampled
+from qwenvl.health.rules import RULES, findings, warned_of
 
 
 def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[Entry]:
@@ -166,57 +164,14 @@ def test_a_warning_names_its_rule():
     assert not list(findings(entries, {"cut off"}))
 
 
-def args_of(tmp_path=None, **settings):
-    defaults = {"num_iterations": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    defaults |= {"world_size": 1, "reward_aggregation": "sum", "output_dir": str(tmp_path)}
-    return SimpleNamespace(**defaults | settings)
+def test_rows_of_steps_become_entries_with_their_groups():
+    """By hand: two steps on each completions, six prompts a step that samples, which are the first, third and fifth."""
+    rows = [{"step": 1, "kl": 0.1}, {"step": 4, "reward/total": 0.5, "time/sample_s": 9.0}, {"step": 5}]
+    found = Sampled(prompts=6, iterations=2).history(rows)
+    assert [(each.step, each.steps, each.groups) for each in found] == [(1, 1, 6), (4, 3, 6), (5, 1, 6)]
+    assert [each.values for each in found] == [{"kl": 0.1}, {"reward/total": 0.5}, {}]
+    assert Sampled(prompts=6, totals_tell=False).history(rows)[1].values == {}
 
 
-def state_of(step: int):
-    return SimpleNamespace(global_step=step, is_world_process_zero=True)
-
-
-def watched(args, rows, step=0) -> None:
-    """What the callback makes of a run, or of one resumed from the checkpoint of ``step``, with one row a step."""
-    callback, state = HealthWarnings(), state_of(step)
-    callback.on_train_begin(args, state, None)
-    for row in rows:
-        state.global_step += 1
-        callback.on_log(args, state, None, logs={"loss": 0.0} | row)
-
-
-EQUAL = {"group/zero_std_frac": 1.0, "reward/total": 0.25}
-
-
-def test_each_is_told_of_once(caplog):
-    watched(args_of(), [EQUAL] * 60)
-    assert caplog.text.count("had equal rewards") == 1
-    assert caplog.text.count("over 90% of the last 24 groups") == 1
-
-
-def test_only_steps_that_sample_have_groups(caplog):
-    twice = args_of(num_iterations=2, per_device_train_batch_size=2)
-    watched(twice, [EQUAL, {}] * 11)
-    assert not caplog.text
-    watched(twice, [EQUAL, {}] * 12)
-    assert "the last 24 groups" in caplog.text
-
-
-def test_totals_that_are_0_by_definition_are_no_flat_reward(caplog):
-    rows = [{"reward/total": 0.0, "reward/max": 1.0}] * 120
-    watched(args_of(gradient_accumulation_steps=4, reward_aggregation="normalize_then_sum"), rows)
-    assert not caplog.text
-    watched(args_of(gradient_accumulation_steps=4), rows)
-    assert "the reward has not risen in 100 steps: 0.000 over their first quarter" in caplog.text
-
-
-def test_a_resumed_run_goes_on_with_the_history_of_its_folder(tmp_path, caplog):
-    rows = [{"step": step, "loss": 0.0, **EQUAL} for step in range(1, 31)]  # those after the checkpoint do not count
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    watched(args_of(tmp_path), [EQUAL] * 3, step=20)
-    assert not caplog.text
-    watched(args_of(tmp_path), [EQUAL] * 4, step=20)
-    assert "the last 24 groups" in caplog.text
-    caplog.clear()
-    watched(args_of(tmp_path), [EQUAL] * 23)  # begun anew
-    assert not caplog.text
+def test_each_rule_has_a_name_and_a_code_of_its_own():
+    assert len({rule.name for rule in RULES}) == len({rule.code for rule in RULES}) == len(RULES)
