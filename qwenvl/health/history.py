@@ -71,6 +71,7 @@ class Sampled:
 
 
 def is_format(name: str) -> bool:
+    """Whether a metric is a reward for the form of an answer, by its name."""
     return name.startswith("reward/") and "format" in name and name.count("/") == 1
 
 
