@@ -208,7 +208,7 @@ def base_model(make_trainer):
 
 
 def strip_times(row):
-    return {name: value for name, value in row.items() if not name.startswith("time/")}
+    return {name: value for name, value in row.items() if not name.startswith(("time/", "memory/"))}
 
 
 def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
