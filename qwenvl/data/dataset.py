@@ -22,11 +22,11 @@ from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import Clip, open_clip, resolve_backend
 from qwenvl.data.media.presence import check_media_exist
-from qwenvl.data.media.resize import check_size
+from qwenvl.data.media.resize import check_size, read_resized
 from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
-from qwenvl.data.prompt_length import MediaSizes
+from qwenvl.data.prompt_length import MediaSizes, Ruler
 from qwenvl.data.records.given import sources_of
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import (
@@ -53,6 +53,8 @@ class GRPODataset(Dataset):
         seed: of the frames drawn in training.
         limit: of the collator: what becomes of prompts that are too long. None leaves them to the collator.
         frame_cache: keeps frames that are not drawn anew each epoch. They come out of it resized. None decodes all.
+        ruler: of the collator: clips come resized, a part of each at a time being in memory at full size. None leaves
+            resizing to the collator, except where there is a frame cache.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch, else take them uniformly.
         changes: single options by name, such as ``base_interval``, in place of those of ``options``.
 
@@ -76,6 +78,7 @@ class GRPODataset(Dataset):
         training: bool = True,
         limit: PromptLimit | None = None,
         frame_cache: FrameCache | None = None,
+        ruler: Ruler | None = None,
         **changes: Any,
     ) -> None:
         self.records = records
@@ -86,6 +89,7 @@ class GRPODataset(Dataset):
         self.rule = FrameRule(self.options, seed, training)
         self.limit = limit
         self.frame_cache = frame_cache
+        self.ruler = ruler
 
     def __len__(self) -> int:
         return len(self.records)
@@ -122,7 +126,7 @@ class GRPODataset(Dataset):
         kept = [[i for i in range(*bounds) if keep(self.records[i])] for bounds in pairwise(starts)]
         parts = [replace(part, size=len(own)) for part, own in zip(self.parts, kept, strict=True) if own]
         records = [self.records[i] for own in kept for i in own]
-        more: dict[str, Any] = {"limit": self.limit, "frame_cache": self.frame_cache}
+        more: dict[str, Any] = {"limit": self.limit, "frame_cache": self.frame_cache, "ruler": self.ruler}
         return GRPODataset(records, self.options, parts=parts, seed=self.rule.seed, training=self.rule.training, **more)
 
     def load(self, record: Record, epoch: int = 0) -> Sample:
@@ -187,7 +191,7 @@ class GRPODataset(Dataset):
         lowered: Lowered = Lowered(),  # noqa: B008 (immutable)
         opened: Clip | CachedClip | None = None,
     ) -> VideoClip:
-        """A clip with its frames. Where it is cached, they are resized to what is left by ``lowered``.
+        """A clip with its frames. With a cache or a ruler they are resized to what is left by ``lowered``.
 
         Args:
             opened: the clip, where it is open already. It stays open.
@@ -199,6 +203,9 @@ class GRPODataset(Dataset):
             if isinstance(clip, CachedClip):
                 frames = clip.read(plan.indices, lowered.share)
                 cached, decoded_size = clip.hit, clip.decoded_size
+            elif (ruler := self.ruler) is not None:
+                size_of = lambda size: ruler.frame_size(size, record.clip_meta[number], lowered.share)
+                frames, decoded_size = read_resized(clip, plan.indices, size_of, ruler.processor.video_processor)
             else:
                 frames = clip.read(plan.indices)
                 check_size(path, frames.shape[-2:])

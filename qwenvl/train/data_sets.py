@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +16,7 @@ from qwenvl.data.fit import PromptLimit
 from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
-from qwenvl.data.prompt_length import LengthEstimate
+from qwenvl.data.prompt_length import LengthEstimate, Ruler
 from qwenvl.data.records.given import EXPECTED, given_rows, is_stream
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets.table import how_read
@@ -41,6 +40,7 @@ def build_dataset(
     *,
     training: bool,
     name: str | None = None,
+    ruler: Ruler | None = None,
 ) -> Any:
     """The data set that ``dataset`` names or holds, every record checked by the rewards or targets of the run.
 
@@ -50,6 +50,7 @@ def build_dataset(
         limit: of the collator: what becomes of prompts that are too long.
         frame_cache: as ``build_frame_cache`` makes it.
         name: what rows are called that have no file.
+        ruler: of the collator, so that clips are resized as they are decoded.
 
     Returns:
         A ``Dataset``, a dict of them for several, or None.
@@ -63,8 +64,8 @@ def build_dataset(
         return None
     name = name or ("train_dataset" if training else "eval_dataset")
     if isinstance(dataset, dict) and not training:
-        build = partial(build_dataset, args=args, checker=checker, limit=limit, frame_cache=frame_cache, training=False)
-        return {key: build(each, name=f"{name}.{key}") for key, each in dataset.items()}
+        how: dict[str, Any] = {"limit": limit, "frame_cache": frame_cache, "ruler": ruler, "training": False}
+        return {key: build_dataset(each, args, checker, name=f"{name}.{key}", **how) for key, each in dataset.items()}
     if isinstance(dataset, GRPODataset) or not _are_records(dataset, name):
         dataset = _as_it_is(dataset, args, checker, frame_cache, name)
     else:
@@ -84,6 +85,7 @@ def build_dataset(
             training=training,
             limit=limit,
             frame_cache=frame_cache,
+            ruler=ruler,
         )
         for part in dataset.parts:
             if part.read_as is not None:

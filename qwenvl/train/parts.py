@@ -72,7 +72,14 @@ def build_parts(
     paths = build_paths(args, policy, processor.tokenizer)
     collator = GRPOCollator(processor, PromptOptions.of(args))
     frame_cache = build_frame_cache(args, collator)
-    build = partial(build_dataset, args=args, checker=checker, limit=collator.limit, frame_cache=frame_cache)
+    build = partial(
+        build_dataset,
+        args=args,
+        checker=checker,
+        limit=collator.limit,
+        frame_cache=frame_cache,
+        ruler=collator.ruler,
+    )
     trained_on: Any = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
     first_look(trained_on, collator, checker, args.accuracy_by_name)
     return Parts(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import BadMediaError, RecordError
 from qwenvl.data.order import EpochSampler
@@ -290,3 +291,18 @@ def test_the_same_records_in_every_format_give_the_same_prompts(tmp_path, write_
         assert sample.videos[0].info == samples[0].videos[0].info
         assert torch.equal(sample.videos[0].frames, samples[0].videos[0].frames)
         assert torch.equal(sample.images[0], samples[0].images[0])
+
+
+def test_clips_resized_while_decoded_make_the_same_prompts(tiny_pair, make_clip, write_rows, make_row):
+    make_clip("a.mp4", 25, size=(320, 240))
+    rows = [make_row(prompt="<video>?", video="a.mp4", meta=meta) for meta in (None, {"max_pixels": 56 * 56})]
+    path, (_, processor) = str(write_rows(rows)), tiny_pair()
+    for collator in (GRPOCollator(processor), GRPOCollator(processor, max_prompt_length=60, fit_frames=True)):
+        plain, resized = (load_dataset(path, limit=collator.limit, ruler=ruler) for ruler in (None, collator.ruler))
+        for i in range(2):
+            before, after = (collator([dataset[i]])["prompts"] for dataset in (plain, resized))
+            assert torch.equal(before.pixel_values_videos, after.pixel_values_videos)
+            assert (before.frames, before.fitted) == (after.frames, after.fitted)
+            assert before.input_ids.tolist() == after.input_ids.tolist()
+            assert resized[i].videos[0].decoded_size == (240, 320)
+            assert resized[i].videos[0].frames.shape[-2:] < plain[i].videos[0].frames.shape[-2:]

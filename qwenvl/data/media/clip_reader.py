@@ -6,7 +6,7 @@ player would show, whatever the container says of counts or rates. Each decoded 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from qwenvl.data.media.strict import check_all_frames, check_packets, damage
 if TYPE_CHECKING:
     from torch import Tensor
 
+PART_BYTES = 64 * 2**20  # of the frames that are in memory at full size at a time
 Empty = Callable[[tuple[int, ...]], np.ndarray]
 """A shape to an array of uint8."""
 SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
@@ -103,8 +104,7 @@ class ClipReader:
     def read_array(self, indices: Sequence[int], empty: Empty | None = None) -> np.ndarray:
         """Decode as ``read`` does, but without torch and to len(indices) x H x W x 3, into what ``empty`` makes."""
         empty = empty or partial(np.empty, dtype=np.uint8)
-        if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
-            raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
+        self._check_numbers(indices)
         rows = defaultdict(list)
         for row, index in enumerate(indices):
             rows[index].append(row)
@@ -134,6 +134,43 @@ class ClipReader:
             BadMediaError: one of them is damaged, or hides damage.
         """
         check_all_frames(self.path, self.frame_times, self._strict)
+
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
+        """Decode as ``read`` does, but a few frames at a time, so that a long clip is never in memory as a whole.
+
+        Args:
+            indices: rising. A number may come again.
+            most_bytes: of a part. A frame that is larger is a part of its own.
+        """
+        import torch
+
+        for part in self.array_parts(indices, most_bytes):
+            yield torch.from_numpy(part).permute(0, 3, 1, 2)
+
+    def array_parts(self, indices: Sequence[int], most_bytes: int, empty: Empty | None = None) -> Iterator[np.ndarray]:
+        """The parts of ``parts``, rows x H x W x 3. The memory of one may be used again for the next by ``empty``."""
+        empty = empty or partial(np.empty, dtype=np.uint8)
+        self._check_numbers(indices)
+        times = Counter(indices)
+        wanted = sorted(times)
+        part: Any = None
+        shape, filled, left = None, 0, len(indices)
+        for index, picture in zip(wanted, self._decode(wanted), strict=True):
+            shape = shape or picture.shape
+            if picture.shape != shape:
+                raise BadMediaError(self.path, "the size of the picture changes within the clip")
+            for _ in range(times[index]):
+                if part is None:
+                    part, filled = empty((min(left, max(1, most_bytes // picture.nbytes)), *shape)), 0
+                part[filled] = picture
+                filled, left = filled + 1, left - 1
+                if filled == len(part):
+                    yield part
+                    part = None
+
+    def _check_numbers(self, indices: Sequence[int]) -> None:
+        if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
+            raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
 
     def _decode(self, wanted: list[int]) -> Iterable[np.ndarray]:
         """The frames with these rising numbers, H x W x 3 each."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qwenvl.data.media.mediafile import check_regular_file
 from qwenvl.data.media.open import Clip
-from qwenvl.data.media.resize import check_size, resize
+from qwenvl.data.media.resize import read_resized
 from qwenvl.data.media.source import frame_list
 from qwenvl.data.prompt_length import Ruler, Size
 from qwenvl.disk_store import DiskStore
@@ -133,10 +133,11 @@ class CachedClip:
         return load(found)["frames"].permute(0, 3, 1, 2)
 
     def _decode(self, indices: Sequence[int], share: float) -> Tensor:
-        frames = self._opened.read(indices)
-        check_size(self.path, frames.shape[-2:])
+        ruler = self._cache.ruler
+        size_of = lambda size: ruler.frame_size(size, self._meta, share)
+        frames, size = read_resized(self._opened, indices, size_of, ruler.processor.video_processor)
         if self.decoded_size is None:
-            self.decoded_size = tuple(frames.shape[-2:])
+            self.decoded_size = size
             timeline = {
                 "times": torch.tensor(self.frame_times, dtype=torch.float64),
                 "duration": torch.tensor(self.duration, dtype=torch.float64),
@@ -144,7 +145,6 @@ class CachedClip:
                 "notes": torch.tensor(list(json.dumps(self.notes).encode()), dtype=torch.uint8),
             }
             self._cache.store.put(self._timeline_key, save(timeline))
-        frames = resize(frames, self._final(share), self._cache.ruler.processor.video_processor)
         if self._keep and self._cache.content(self.path) == self._content:  # it may have been replaced meanwhile
             value = save({"frames": frames.permute(0, 2, 3, 1).contiguous()})
             self._cache.store.put(self._frames_key(indices, share), value)

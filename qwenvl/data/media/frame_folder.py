@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.clip_reader import PART_BYTES
 from qwenvl.data.media.images import image_size, load_image
 from qwenvl.data.media.source import frame_list
 
@@ -74,6 +75,13 @@ class FrameFolder:
         """Load all images and keep none. It raises BadMediaError for a bad one."""
         for file in self.files:
             load_image(file)
+
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
+        """Load frames a few at a time, as ``ClipReader.parts`` decodes them."""
+        height, width = self.size
+        step = max(1, most_bytes // (3 * height * width))
+        for start in range(0, len(indices), step):
+            yield self.read(indices[start : start + step])
 
 
 def _images_of(folder: Path) -> list[str]:

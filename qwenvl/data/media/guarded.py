@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,12 @@ import numpy as np
 
 from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout, WithFile
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.clip_reader import ClipReader
+from qwenvl.data.media.clip_reader import PART_BYTES, ClipReader
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-REUSED_BYTES = 64 * 2**20  # finding so much new memory takes the system as long as decoding into it
+REUSED_BYTES = PART_BYTES  # finding so much new memory takes the system as long as decoding into it
 _LIBRARIES = {"torchcodec": "torchcodec.decoders", "decord": "decord"}
 # Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
@@ -93,6 +93,18 @@ class GuardedClip:
         """Decode all frames and keep none, as ``ClipReader.check_all`` does."""
         self._ask("check", None)
 
+    def parts(self, indices: Sequence[int], most_bytes: int = REUSED_BYTES) -> Iterator[Tensor]:
+        """Decode frames a few at a time, as ``ClipReader.parts`` does. The child decodes on where it stopped."""
+        import torch
+
+        left = len(indices)
+        request: tuple[str, Any] = ("parts", (tuple(indices), most_bytes))
+        while left:
+            frames = self._ask(*request)
+            part = map_frames(frames.descriptor, frames.value)
+            left, request = left - len(part), ("next part", None)
+            yield torch.from_numpy(part).permute(0, 3, 1, 2)
+
     def _ask(self, *request: Any) -> Any:
         """Send a request to the child and wait for the answer until the clip's time is up."""
         if self._child is None:
@@ -138,16 +150,21 @@ def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:
     if backend in _LIBRARIES:
         import_module(_LIBRARIES[backend])
     clip: ClipReader | None = None
+    parts: Iterator[np.ndarray] = iter(())
     shared = SharedFrames()
 
     def answer(request: tuple[str, Any]) -> Any:
-        nonlocal clip
+        nonlocal clip, parts
         kind, argument = request
         try:
             if kind == "check":
                 return clip.check_all()
             if kind == "read":
                 return shared.give(clip.read_array(argument, shared.empty).shape)
+            if kind == "parts":
+                parts = clip.array_parts(argument[0], argument[1], shared.empty)
+            if kind in ("parts", "next part"):
+                return shared.give(next(parts).shape)
             if clip is not None:
                 clip.close()
                 clip = None

@@ -1,0 +1,81 @@
+"""Frames resized part by part, as they are decoded, are those that are resized all together."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media import clip_reader, guarded
+from qwenvl.data.media.open import open_clip
+from qwenvl.data.media.resize import read_resized, resize
+
+PROCESSOR = SimpleNamespace(resample=Image.Resampling.BICUBIC)
+FRAME = 3 * 64 * 96
+WANTED = [2, 3, 11, 12, 12, 24]
+
+
+@pytest.fixture
+def sizes_read(monkeypatch):
+    """The frames of each part that the parent gets."""
+    sizes, plain = [], guarded.map_frames
+
+    def counting(descriptor, shape):
+        sizes.append(shape[0])
+        return plain(descriptor, shape)
+
+    monkeypatch.setattr(guarded, "map_frames", counting)
+    return sizes
+
+
+@pytest.mark.parametrize("timeout", [0, 60])
+@pytest.mark.parametrize(("most", "parts"), [(10**9, [6]), (2 * FRAME, [2, 2, 2]), (4 * FRAME, [4, 2]), (1, [1] * 6)])
+def test_parts_are_the_whole(make_clip, timeout, most, parts):
+    path = str(make_clip(size=(96, 64)))
+    with open_clip(path, "pyav", timeout=timeout) as clip:
+        whole = clip.read(WANTED)
+        found = list(clip.parts(WANTED, most))
+        assert [len(part) for part in found] == parts
+        assert torch.equal(torch.cat(found), whole)
+        assert torch.equal(clip.read([5]), clip.read([5]))
+        with pytest.raises(IndexError, match="expected frames from 0 to 24"):
+            list(clip.parts([25]))
+
+
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_frames_resized_in_parts_are_those_resized_together(make_clip, monkeypatch, timeout):
+    path = str(make_clip(size=(96, 64)))
+    with open_clip(path, "pyav", timeout=timeout) as clip:
+        expected = resize(clip.read(WANTED), (28, 56), PROCESSOR)
+        plain = clip.parts
+        monkeypatch.setattr(clip, "parts", lambda indices: plain(indices, 2 * FRAME))
+        frames, decoded = read_resized(clip, WANTED, lambda size: (28, 56), PROCESSOR)
+    assert decoded == (64, 96)
+    assert torch.equal(frames, expected)
+
+
+def test_the_child_hands_over_no_more_than_a_part_at_a_time(make_clip, sizes_read):
+    with open_clip(str(make_clip(size=(96, 64))), "pyav", timeout=60) as clip:
+        list(clip.parts(range(20), 8 * FRAME))
+    assert sizes_read == [8, 8, 4]
+    assert guarded.REUSED_BYTES == clip_reader.PART_BYTES, "so that the memory of a part is used again for the next"
+
+
+def test_a_clip_of_images_comes_in_parts_too(tmp_path):
+    for i in range(5):
+        Image.new("RGB", (96, 64), (i, 0, 0)).save(tmp_path / f"{i}.png")
+    clip = open_clip(str(tmp_path))
+    assert [len(part) for part in clip.parts(range(5), 2 * FRAME)] == [2, 2, 1]
+    assert torch.equal(torch.cat(list(clip.parts(range(5), 2 * FRAME))), clip.read(range(5)))
+    Image.new("RGB", (90, 64)).save(tmp_path / "5.png")
+    with pytest.raises(BadMediaError, match=r"size of the picture changes"):
+        read_resized(clip_of(tmp_path), range(6), lambda size: (28, 28), PROCESSOR)
+
+
+def clip_of(folder):
+    """Its frames one at a time."""
+    clip = open_clip(str(folder))
+    plain = clip.parts
+    clip.parts = lambda indices: plain(indices, 1)
+    return clip
