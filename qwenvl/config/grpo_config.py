@@ -15,6 +15,7 @@ from qwenvl.config.run_options import RunOptions
 from qwenvl.config.trainer_checks import schedule_problem
 from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
 from qwenvl.config.unknown import unknown_flag
+from qwenvl.config.workers import workers_here
 from qwenvl.data.options import DataOptions, DifficultyOptions
 from qwenvl.grpo.options import FilterOptions, ObjectiveOptions
 from qwenvl.model.options import ModelOptions
@@ -71,6 +72,8 @@ class GRPOConfig(
         follows_metric = rate_follows_metric or self.save_strategy == "best" or self.load_best_model_at_end
         if self.metric_for_best_model is None and follows_metric:
             self.metric_for_best_model = self.best_metric
+        if self.dataloader_num_workers is None:
+            self.dataloader_num_workers = workers_here(torch.cuda.is_available() and not self.use_cpu)
         if getattr(self, "activation_checkpointing", True) is None:
             # The name in newer versions of transformers; the older one, which all versions know, would only warn.
             self.activation_checkpointing = self.gradient_checkpointing

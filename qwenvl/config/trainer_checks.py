@@ -18,7 +18,6 @@ BOUNDS = {
     "adam_beta1": Bounds(least=0, below=1),
     "adam_beta2": Bounds(least=0, below=1),
     "adam_epsilon": Bounds(least=0),
-    "dataloader_num_workers": Bounds(least=0),
     "dataloader_prefetch_factor": Bounds(least=1),
     "ddp_bucket_cap_mb": Bounds(above=0),
     "ddp_timeout": Bounds(above=0),

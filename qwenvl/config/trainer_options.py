@@ -29,6 +29,13 @@ class TrainerOptions(Options):
         unset="as many as --rollout_token_budget holds",
         least=1,
     )
+    dataloader_num_workers: int | None = option(
+        None,
+        "Processes for each training process that decode clips while a step runs, at least 0; 0 decodes between steps. "
+        "Each has a decoder with --decode_memory_gb.",
+        unset="2 on a CUDA device with 3 cores and 2 GB of free /dev/shm for each process, else fewer or 0",
+        least=0,
+    )
     logging_steps: float = option(
         1, "Optimizer steps between log entries, above 0. A step takes seconds, so each is logged.", above=0
     )

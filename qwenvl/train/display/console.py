@@ -38,8 +38,10 @@ def settle_output() -> None:
     """Switch off what other libraries would write without need.
 
     These are the bars of transformers and of the hub where the output is no terminal, and DeepSpeed's warning that the
-    run is on a CPU: accelerate imports DeepSpeed in every run that has it installed, asked for or not.
+    run is on a CPU: accelerate imports DeepSpeed in every run that has it installed, asked for or not. Tokenizers warn
+    in each process of the data loader that they do not use threads any more, unless they are told before.
     """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("DeepSpeed").addFilter(_is_news)
     if not shows_bars():
         from transformers.utils.logging import disable_progress_bar
