@@ -18,6 +18,7 @@ from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
+from qwenvl.doctor.spread import quantiles
 from qwenvl.hint import Hint
 from qwenvl.types import Fitted, Record
 
@@ -190,15 +191,6 @@ def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
-
-
-def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Return the least, the median, the 95th percentile and the most. Empty without values."""
-    if not values:
-        return {}
-    ordered = sorted(values)
-    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-    return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}
 
 
 def _opened(

@@ -9,21 +9,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.data.options import SampleOptions
-from qwenvl.data.order import Part, draws_per_epoch
+from qwenvl.data.parts import Part, draws_per_epoch
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.presets.table import how_read
 from qwenvl.data.records.record_file import JoinedRecords
-from qwenvl.doctor.check import Report, examine, quantiles
 from qwenvl.doctor.convert import Written, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, opened, sources_of
 from qwenvl.doctor.from_folder import command as from_folder
 from qwenvl.doctor.repair import command as repair
+from qwenvl.doctor.spread import quantiles
 from qwenvl.rewards.named import build_rubric
 from qwenvl.types import Record
+
+if TYPE_CHECKING:
+    from qwenvl.doctor.check import Report
 
 SHOWN_PER_KIND = 5
 
@@ -37,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """Decode every record and report. Return 1 if any is bad."""
+    from qwenvl.doctor.check import examine  # loads torch, which the other commands do without
+
     with redirect_stdout(sys.stderr):  # some libraries announce themselves on the way; the report is to stand alone
         report = examine(
             sources_of(args),

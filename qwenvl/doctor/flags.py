@@ -5,20 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from qwenvl.config.flags import add_options
-from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
-from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.hints import record_hints
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets.table import how_read
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.data.seen_size import SeenSizes
 from qwenvl.hint import Hint
 from qwenvl.rewards.asked import form_hints
 from qwenvl.types import Record
+
+if TYPE_CHECKING:
+    from qwenvl.data.collator import GRPOCollator
+    from qwenvl.data.prompt_length import MediaSizes
 
 
 def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +46,8 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
         return None
     from transformers import AutoProcessor
 
+    from qwenvl.data.collator import GRPOCollator
+
     processor = AutoProcessor.from_pretrained(args.model)
     on_long_prompt = "error" if args.max_prompt_length is None else "skip"
     return GRPOCollator(processor, PromptOptions.of(args, on_long_prompt=on_long_prompt))
@@ -53,6 +57,8 @@ def hints_by(
     args: argparse.Namespace, collator: GRPOCollator | None, reward_funcs: Sequence[str]
 ) -> Callable[[Record, MediaSizes], list[Hint]]:
     """What says of a record and the sizes of its media what is worth a look."""
+    from qwenvl.data.seen_size import SeenSizes
+
     seen = SeenSizes.of(PromptOptions.of(args, on_long_prompt="error"), collator and collator.processor)
     return lambda record, media: [
         *record_hints(record),

@@ -6,6 +6,8 @@
 
 Each measurement runs in a process of its own, which imports the library and then opens one file:
 
+    start         what a training run does with default flags: the data set is opened, its records are checked by the
+                  rewards and their clips looked for as far as that is done at the start, and the first one is drawn
     load          all records become a list, as below --stream_above_mb
     stream        the file is opened for reading at random, as above --stream_above_mb, with an empty cache folder
     stream again  the same, with the cache folder that the first opening left
@@ -34,17 +36,19 @@ from random import Random
 
 KINDS = ("jsonl", "json", "csv", "jsonl.gz", "json.gz", "parquet")
 READS = 1000
+CLIPS = 1000
 
 
 def rows(count: int) -> Iterator[dict[str, str]]:
-    """Simple records of the prompt form, about 250 bytes each, without media: looking for files is not measured."""
+    """Simple records of the prompt form, about 280 bytes each, with a clip that many share."""
     steps = "(1) insert the fan (2) fasten the screw (3) take the lid (4) press the lid on (5) put the unit aside"
     for i in range(count):
         yield {
             "id": f"clip_{i}",
-            "prompt": f"Which of these steps does clip {i} of the station show, in their order? {steps}",
+            "prompt": f"<video>Which of these steps does clip {i} of the station show, in their order? {steps}",
             "solution": f"<answer>({i % 5 + 1}) as listed</answer>",
             "station": f"line {i % 7}",
+            "video": f"clips/{i % CLIPS}.mp4",
         }
 
 
@@ -67,6 +71,19 @@ def write(path: Path, count: int) -> None:
         for i, row in enumerate(rows(count)):
             file.write((between if i else "") + json.dumps(row))
         file.write("\n" if ".jsonl" in path.suffixes else "]\n")
+
+
+def start(path: Path) -> dict[str, float]:
+    """Do in this process what a run does before its first step."""
+    from qwenvl.data.dataset import load_dataset
+    from qwenvl.data.order import EpochSampler
+    from qwenvl.rewards.named import build_rubric
+
+    check = build_rubric().check_record
+    before, began = peak_mb(), time.process_time()
+    dataset = load_dataset(str(path), check_record=check)
+    next(iter(EpochSampler(dataset.parts)))
+    return {"records": len(dataset), "open": time.process_time() - began, "memory": peak_mb() - before}
 
 
 def measure(path: Path, stream: bool) -> dict[str, float]:
@@ -97,31 +114,37 @@ def peak_mb() -> float:
     return int(lines["VmHWM"].split()[0]) / 1024
 
 
-def child(path: Path, stream: bool, cache: Path) -> dict[str, float]:
-    """``measure`` in a fresh process."""
-    command = [sys.executable, __file__, "--measure", str(path), *(["--stream"] if stream else [])]
+def child(path: Path, how: str, cache: Path) -> dict[str, float]:
+    """One of the measurements in a fresh process."""
+    command = [sys.executable, __file__, "--measure", str(path), "--how", how]
     done = subprocess.run(command, env=os.environ | {"QWENVL_CACHE": str(cache)}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{path.name}: {done.stderr}")
     return json.loads(done.stdout)
 
 
-def show(kind: str, folder: Path, count: int) -> None:
+def show(kind: str, folder: Path, count: int, only_start: bool) -> None:
     """One line of the table. The file and its copies in the cache are deleted afterwards."""
     path, cache = folder / f"bench.{kind}", folder / "cache"
     try:
         write(path, count)
         size = path.stat().st_size / 2**20
-        load = child(path, False, cache)
+        begun = child(path, "start", cache)
+        line = f"| {kind}, {size:,.0f} MB | {begun['open']:.2f} s, {begun['memory']:,.0f} MB |"
+        if only_start:
+            print(line, flush=True)
+            return
         shutil.rmtree(cache, ignore_errors=True)
-        first, again = (child(path, True, cache) for _ in range(2))
+        load = child(path, "load", cache)
+        shutil.rmtree(cache, ignore_errors=True)
+        first, again = (child(path, "stream", cache) for _ in range(2))
         kept = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) / 2**20
     finally:
         path.unlink(missing_ok=True)
         shutil.rmtree(cache, ignore_errors=True)
-    assert load["records"] == first["records"] == count
+    assert begun["records"] == load["records"] == first["records"] == count
     print(
-        f"| {kind}, {size:,.0f} MB | {load['open']:.2f} s, {load['memory']:,.0f} MB "
+        f"{line} {load['open']:.2f} s, {load['memory']:,.0f} MB "
         f"| {first['open']:.2f} s, {first['memory']:,.0f} MB | {again['open']:.2f} s, {again['memory']:,.0f} MB "
         f"| {again['read']:.2f} s | {kept:,.0f} MB |",
         flush=True,
@@ -134,17 +157,24 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of file (all)")
     parser.add_argument("--folder", type=Path, help="where the files are written (a temporary folder)")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only_start", action="store_true", help="measure the start of a run alone")
+    parser.add_argument("--how", default="load", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure is not None:
-        print(json.dumps(measure(args.measure, args.stream)))
+        print(json.dumps(start(args.measure) if args.how == "start" else measure(args.measure, args.how == "stream")))
         return
     print(f"{args.records:,} records; python {sys.version.split()[0]}" + "".join(map(versioned, ("numpy", "pyarrow"))))
-    print(f"| kind | load | stream | stream again | {READS:,} reads | cache |")
-    print("|---|---|---|---|---|---|")
+    if args.only_start:
+        print("| kind | start |\n|---|---|")
+    else:
+        print(f"| kind | start | load | stream | stream again | {READS:,} reads | cache |")
+        print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        (Path(folder) / "clips").mkdir()
+        for i in range(CLIPS):
+            (Path(folder) / "clips" / f"{i}.mp4").touch()
         for kind in args.kinds:
-            show(kind, Path(folder), args.records)
+            show(kind, Path(folder), args.records, args.only_start)
 
 
 def versioned(name: str) -> str:

@@ -1,6 +1,8 @@
 """The commands as a user runs them, on data with one of everything that goes wrong."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -181,6 +183,16 @@ def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
 )
 def test_bad_commands(argv, code, message, capsys):
     assert message in refused(capsys, *argv, code=code)
+
+
+def test_stats_counts_without_torch(folder):
+    code = "import sys; sys.modules.update(torch=None, transformers=None)\n"
+    code += f"from qwenvl.doctor.commands import main; sys.exit(main(['stats', {str(folder / 'data.jsonl')!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "data.jsonl:8: the prompt has 0 <video> tags" in done.stderr, "the data are as bad as before"
+    (folder / "data.jsonl").write_text((folder / "data.jsonl").read_text().splitlines()[0] + "\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("records                   1\n")
 
 
 def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(tmp_path, make_clip, write_rows, make_row, capsys):
