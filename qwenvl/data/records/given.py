@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
-from torch.utils.data import Dataset, IterableDataset
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
@@ -99,6 +98,8 @@ def given_rows(given: Any, name: str, most: int | None = None) -> Table | GivenR
     Raises:
         RecordError: several splits, or no rows.
     """
+    from torch.utils.data import Dataset  # late: reading files needs no torch
+
     datasets = sys.modules.get("datasets")  # who hands over one of its data sets has imported it
     if datasets is not None and isinstance(given, dict) and hasattr(given, "num_rows"):
         raise RecordError(f"{name}: holds the splits {', '.join(given)}; give one of them", "data set")
@@ -120,6 +121,8 @@ def given_rows(given: Any, name: str, most: int | None = None) -> Table | GivenR
 
 def is_stream(given: Any) -> bool:
     """Whether rows come in order and without a length: an ``IterableDataset`` of `datasets` or of torch."""
+    from torch.utils.data import IterableDataset
+
     datasets = sys.modules.get("datasets")
     return isinstance(given, IterableDataset) or (datasets is not None and isinstance(given, datasets.IterableDataset))
 
