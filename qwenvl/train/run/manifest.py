@@ -12,17 +12,18 @@ from pathlib import Path
 from qwenvl.files import UNFINISHED, written_whole
 
 NAME = "manifest.json"
+_LEFT_OUT = {NAME, "README.md"}  # a card is for readers: it may be edited, or get the numbers of an evaluation
 _THREADS = 8  # zlib computes without Python's lock
 _CHUNK_BYTES = 1 << 24
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest of a folder, once the disk holds all of its files.
+    """Write the manifest of a folder, once the disk holds all of its files. The model card is no part of it.
 
     Raises:
         OSError: the disk is full, or a file can't be read.
     """
-    files = sorted(each for each in folder.rglob("*") if each.is_file() and each.name != NAME)
+    files = sorted(each for each in folder.rglob("*") if each.is_file() and each.name not in _LEFT_OUT)
     with ThreadPoolExecutor(_THREADS) as pool:
         checksums = list(pool.map(_stored_checksum, files))
     rows = {

@@ -27,9 +27,12 @@ def test_the_manifest_names_every_file(saved):
         rows = json.loads((folder / "manifest.json").read_text())["files"]
         files = {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
         assert (
-            files == {*rows, "manifest.json"} and {"model.safetensors", "optimizer.pt", "trainer_state.json"} <= files
+            files == {*rows, "manifest.json", "README.md"}
+            and {"model.safetensors", "optimizer.pt", "trainer_state.json"} <= files
         )
         assert all((folder / name).stat().st_size == row["bytes"] for name, row in rows.items())
+        assert manifest.problem_of(folder, read=True) is None
+        (folder / "README.md").write_text("A card may be edited.")
         assert manifest.problem_of(folder, read=True) is None
 
 
