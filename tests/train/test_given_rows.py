@@ -160,7 +160,6 @@ def test_a_longer_run_on_a_stream_goes_on_where_the_shorter_one_ended(rows, make
             "train_dataset: holds the splits train; give one of them",
         ),
     ],
-    ids=str,
 )
 def test_what_is_no_data_set_is_refused(given, settings, error, message, make_trainer):
     with pytest.raises(error, match=message):

@@ -83,9 +83,7 @@ def _video_stream(container: InputContainer, path: str) -> VideoStream:
     for stream in container.streams.video:
         if Disposition.attached_pic not in stream.disposition:
             if stream.codec_context is None:
-                raise BadMediaError(
-                    path, "no decoder is known for its pictures: fetch it again, or encode it anew"
-                )
+                raise BadMediaError(path, "no decoder is known for its pictures: fetch it again, or encode it anew")
             width, height = stream.width, stream.height
             if not 0 < width * height <= MAX_FRAME_PIXELS:
                 raise BadMediaError(
