@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from qwenvl.runlog import Rollout
+from qwenvl.runlog import Parity, Rollout
 
 EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
 """Marks of a group, added up: all rewards are equal; a completion was cut; half or more of the texts occur twice;
 reward hacking is suspected; a completion has no reward; it was sampled and not trained on (``--filter_groups``)."""
 
+MOST_GAP = 1e9  # stands for an infinite difference of log-probs, which JSON has no number for
 HIGH_FORMAT = 0.9  # a format reward from here on counts as kept
 HALF_RIGHT = 0.5  # a repeated text with an accuracy from here on is no suspect
 FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a reward with such a word judges the form
@@ -28,9 +29,11 @@ class Group:
 
     Attributes:
         rollouts: G rows, by ``sample``.
+        gaps: for each of them how far the trainer's log-probs were from the sampler's. Empty where none compared them.
     """
 
     rollouts: tuple[Rollout, ...]
+    gaps: tuple[float, ...] = ()
 
     @property
     def head(self) -> Rollout:
@@ -81,6 +84,15 @@ def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
         key = own
     if rows:
         yield Group(tuple(rows))
+
+
+def with_gaps(groups: Iterable[Group], compared: Iterable[Parity]) -> Iterator[Group]:
+    """The groups, each that was compared with the gaps of its completions."""
+    known = {(each.step, each.where): tuple(min(gap, MOST_GAP) for gap in each.gaps) for each in compared}
+    for group in groups:
+        head = group.head
+        gaps = known.get((head.step, head.where), ()) if head.split == "train" and not head.dropped else ()
+        yield replace(group, gaps=gaps) if len(gaps) == len(group.rollouts) else group
 
 
 def marks(group: Group) -> int:
@@ -160,6 +172,7 @@ class Row:
         place: its place on that page, from 0.
         parts: the mean of each reward, by name.
         marks: see ``marks``.
+        gap: the largest of the group's ``gaps``. None where none compared them.
     """
 
     page: int
@@ -175,6 +188,7 @@ class Row:
     high: float | None
     parts: Mapping[str, float | None]
     marks: int
+    gap: float | None = None
 
 
 def row_of(group: Group, page: int, place: int) -> Row:
@@ -195,6 +209,7 @@ def row_of(group: Group, page: int, place: int) -> Row:
         high=max(totals, default=None),
         parts={name: group.part_mean(name) for name in names},
         marks=marks(group),
+        gap=max(group.gaps, default=None),
     )
 
 

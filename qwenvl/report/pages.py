@@ -26,10 +26,11 @@ from qwenvl.report.groups import (
     most_improved,
     row_of,
     suspicions,
+    with_gaps,
 )
 from qwenvl.report.run import Run
 from qwenvl.report.sections import finite
-from qwenvl.runlog import Rollout, SeenClip, read_rollouts
+from qwenvl.runlog import Rollout, SeenClip, read_parity, read_rollouts
 from qwenvl.runlog.evaluation import Sample
 
 PAGE_BYTES = 300_000  # a page of groups is closed when its text is longer
@@ -92,7 +93,8 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenG
     rows: list[Row] = []
     strips: list[list[Strip]] = []
     page = -1
-    for page, groups in enumerate(_paged(grouped(read_rollouts(run.folder, split=None)), read)):
+    found = with_gaps(grouped(read_rollouts(run.folder, split=None)), read_parity(run.folder))
+    for page, groups in enumerate(_paged(found, read)):
         rows += [row_of(group, page, place) for place, (group, _) in enumerate(groups)]
         strips += [strips_of(group) for group, _ in groups]
         body = ",\n".join(text for _, text in groups)
@@ -151,6 +153,7 @@ def index(rows: Sequence[Row]) -> dict[str, Any]:
             "low": finite([row.low for row in rows]),
             "high": finite([row.high for row in rows]),
             "marks": [row.marks for row in rows],
+            "gap": finite([row.gap for row in rows]),
         },
         "parts": {name: finite([row.parts.get(name) for row in rows]) for name in rewards},
     }
@@ -173,6 +176,7 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "suspicions": suspicions(group),
         "rewards": names,
         "rows": [completion_as_shown(each, each.solution, each.advantage, names, read) for each in group.rollouts],
+        "gaps": finite(group.gaps),
     }
 
 

@@ -3,6 +3,7 @@
 run.json              the settings and the versions of what ran them
 metrics.jsonl         one object per line: ``step`` and numbers
 rollouts/rank-0.jsonl one completion per line, a file for each process
+parity/rank-0.jsonl   one group per line whose log-probs were compared (``--check_parity``), a file for each process
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from qwenvl.files import written_whole
 from qwenvl.runlog.lines import append_lines, drop_cut_line, plain, whole_lines
+from qwenvl.runlog.versions import installed_versions
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -88,6 +88,21 @@ class Rollout:
     dropped: bool = False
 
 
+@dataclass(frozen=True)
+class Parity:
+    """How far the trainer's log-probs of a group are from the sampler's.
+
+    Attributes:
+        step: optimizer step, from 1.
+        where: the record's file and place.
+        gaps: for each of the G completions the largest difference of a token.
+    """
+
+    step: int
+    where: str
+    gaps: tuple[float, ...]
+
+
 class RunLog:
     """Writes a run folder. Each process has its own.
 
@@ -125,6 +140,10 @@ class RunLog:
         """Append completions to the file of this process."""
         self._append(self._rollout_path(self.rank), [asdict(rollout) for rollout in rollouts])
 
+    def log_parity(self, groups: Iterable[Parity]) -> None:
+        """Append groups to the file of this process."""
+        self._append(self._parity_path(self.rank), [asdict(group) for group in groups])
+
     def begin(self, step: int = 0) -> None:
         """Keep the rows that a run goes on from: one resumed after ``step``, or a new one (0).
 
@@ -138,9 +157,9 @@ class RunLog:
         evaluated: dict[float, set[str]] = {}
         for row in read_metrics(self.folder):
             evaluated.setdefault(row["step"], set()).update(row)
-        paths = [self._rollout_path(self.rank)]
+        paths = [self._rollout_path(self.rank), self._parity_path(self.rank)]
         if self.rank == 0:
-            gone = (path for path in _rollout_paths(self.folder) if _rank_of(path) >= self.world_size)
+            gone = (path for path in _paths(self.folder, "*") if _rank_of(path) >= self.world_size)
             paths += [self.folder / "metrics.jsonl", *gone]
         for path in paths:
             if path.exists():
@@ -161,6 +180,9 @@ class RunLog:
 
     def _rollout_path(self, rank: int) -> Path:
         return self.folder / "rollouts" / f"rank-{rank}.jsonl"
+
+    def _parity_path(self, rank: int) -> Path:
+        return self.folder / "parity" / f"rank-{rank}.jsonl"
 
     def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
         if path not in self._earlier:
@@ -212,22 +234,26 @@ def read_rollouts(
     Raises:
         RunLogError: a line, other than a cut last one, is not a rollout.
     """
-    for path in _rollout_paths(Path(folder)):
+    for path in _paths(Path(folder), "rollouts"):
         for number, (_, row) in enumerate(_rows(path), start=1):
             if step in (None, row["step"]) and split in (None, row.get("split", "train")):
                 yield _rollout(row, f"{path}:{number}")
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide what a run computes. Those not installed are left out."""
-    names = ("qwenvl", "torch", "torchvision", "transformers", "accelerate", "peft", "av", "decord", "torchcodec")
-    versions = {"python": platform.python_version()}
-    for name in (*names, "deepspeed", "flash-attn", "vllm"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+def read_parity(folder: str | os.PathLike[str]) -> list[Parity]:
+    """The groups whose log-probs were compared, of all processes.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not such a group.
+    """
+    found = []
+    for path in _paths(Path(folder), "parity"):
+        for number, (_, row) in enumerate(_rows(path), start=1):
+            try:
+                found.append(Parity(row["step"], row["where"], tuple(map(_number, row["gaps"]))))
+            except (KeyError, TypeError) as error:
+                raise RunLogError(f"{path}:{number}: not a compared group: {type(error).__name__} {error}") from None
+    return found
 
 
 def _rollout(row: dict[str, Any], where: str) -> Rollout:
@@ -262,8 +288,8 @@ def _is_done(row: Mapping[str, Any], step: int, evaluated: Mapping[float, set[st
     return split == "train" or any(name.startswith(f"{split}_") for name in evaluated.get(row["step"], ()))
 
 
-def _rollout_paths(folder: Path) -> list[Path]:
-    return sorted((folder / "rollouts").glob("rank-*.jsonl"), key=_rank_of)
+def _paths(folder: Path, kind: str) -> list[Path]:
+    return sorted(folder.glob(f"{kind}/rank-*.jsonl"), key=_rank_of)
 
 
 def _rank_of(path: Path) -> int:

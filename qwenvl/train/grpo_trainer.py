@@ -20,7 +20,7 @@ from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.collect.filtering import filtering
 from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
-from qwenvl.train.parity import check_parity, wants_parity
+from qwenvl.train.parity import check_experience
 from qwenvl.train.parts import build_parts
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.entropy_target import followed
@@ -103,7 +103,7 @@ class GRPOTrainer(PolicyTrainer):
             if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
                 experience.old_logprobs = likelihood.logprobs.detach()
                 experience.ref_logprobs = self._reference_logprobs(experience)
-                self._check_parity(experience)
+                check_experience(self.args, self.state.global_step, experience, self.meter, self.journal.runlog)
         output = self.objective(experience.loss_inputs(likelihood), step.counts)
         self.journal.trained(step, experience, output)
         self.meter.start("time/backward_s")
@@ -173,8 +173,3 @@ class GRPOTrainer(PolicyTrainer):
             return experience.ref_logprobs
         with self.reference.model() as reference:
             return self._likelihood(reference, experience).logprobs
-
-    def _check_parity(self, experience: Experience) -> None:
-        if wants_parity(self.args, self.state.global_step):
-            half = self.args.bf16 or self.args.fp16
-            check_parity(experience.rollout, experience.old_logprobs, half_precision=half, meter=self.meter)

@@ -10,8 +10,10 @@ import logging
 from torch import Tensor
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.diagnostics import logprob_gap
+from qwenvl.grpo.diagnostics import logprob_gap, logprob_gaps
+from qwenvl.runlog import Parity, RunLog
 from qwenvl.train.meter import Meter
+from qwenvl.train.step import Experience
 from qwenvl.types import RolloutBatch
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,26 @@ def wants_parity(args: GRPOConfig, finished_steps: int) -> bool:
         logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
         return False
     return due
+
+
+def check_experience(args: GRPOConfig, finished_steps: int, experience: Experience, meter: Meter, log: RunLog) -> None:
+    """Checks fresh completions where the settings ask for it, and writes down how far each of them is off.
+
+    Args:
+        experience: with the trainer's log-probs as the old ones.
+
+    Raises:
+        ParityError: see ``check_parity``.
+    """
+    rollout, logprobs = experience.rollout, experience.old_logprobs
+    if not wants_parity(args, finished_steps) or rollout.logprobs is None or logprobs is None:
+        return
+    gaps, size = logprob_gaps(rollout.logprobs, logprobs, rollout.completion_mask), args.grpo_sample_size
+    log.log_parity(
+        Parity(finished_steps + 1, record.where, tuple(gaps[p * size : (p + 1) * size]))
+        for p, record in enumerate(experience.batch.records)
+    )
+    check_parity(rollout, logprobs, half_precision=args.bf16 or args.fp16, meter=meter)
 
 
 def check_parity(rollout: RolloutBatch, logprobs: Tensor, half_precision: bool, meter: Meter) -> None:
