@@ -367,3 +367,35 @@ def test_processes_draw_a_mix_between_them(tiny_checkpoint, mixed_data, tmp_path
     assert sorted(epoch for record, epoch in drawn if record == first) == [0, 1, 2, 3]
     assert {drawn.count((record, 0)) for record in others} == {1}
     assert sum(row[f"dataset/{tmp_path}/one.json/drawn"] for row in read_metrics(output) if "loss" in row) == 4
+
+
+@pytest.mark.parametrize("engine", ["zero3", pytest.param("zero2", marks=pytest.mark.slow)])
+def test_zero_resumes_from_a_whole_checkpoint_and_passes_over_a_damaged_one(
+    engine, tiny_checkpoint, mixed_data, tmp_path
+):
+    """The states that each process wrote are part of the checkpoint's manifest."""
+    start = tiny_checkpoint(initializer_range=0.1)
+    flags = ENGINES[engine] | {
+        "max_steps": 3,
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "linear",
+    }
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    launch(2, start, mixed_data, whole, **flags)
+    launch(2, start, mixed_data, cut, **flags, save_strategy="steps", save_steps=1)
+    states = sorted((cut / "checkpoint-3").glob("global_step3/*optim_states.pt"))
+    assert len(states) == 2
+    states[1].write_bytes(states[1].read_bytes()[:-100])
+    for name in ("model.safetensors", "run.json"):
+        (cut / name).unlink()
+    launch(2, start, mixed_data, cut, **flags, save_strategy="steps", save_steps=1, resume="auto")
+    assert_same_weights(whole, cut)
+    names = ("loss", "kl", "grad_norm", "learning_rate")
+    assert logged(cut, *names) == logged(whole, *names)
+
+
+def assert_same_weights(ours: Path, theirs: Path) -> None:
+    """Bit by bit."""
+    one, two = weights(ours), weights(theirs)
+    assert one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
