@@ -66,7 +66,7 @@ def test_equals_the_plain_path_in_float32_on_stock_classes(family, random_prompt
     words, group_size, length = MIXES["ragged"]
     model = make_model(family, make_processor(family), initializer_range=0.1).train()
     errors = largest_errors(model, random_prompts(model, words), random_completions(len(words) * group_size, length))
-    assert max(errors) < 1e-5
+    assert max(errors) < 1e-4  # rounding, which hangs on the weights: float64 is held to 1e-9 above
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5"])
