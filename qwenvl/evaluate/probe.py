@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from qwenvl.evaluate.settings import USAGE, help_text, settings_of
 from qwenvl.files import written_whole
+from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -33,15 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(argv):
         print(help_text())
         return 0
-    try:
-        print(f"{COMMAND}: loading PyTorch and transformers", file=sys.stderr, flush=True)  # which takes seconds
+    with ends_at_ctrl_c(COMMAND):
+        say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
         from qwenvl.train.run.failures import told_in_one_line
 
         with told_in_one_line(COMMAND, None):
             return start(argv)
-    except KeyboardInterrupt:  # before there was anything to stop
-        print(f"{COMMAND}: stopped by Ctrl-C", file=sys.stderr)
-        return 130
 
 
 def start(argv: Sequence[str]) -> int:

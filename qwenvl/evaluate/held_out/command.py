@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from qwenvl.evaluate.held_out.settings import USAGE, help_text, settings_of
+from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 COMMAND = "qwenvl evaluate"
 
@@ -18,17 +19,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(argv):
         print(help_text())
         return 0
-    try:
-        from qwenvl.train.display.console import say
-
+    with ends_at_ctrl_c(COMMAND):
         say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
         from qwenvl.train.run.failures import told_in_one_line
 
         with told_in_one_line(COMMAND, None):
             return start(argv)
-    except KeyboardInterrupt:  # before there was anything to stop
-        print(f"{COMMAND}: stopped by Ctrl-C", file=sys.stderr)
-        return 130
 
 
 def start(argv: Sequence[str]) -> int:
