@@ -150,7 +150,7 @@ def asked(answers: Answers, log: RunLog | None) -> Iterator[Group]:
     """The group of each prompt, told of as they come and written to ``log``."""
     from qwenvl.evaluate.facts import groups_of
     from qwenvl.evaluate.progress import told
-    from qwenvl.train.journal import rollout_rows
+    from qwenvl.train.log.journal import rollout_rows
 
     for experience in told(answers, len(answers)):
         if log is not None:

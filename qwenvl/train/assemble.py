@@ -27,7 +27,7 @@ from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.fast_paths import Paths
-from qwenvl.train.meter import Meter
+from qwenvl.train.log.meter import Meter
 
 
 def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_config=None) -> nn.Module:

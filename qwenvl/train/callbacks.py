@@ -17,10 +17,10 @@ from qwenvl.health.rules import findings
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.choice import install_display
 from qwenvl.train.display.summary import RunSummary
-from qwenvl.train.journal import Journal
+from qwenvl.train.log.journal import Journal
 from qwenvl.train.reference import ReferenceSync
 from qwenvl.train.run.entropy_target import EntropyTarget
-from qwenvl.train.run.finite_weights import FiniteWeights
+from qwenvl.train.run.finite.weights import FiniteWeights
 from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resumed import Resumed
 from qwenvl.train.trackers.report_to import install_trackers

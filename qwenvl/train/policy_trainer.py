@@ -22,13 +22,13 @@ from qwenvl.train.card.trainer import DescribedTrainer
 from qwenvl.train.data_sets import build_sampler
 from qwenvl.train.display.choice import display_closed
 from qwenvl.train.fast_paths import PathLikelihood
-from qwenvl.train.journal import Journal
-from qwenvl.train.memory import peak_memory
-from qwenvl.train.meter import Meter
+from qwenvl.train.log.journal import Journal
+from qwenvl.train.log.memory import peak_memory
+from qwenvl.train.log.meter import Meter
 from qwenvl.train.parts import Parts
 from qwenvl.train.reference import build_reference
 from qwenvl.train.run.checkpoints import start_from_weights
-from qwenvl.train.run.finite_steps import FiniteSteps
+from qwenvl.train.run.finite.steps import FiniteSteps
 from qwenvl.train.run.resumable import ResumableTrainer
 
 

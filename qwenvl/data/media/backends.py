@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qwenvl.data.media.clip_index import ClipIndex
+from qwenvl.data.media.clip.index import ClipIndex
 
 
 def decode_with_torchcodec(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.clip_reader import PART_BYTES
+from qwenvl.data.media.clip.reader import PART_BYTES
 from qwenvl.data.media.images import image_size, load_image
 from qwenvl.data.media.source import frame_list
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout, WithFile
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.clip_reader import PART_BYTES, ClipReader
+from qwenvl.data.media.clip.reader import PART_BYTES, ClipReader
 
 if TYPE_CHECKING:
     from torch import Tensor

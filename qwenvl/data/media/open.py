@@ -14,7 +14,7 @@ import os
 from functools import lru_cache
 from typing import Literal, cast
 
-from qwenvl.data.media.clip_reader import ClipReader
+from qwenvl.data.media.clip.reader import ClipReader
 from qwenvl.data.media.frame_folder import FrameFolder
 from qwenvl.data.media.guarded import GuardedClip
 from qwenvl.data.media.source import frame_list

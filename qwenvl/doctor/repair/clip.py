@@ -13,8 +13,8 @@ import av
 import numpy as np
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.clip_reader import ClipReader
-from qwenvl.data.media.container import open_video
+from qwenvl.data.media.clip.container import open_video
+from qwenvl.data.media.clip.reader import ClipReader
 
 UNITS = 90_000  # in a second: of the times in encoded files
 QUALITY = "10"  # constant rate factor of x264: hardly to be told from the original

@@ -18,7 +18,7 @@ from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.runlog.evaluation import AS_IT_IS, EvaluationLog, Sample, SampleKey, hash_of
 from qwenvl.train.evaluation import in_budget
-from qwenvl.train.journal import rollout_rows
+from qwenvl.train.log.journal import rollout_rows
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 

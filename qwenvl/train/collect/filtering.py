@@ -21,7 +21,7 @@ from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
 from qwenvl.train.collect.scored import Scored
-from qwenvl.train.meter import Meter
+from qwenvl.train.log.meter import Meter
 from qwenvl.train.parts import Parts
 from qwenvl.train.run.pass_rates import require_reward
 from qwenvl.train.step import Experience

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from qwenvl.report.sections import is_phase
 from qwenvl.train.display.sparkline import ASCII, BLOCKS, Series, sparkline
-from qwenvl.train.memory import Memory
+from qwenvl.train.log.memory import Memory
 
 LEARNS = {"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups"}
 MOVES = {

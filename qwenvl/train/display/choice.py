@@ -16,7 +16,7 @@ from qwenvl.train.display.console import say, shows_bars
 from qwenvl.train.display.live import LiveBoard
 from qwenvl.train.display.progress import ProgressBar, ProgressLines
 from qwenvl.train.display.shown_completions import ShownCompletions, say_beside_bars
-from qwenvl.train.journal import Journal
+from qwenvl.train.log.journal import Journal
 
 Display = Literal["bar", "rich", "plain", "none"]
 

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from qwenvl.train.display.completions import PLAIN_WIDTH, group_text, widest_spread
 from qwenvl.train.display.console import say, shows_bars
-from qwenvl.train.journal import Journal, rollout_rows
+from qwenvl.train.log.journal import Journal, rollout_rows
 from qwenvl.train.step import TrainedOn
 
 

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks, integration_utils
 
 from qwenvl.report.sections import AT_THE_END, shown
-from qwenvl.train.journal import Journal
+from qwenvl.train.log.journal import Journal
 from qwenvl.train.trackers.seen import Patches, SeenAnswers
 from qwenvl.train.trackers.tables import TABLES
 

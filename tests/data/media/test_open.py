@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media import clip_reader
 from qwenvl.data.media import open as decode
+from qwenvl.data.media.clip import reader as clip_reader
 from qwenvl.data.media.open import open_clip, resolve_backend
 
 QUIET_X265 = {"x265-params": "log-level=none"}

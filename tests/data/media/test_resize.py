@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media import clip_reader, guarded
+from qwenvl.data.media import guarded
+from qwenvl.data.media.clip import reader as clip_reader
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.media.resize import read_resized, resize
 

@@ -1,6 +1,6 @@
 """Exact frames of a clip, by number, decoded in this process.
 
-All backends share one index (``clip_index``), so frame i is the same picture for all of them: the i-th picture that a
+All backends share one index (``index``), so frame i is the same picture for all of them: the i-th picture that a
 player would show, whatever the container says of counts or rates. Each decoded frame is checked against its time there.
 """
 
@@ -20,10 +20,17 @@ from PIL.Image import Transpose
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.backends import FOREIGN_DECODERS
-from qwenvl.data.media.clip_index import index_clip
-from qwenvl.data.media.container import READING_ERRORS, frame_size, in_square_pixels, open_video, pixel_shape, reason_of
-from qwenvl.data.media.playing import decoded, play
-from qwenvl.data.media.strict import check_all_frames, check_packets, damage
+from qwenvl.data.media.clip.container import (
+    READING_ERRORS,
+    frame_size,
+    in_square_pixels,
+    open_video,
+    pixel_shape,
+    reason_of,
+)
+from qwenvl.data.media.clip.index import index_clip
+from qwenvl.data.media.clip.playing import decoded, play
+from qwenvl.data.media.clip.strict import check_all_frames, check_packets, damage
 
 if TYPE_CHECKING:
     from torch import Tensor

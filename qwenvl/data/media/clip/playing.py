@@ -14,8 +14,8 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from qwenvl.data.media.container import open_video
-from qwenvl.data.media.packets import Clock
+from qwenvl.data.media.clip.container import open_video
+from qwenvl.data.media.clip.packets import Clock
 
 
 class Played(NamedTuple):

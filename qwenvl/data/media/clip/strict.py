@@ -15,9 +15,9 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.container import READING_ERRORS, open_video, reason_of
-from qwenvl.data.media.packets import Clock
-from qwenvl.data.media.playing import play
+from qwenvl.data.media.clip.container import READING_ERRORS, open_video, reason_of
+from qwenvl.data.media.clip.packets import Clock
+from qwenvl.data.media.clip.playing import play
 
 # A clip of constant rate, in which at least this share of the distances from frame to frame is the usual one ...
 STEADY_SHARE = 0.95

@@ -11,9 +11,9 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.train.journal import Journal
-from qwenvl.train.meter import Meter
-from qwenvl.train.run.nonfinite import NonFiniteError, nonfinite, write_report
+from qwenvl.train.log.journal import Journal
+from qwenvl.train.log.meter import Meter
+from qwenvl.train.run.finite.report import NonFiniteError, nonfinite, write_report
 from qwenvl.train.step import MicroBatch
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.packets import JOINABLE, Packets, has_instant_refresh, read_packets
-from qwenvl.data.media.playing import frame_step, play, times_when_played
-from qwenvl.data.media.promise import check_promise
+from qwenvl.data.media.clip.packets import JOINABLE, Packets, has_instant_refresh, read_packets
+from qwenvl.data.media.clip.playing import frame_step, play, times_when_played
+from qwenvl.data.media.clip.promise import check_promise
 
 # Streams without a container: there is nothing to seek by, and times are counted from wherever reading begins.
 RAW_FORMATS = ("h264", "hevc", "mpegvideo", "m4v", "obu", "mjpeg")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.train.memory import peak_memory
-from qwenvl.train.meter import Meter
+from qwenvl.train.log.memory import peak_memory
+from qwenvl.train.log.meter import Meter
 
 
 def test_means_are_weighted_and_none_does_not_count():
@@ -52,7 +52,7 @@ class Clock:
 
 def test_a_step_tells_how_long_it_waited_for_its_micro_batches(make_trainer, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("qwenvl.train.meter.time", clock)
+    monkeypatch.setattr("qwenvl.train.log.meter.time", clock)
     trainer = make_trainer(gradient_accumulation_steps=2)
 
     def slowly(batches):

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.meter import Meter
-from qwenvl.train.run.finite_steps import FiniteSteps
-from qwenvl.train.run.nonfinite import NonFiniteError, nonfinite
+from qwenvl.train.log.meter import Meter
+from qwenvl.train.run.finite.report import NonFiniteError, nonfinite
+from qwenvl.train.run.finite.steps import FiniteSteps
 from qwenvl.train.step import TrainedOn
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch, weights

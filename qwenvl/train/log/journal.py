@@ -13,7 +13,7 @@ from qwenvl.grpo.diagnostics import reward_std, unique_fraction, zero_std_fracti
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.model.vision_cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
-from qwenvl.train.meter import Meter
+from qwenvl.train.log.meter import Meter
 from qwenvl.train.step import Experience, MicroBatch, Step, TrainedOn
 from qwenvl.train.trackers.seen import SeenAnswers
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch

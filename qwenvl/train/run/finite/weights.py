@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import TrainerCallback
 
-from qwenvl.train.journal import Journal
-from qwenvl.train.run.nonfinite import NonFiniteError, nonfinite, write_report
+from qwenvl.train.log.journal import Journal
+from qwenvl.train.run.finite.report import NonFiniteError, nonfinite, write_report
 
 
 class FiniteWeights(TrainerCallback):

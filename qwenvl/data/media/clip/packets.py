@@ -10,7 +10,7 @@ from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from qwenvl.data.media.mp4_times import table_times
+from qwenvl.data.media.clip.mp4_times import table_times
 
 # In these a file may be made of several, one after the other, each with times of its own.
 JOINABLE = ("mpegts", "mpeg")

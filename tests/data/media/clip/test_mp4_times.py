@@ -3,9 +3,9 @@
 import av
 import pytest
 
-from qwenvl.data.media import mp4_times
-from qwenvl.data.media.clip_index import index_clip
-from qwenvl.data.media.mp4_times import table_times
+from qwenvl.data.media.clip import mp4_times
+from qwenvl.data.media.clip.index import index_clip
+from qwenvl.data.media.clip.mp4_times import table_times
 from qwenvl.data.media.open import open_clip
 
 

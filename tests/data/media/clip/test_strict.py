@@ -5,8 +5,8 @@ import json
 import pytest
 
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.clip.strict import _hole
 from qwenvl.data.media.open import open_clip
-from qwenvl.data.media.strict import _hole
 from qwenvl.data.options import DataOptions, SampleOptions
 from qwenvl.doctor.commands import main
 from scripts.clips.copies import Copy
