@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,21 @@ class RolloutEngine(Protocol):
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
     ) -> list[RolloutBatch]:
         """P prompts of each micro-batch -> N = P * G completions for each, row n for prompt n // G."""
+        ...
+
+
+@runtime_checkable
+class EngineWithWeights(RolloutEngine, Protocol):
+    """An engine that samples in another process, with a copy of the policy's weights."""
+
+    def sync(self, model: nn.Module, version: int | None) -> None:
+        """Gives the engine the weights of ``model``. All processes of the run must call this together.
+
+        Args:
+            model: with whole weights, see ``whole_weights``.
+            version: how many optimizer steps made them. An engine that has this version does nothing. None: a script
+                may have changed them since, so they are given in any case.
+        """
         ...
 
 

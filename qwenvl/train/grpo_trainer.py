@@ -15,7 +15,6 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.chosen import objective_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
-from qwenvl.model.sharding import whole_weights
 from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.collect.filtering import filtering
 from qwenvl.train.collect.penalty import KlPenalty
@@ -122,7 +121,7 @@ class GRPOTrainer(PolicyTrainer):
             new_tokens=size * self.args.generation_max_length,
             budget=budget if self.args.evaluates_by_tokens else None,
         )
-        with whole_weights(self.model, self.model_wrapped):  # once: processes may have different numbers of groups
+        with self.collector.ready(self.model, self.model_wrapped, self.version):  # once: numbers of groups may differ
             for batches in groups:
                 answers = self.collector.answer(self.model, batches, size, self.state)
                 for batch, (rollout, rewards) in zip(batches, answers, strict=True):
@@ -152,7 +151,7 @@ class GRPOTrainer(PolicyTrainer):
         """The step that a micro-batch belongs to. The first micro-batch of a step has all of them collected."""
         if self.step is None or not self.is_in_train:
             places = self._drawn if self.is_in_train else [batch]  # a script may call compute_loss on its own
-            with whole_weights(self.model, self.model_wrapped):
+            with self.collector.ready(self.model, self.model_wrapped, self.version):
                 experiences = self.collector.collect(self.model, places, self.state)
             self.step = Step.of(places, experiences, TokenRules.of(self.args))
             if self.is_in_train:

@@ -87,6 +87,11 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         install_callbacks(self, self.journal)
         self.completion_likelihood = PathLikelihood.of(args, parts.paths, bare, self.accelerator)
 
+    @property
+    def version(self) -> int | None:
+        """How many optimizer steps made the policy's weights. None outside of training: a script may change them."""
+        return self.state.global_step if self.is_in_train else None
+
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """Trains, as the base class does. An error leaves a clean terminal."""
         with display_closed(self):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from transformers import TrainerState
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
 from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.model.sharding import whole_weights
 from qwenvl.rewards import Rubric, reward_columns
-from qwenvl.rollout.engine import EnginePrompts, RolloutEngine, SamplingParams
+from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, SamplingParams
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
 from qwenvl.train.collect.penalty import KlPenalty, Penalty, lowered
 from qwenvl.train.collect.scored import Scored, join_rewards
@@ -63,6 +64,22 @@ class Collector:
     process: int = 0
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
+
+    @contextmanager
+    def ready(self, model: nn.Module, wrapped: nn.Module | None = None, version: int | None = None) -> Iterator[None]:
+        """Within it the model has all its weights, and an engine with weights of its own has the same ones.
+
+        All processes must enter it together. Whatever samples stands in it.
+
+        Args:
+            wrapped: the model as DeepSpeed has wrapped it, see ``whole_weights``.
+            version: of the weights, see ``EngineWithWeights.sync``.
+        """
+        with whole_weights(model, wrapped):
+            if isinstance(self.engine, EngineWithWeights):
+                with self.clock("time/sync_s"):
+                    self.engine.sync(model, version)
+            yield
 
     def collect(
         self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState | None = None
