@@ -1,0 +1,79 @@
+"""Weights that a server is to take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from torch import Tensor
+
+from qwenvl.vllm_server.wire.body import Refusal, pack, require, unpack
+
+
+@dataclass(frozen=True)
+class WeightsRequest:
+    """Weights, or a part of them. A server that has some of the parts of a version samples nothing.
+
+    Attributes:
+        version: that the server has with the last part.
+        base: the version whose weights stay where none are sent. None: all weights of the language model are sent.
+        path: a file of safetensors on the server's host. Its names are those of the checkpoint or of the loaded model.
+            None: the weights are in the message.
+        sha256: of that file, in hex. None: not compared.
+        part, parts: this message is number ``part`` of ``parts``, from 0. They are sent in order.
+        tensors: the weights, where there is no path.
+
+    Example:
+        >>> WeightsRequest(version=3, base=None, path="/dev/shm/weights-3.safetensors").pack()
+    """
+
+    version: int
+    base: int | None
+    path: str | None = None
+    sha256: str | None = None
+    part: int = 0
+    parts: int = 1
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        head = {name: getattr(self, name) for name in ("version", "base", "path", "sha256", "part", "parts")}
+        return pack(head, self.tensors)
+
+    @classmethod
+    def unpack(cls, body: bytes) -> WeightsRequest:
+        """
+        Raises:
+            Refusal: if the request is malformed.
+        """
+        head, tensors = unpack(body)
+        try:
+            request = cls(**head, tensors=tensors)
+            require(request.version >= 1, f"version must be at least 1 (0: as started), got {request.version}")
+            require(0 <= request.part < request.parts, f"part {request.part} of {request.parts}")
+        except TypeError as error:
+            raise Refusal("request", f"not a request with weights: {error}") from error
+        require(request.path is None or not tensors, "weights come by a path or in the message, not both")
+        return request
+
+
+@dataclass(frozen=True)
+class WeightsAnswer:
+    """What the server has after a message with weights.
+
+    Attributes:
+        version: of its weights. None where parts are still to come.
+        seconds: that it took.
+        boot: the process, see `Health`.
+    """
+
+    version: int | None
+    seconds: float
+    boot: str
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpack(cls, body: bytes) -> WeightsAnswer:
+        return cls(**json.loads(body))
