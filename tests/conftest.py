@@ -53,6 +53,16 @@ def _a_cache_of_its_own(tmp_path_factory):
     os.environ["QWENVL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture
+def never_at_full_size(monkeypatch):
+    """No process that asks for a clip gets it whole: the frames that it is handed are resized a few at a time."""
+
+    def refused(clip, indices):
+        raise AssertionError(f"{clip.path}: {len(indices)} frames at full size")
+
+    monkeypatch.setattr("qwenvl.data.media.guarded.GuardedClip.read", refused)
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory) -> Callable[..., Path]:
     """``tiny_checkpoint(family="qwen2_5_vl", **options)`` -> folder; options as in `qwenvl.demo.tiny.save_tiny`.

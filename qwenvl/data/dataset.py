@@ -22,11 +22,11 @@ from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import Clip, open_clip, resolve_backend
 from qwenvl.data.media.presence import check_media_exist
-from qwenvl.data.media.resize import check_size, read_resized
+from qwenvl.data.media.resize import FrameSizes, check_size, read_resized
 from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
-from qwenvl.data.prompt_length import MediaSizes, Ruler
+from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.given import sources_of
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import (
@@ -53,8 +53,8 @@ class GRPODataset(Dataset):
         seed: of the frames drawn in training.
         limit: of the collator: what becomes of prompts that are too long. None leaves them to the collator.
         frame_cache: keeps frames that are not drawn anew each epoch. They come out of it resized. None decodes all.
-        ruler: of the collator: clips come resized, a part of each at a time being in memory at full size. None leaves
-            resizing to the collator, except where there is a frame cache.
+        ruler: of the collator, or ``Thumbnails``: clips come resized, a few of their frames at a time being in memory
+            at full size. None leaves resizing to the collator, except where there is a frame cache.
         training: draw the frames of ``dynamic_sample`` clips anew each epoch, else take them uniformly.
         changes: single options by name, such as ``base_interval``, in place of those of ``options``.
 
@@ -78,7 +78,7 @@ class GRPODataset(Dataset):
         training: bool = True,
         limit: PromptLimit | None = None,
         frame_cache: FrameCache | None = None,
-        ruler: Ruler | None = None,
+        ruler: FrameSizes | None = None,
         **changes: Any,
     ) -> None:
         self.records = records
@@ -205,7 +205,7 @@ class GRPODataset(Dataset):
                 cached, decoded_size = clip.hit, clip.decoded_size
             elif (ruler := self.ruler) is not None:
                 size_of = lambda size: ruler.frame_size(size, record.clip_meta[number], lowered.share)
-                frames, decoded_size = read_resized(clip, plan.indices, size_of, ruler.processor.video_processor)
+                frames, decoded_size = read_resized(clip, plan.indices, size_of, ruler)
             else:
                 frames = clip.read(plan.indices)
                 check_size(path, frames.shape[-2:])

@@ -24,11 +24,9 @@ from qwenvl.data.frames import FrameRule, Timeline
 from qwenvl.data.media.clip.container import frame_size, open_video
 from qwenvl.data.media.frame_folder import FrameFolder
 from qwenvl.data.media.images import image_size
+from qwenvl.data.media.resize import Size
 from qwenvl.data.media.source import frame_list
 from qwenvl.types import ClipMeta, Record, Sample
-
-Size = tuple[int, int]
-"""Height and width in pixels."""
 
 HEADER_SECONDS = 5.0
 
@@ -79,6 +77,11 @@ class Ruler:
     def text(self, chat: list[dict[str, Any]]) -> str:
         """Return the text of a prompt, with one token for each image and clip."""
         return render_prompt(self.processor, chat, self.template_arguments)
+
+    @property
+    def resample(self) -> int:
+        """The interpolation of frames, by its number in Pillow."""
+        return self.processor.video_processor.resample
 
     def frame_size(self, size: Size, meta: ClipMeta | None, share: float = 1.0) -> Size:
         """Return what frames of ``size`` are resized to. ``share`` is that of ``image_size``."""

@@ -13,6 +13,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError
 from qwenvl.data.fit import what_was_lowered
+from qwenvl.data.media.resize import Thumbnails
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.catalog import DatasetSource
@@ -42,6 +43,7 @@ ADVICE = {
     "everywhere.",
 }
 
+NOT_LOOKED_AT = 64  # pixels of the longer side of frames that are decoded for nobody
 WRONG_HEADER = "the file says something else than it shows"
 
 
@@ -150,7 +152,8 @@ def examine(
     limit = None
     if collator is not None and collator.limit is not None and collator.limit.fit_frames:
         limit = replace(collator.limit, lock=tokenizing)
-    dataset = GRPODataset((), sample_options, training=False, limit=limit)
+    ruler = Thumbnails(NOT_LOOKED_AT) if collator is None else collator.ruler
+    dataset = GRPODataset((), sample_options, training=False, limit=limit, ruler=ruler)
     good: list[list[int]] = [[] for _ in files]
     asked: dict[int, tuple[str, str]] = {}
     rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))

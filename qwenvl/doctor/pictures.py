@@ -73,9 +73,12 @@ def _frames(strip: Strip) -> Tensor:
     """F x 3 x H x W, uint8. An image is one frame."""
     if not strip.indices:
         return load_image(strip.path)[None]
+    from qwenvl.data.media.resize import Thumbnails, read_resized
+
     seconds = SampleOptions.decode_timeout or 60.0  # a clip that hangs must not keep the report
+    small = Thumbnails(2 * WIDTH)
     with open_clip(strip.path, timeout=seconds) as clip:
-        return clip.read(strip.indices)
+        return read_resized(clip, strip.indices, small.frame_size, small)[0]
 
 
 def _sheet(frames: Tensor, width: int) -> Image.Image:

@@ -18,6 +18,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.fit import what_was_lowered
 from qwenvl.data.frames import uniform_indices
+from qwenvl.data.media.resize import Size, Thumbnails
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.record_file import RecordFile
@@ -28,7 +29,7 @@ from qwenvl.rewards.functions.actions import action_numbers, action_phrases
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.named import build_rubric
 from qwenvl.rewards.rubric import Rubric
-from qwenvl.types import BadSample, FrameInfo, PromptBatch, Record, Sample
+from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 
 THUMBNAIL_PIXELS = 240  # of the longer side, where it is not known in which size the model sees a picture
 
@@ -112,7 +113,8 @@ def preview(args: argparse.Namespace) -> str:
     limit = collator.limit if args.fit_frames else None
     records = [row for row in rows if isinstance(row, Record)]
     options = SampleOptions.of(args, on_bad_sample="skip")
-    dataset = GRPODataset(records, options, seed=args.seed, limit=limit)
+    ruler = Thumbnails(THUMBNAIL_PIXELS) if collator is None else collator.ruler
+    dataset = GRPODataset(records, options, seed=args.seed, limit=limit, ruler=ruler)
     rubric = build_rubric()
     look_for = hints_by(args, collator, rubric.names)
     shown: list[Shown] = []
@@ -149,7 +151,7 @@ def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubr
         shown.problem = sample.error
         return shown
     sizes = iter([] if collator is None else _show_prompt(shown, sample, collator))
-    shown.clips = [_clip(clip.frames, clip.info, next(sizes, None)) for clip in sample.videos]
+    shown.clips = [_clip(clip, next(sizes, None)) for clip in sample.videos]
     shown.images = [_still(image, next(sizes, None)) for image in sample.images]
     return shown
 
@@ -229,30 +231,29 @@ def own_scores(record: Record, rubric: Rubric) -> str:
     return f"read as {read}; as a completion it would score {values}"
 
 
-def _clip(frames: Tensor, info: FrameInfo, size: tuple[int, int] | None) -> ShownClip:
-    pictures = []
+def _clip(clip: VideoClip, size: Size | None) -> ShownClip:
+    frames, info, pictures = clip.frames, clip.info, []
     for i, frame in enumerate(frames):
         segment = None if info.segments is None else info.segments[i]
         again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
         place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
         pictures.append(_picture(frame, size, f"{info.times[i]:.2f} s", place, segment))
-    notes = [f"{len(frames)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(frames[0], size)]
+    decoded = clip.decoded_size or frames.shape[-2:]
+    notes = [f"{len(frames)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(decoded, size)]
     notes += ["segments rescaled to the clip"] * info.rescaled
     return ShownClip(Path(info.path).name, ", ".join(notes), pictures)
 
 
-def _still(image: Tensor, size: tuple[int, int] | None) -> Picture:
-    return _picture(image, size, "image", _sizes(image, size))
+def _still(image: Tensor, size: Size | None) -> Picture:
+    return _picture(image, size, "image", _sizes(image.shape[-2:], size))
 
 
-def _sizes(pixels: Tensor, size: tuple[int, int] | None) -> str:
-    own = f"{pixels.shape[2]} x {pixels.shape[1]} pixels"
+def _sizes(decoded: Sequence[int], size: Size | None) -> str:
+    own = f"{decoded[1]} x {decoded[0]} pixels"
     return own if size is None else f"{own}, the model sees {size[1]} x {size[0]}"
 
 
-def _picture(
-    pixels: Tensor, size: tuple[int, int] | None, title: str, caption: str, segment: int | None = None
-) -> Picture:
+def _picture(pixels: Tensor, size: Size | None, title: str, caption: str, segment: int | None = None) -> Picture:
     """A picture in the pixels that the model sees, where these are known, else a thumbnail of it."""
     picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     if size is not None:

@@ -152,7 +152,7 @@ def build_answers(config: GRPOConfig, rubric: Rubric, *, samples: int, limit: in
     settle_output()
     collator = collator_of(config)
     frame_cache = build_frame_cache(config, collator)
-    dataset = build_dataset(config.dataset_use, config, rubric, collator.limit, frame_cache, training=True)
+    dataset = build_dataset(config.dataset_use, config, rubric, collator, frame_cache, training=True)
     drawn: dict[int, tuple[int, int]] = {}
     for place in build_sampler(dataset, config, 1, collator):
         if place is not None:

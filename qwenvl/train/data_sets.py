@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,11 +13,10 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.errors import RecordError
-from qwenvl.data.fit import PromptLimit
 from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
-from qwenvl.data.prompt_length import LengthEstimate, Ruler
+from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.given import EXPECTED, given_rows, is_stream
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets.table import how_read
@@ -35,22 +35,20 @@ def build_dataset(
     dataset: Any,
     args: GRPOConfig,
     checker: ChecksRecords,
-    limit: PromptLimit | None = None,
+    collator: GRPOCollator,
     frame_cache: FrameCache | None = None,
     *,
     training: bool,
     name: str | None = None,
-    ruler: Ruler | None = None,
 ) -> Any:
     """The data set that ``dataset`` names or holds, every record checked by the rewards or targets of the run.
 
     Args:
         dataset: what ``dataset_use`` takes, or rows that ``given_rows`` takes. A data set of samples is checked and
             returned as it is, None gives None. For evaluation also several of them by name.
-        limit: of the collator: what becomes of prompts that are too long.
+        collator: of the run. It says what becomes of prompts that are too long, and how large clips become.
         frame_cache: as ``build_frame_cache`` makes it.
         name: what rows are called that have no file.
-        ruler: of the collator, so that clips are resized as they are decoded.
 
     Returns:
         A ``Dataset``, a dict of them for several, or None.
@@ -64,8 +62,8 @@ def build_dataset(
         return None
     name = name or ("train_dataset" if training else "eval_dataset")
     if isinstance(dataset, dict) and not training:
-        how: dict[str, Any] = {"limit": limit, "frame_cache": frame_cache, "ruler": ruler, "training": False}
-        return {key: build_dataset(each, args, checker, name=f"{name}.{key}", **how) for key, each in dataset.items()}
+        build = partial(build_dataset, args=args, checker=checker, collator=collator, frame_cache=frame_cache)
+        return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
     if isinstance(dataset, GRPODataset) or not _are_records(dataset, name):
         dataset = _as_it_is(dataset, args, checker, frame_cache, name)
     else:
@@ -83,9 +81,9 @@ def build_dataset(
             stream_above_records=args.stream_above_records,
             seed=args.seed,
             training=training,
-            limit=limit,
+            limit=collator.limit,
             frame_cache=frame_cache,
-            ruler=ruler,
+            ruler=collator.ruler,
         )
         for part in dataset.parts:
             if part.read_as is not None:

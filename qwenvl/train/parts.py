@@ -76,9 +76,8 @@ def build_parts(
         build_dataset,
         args=args,
         checker=checker,
-        limit=collator.limit,
+        collator=collator,
         frame_cache=frame_cache,
-        ruler=collator.ruler,
     )
     trained_on: Any = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
     first_look(trained_on, collator, checker, args.accuracy_by_name)

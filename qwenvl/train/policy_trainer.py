@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
@@ -19,7 +20,7 @@ from qwenvl.model.loading import parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card.trainer import DescribedTrainer
-from qwenvl.train.data_sets import build_sampler
+from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
 from qwenvl.train.display.choice import display_closed
 from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.train.log.journal import Journal
@@ -97,10 +98,14 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         with display_closed(self):
             return super().train(*args, **kwargs)
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluates, as the base class does. An error leaves a clean terminal."""
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluates, as the base class does. An error leaves a clean terminal.
+
+        Args:
+            eval_dataset: as the trainer takes it, rows and names of data sets among it. None for that of the trainer.
+        """
         with display_closed(self):
-            return super().evaluate(*args, **kwargs)
+            return super().evaluate(self._held_out(eval_dataset), *args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step. How long the step waits for them is measured."""
@@ -154,6 +159,14 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator, self.difficulty)
+
+    def _held_out(self, given: Any) -> Any:
+        """The samples to evaluate on, made of what ``evaluate`` was given. None and names among the trainer's stay."""
+        by_name = isinstance(given, str) and isinstance(self.eval_dataset, dict) and given in self.eval_dataset
+        if given is None or by_name or isinstance(given, GRPODataset):
+            return given
+        frame_cache = build_frame_cache(self.args, self.data_collator)
+        return build_dataset(given, self.args, self.learned_by, self.data_collator, frame_cache, training=False)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # In order, whatever the order of training; several processes get their shares of it from accelerate.

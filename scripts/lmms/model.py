@@ -78,8 +78,9 @@ class QwenVL(lmms):
         question = MEDIA_TAG.sub("", context).strip() or context
         media = [as_file(visual) for visual in (visuals if isinstance(visuals, list) else [visuals])]
         record = record_of(media, question, None, self._reading)
-        dataset = GRPODataset([record], SampleOptions.of(self._config), training=False, limit=self.collator.limit)
-        batch = self.collator([dataset.load(record)])["prompts"]
+        collator, frames = self.collator, SampleOptions.of(self._config)
+        dataset = GRPODataset([record], frames, training=False, limit=collator.limit, ruler=collator.ruler)
+        batch = collator([dataset.load(record)])["prompts"]
         [rollout] = self._respondent.collector.complete(self._respondent.model, [batch], 1)
         given = until(answer_of(rollout.texts[0]) or rollout.texts[0], settings.get("until") or ())
         self.answered.append(Answered(task, doc_id, given, batch, rollout))

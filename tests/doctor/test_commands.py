@@ -195,7 +195,9 @@ def test_stats_counts_without_torch(folder):
     assert done.stdout.startswith("records                   1\n")
 
 
-def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(tmp_path, make_clip, write_rows, make_row, capsys):
+def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
+    tmp_path, make_clip, write_rows, make_row, capsys, never_at_full_size
+):
     make_clip("large.mp4", 4, size=(1280, 720))
     row = make_row(prompt="<video>(1) a\n(2) b\n<answer>actions</answer>", video="large.mp4", meta={"fps": 25})
     path = write_rows([row, row | {"A": "x", "B": "y"}])

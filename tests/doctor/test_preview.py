@@ -19,7 +19,9 @@ def pictures(page):
     return [np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall(r"base64,([^\"]+)", page)]
 
 
-def test_the_page_shows_the_frames_that_the_model_sees(tmp_path, make_clip, write_rows, make_row, number_of):
+def test_the_page_shows_the_frames_that_the_model_sees(
+    tmp_path, make_clip, write_rows, make_row, number_of, never_at_full_size
+):
     make_clip("a.mp4", 25)
     meta = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 2, "dynamic_sample": True}
     path = write_rows([make_row(id="x<y", prompt="<video>\nWhich & why?", video="a.mp4", meta=meta)])
@@ -33,7 +35,9 @@ def test_the_page_shows_the_frames_that_the_model_sees(tmp_path, make_clip, writ
     assert "read as actions [1]; as a completion it would score format 0.3, accuracy 1.0" in page
 
 
-def test_prompts_have_their_vision_tokens_folded(tmp_path, make_clip, write_rows, make_row, tiny_checkpoint):
+def test_prompts_have_their_vision_tokens_folded(
+    tmp_path, make_clip, write_rows, make_row, tiny_checkpoint, never_at_full_size
+):
     make_clip("a.mp4", 25, size=(120, 90))
     Image.new("RGB", (112, 140)).save(tmp_path / "b.png")
     row = make_row(prompt="<video> and <image>?", video="a.mp4", image="b.png", meta={"min_frames": 6, "max_frames": 6})

@@ -56,7 +56,7 @@ def groups_in(folder: Path) -> list[list]:
     return [list(rows) for _, rows in groupby(read_rollouts(folder, split="probe"), key=lambda row: row.where)]
 
 
-def test_numbers_are_those_of_the_completions_it_writes(model, flags, tmp_path, capsys):
+def test_numbers_are_those_of_the_completions_it_writes(model, flags, tmp_path, capsys, never_at_full_size):
     out = tmp_path / "probe"
     assert main([model, "example", *flags, "--samples", "4", "--output_dir", str(out), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

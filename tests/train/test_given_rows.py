@@ -104,6 +104,25 @@ def test_rows_are_evaluated_on(kind, rows, make_trainer):
     assert trainer.eval_dataset["held_out"].records[0].where == "eval_dataset.held_out[0]"
 
 
+@pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset", "torch Dataset"])
+def test_a_script_may_evaluate_on_rows_of_its_own(kind, rows, make_trainer, tmp_path):
+    trainer = make_trainer(datasets=[None, {"held_out": rows[:2]}])
+    own = KINDS[kind](rows[2:5])
+    assert trainer.evaluate(own)["eval_total_reward_n"] == 3
+    wheres = [row.where for row in read_rollouts(tmp_path / "run", split="eval")]
+    assert wheres == ["eval_dataset[0]", "eval_dataset[1]", "eval_dataset[2]"]
+    assert trainer.evaluate({"mine": own}, metric_key_prefix="test")["test_mine_total_reward_n"] == 3
+    assert trainer.evaluate("held_out")["eval_total_reward_n"] == 2, "a name among the trainer's own"
+
+
+def test_a_script_may_evaluate_on_a_file(sop_data, make_trainer):
+    trainer = make_trainer(datasets=[None])
+    assert trainer.evaluate(str(sop_data))["eval_total_reward_n"] == 8
+    assert trainer.evaluate(load_dataset(str(sop_data), training=False))["eval_total_reward_n"] == 8
+    with pytest.raises(RecordError, match=r"eval_dataset\[0\]: expected a row"):
+        trainer.evaluate([1])
+
+
 def test_rows_of_other_formats_with_their_pictures(make_trainer, tmp_path, capsys):
     """As TRL's data sets come: plain messages, and pictures that are decoded when a row is read."""
     picture = Image.effect_mandelbrot((64, 48), (-2, -1, 1, 1), 20).convert("RGB")

@@ -373,7 +373,7 @@ def test_a_frame_cache_may_serve_evaluation_alone(tiny_checkpoint, sop_data, tmp
 def test_a_frame_cache_beside_a_data_set_made_without_is_refused(sop_data, tmp_path):
     dataset, cache = load_dataset(str(sop_data)), FrameCache(tmp_path, 10**6, None)
     with pytest.raises(ValueError, match="--frame_cache has no effect on a data set made without"):
-        build_dataset(dataset, GRPOConfig(use_cpu=True), None, frame_cache=cache, training=True)
+        build_dataset(dataset, GRPOConfig(use_cpu=True), None, None, cache, training=True)
 
 
 def test_features_are_kept_over_epochs(make_trainer, tmp_path):

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from qwenvl.data.media.mediafile import check_regular_file
 from qwenvl.data.media.open import Clip
-from qwenvl.data.media.resize import read_resized
+from qwenvl.data.media.resize import Size, read_resized
 from qwenvl.data.media.source import frame_list
-from qwenvl.data.prompt_length import Ruler, Size
+from qwenvl.data.prompt_length import Ruler
 from qwenvl.disk_store import DiskStore
 from qwenvl.types import ClipMeta
 
@@ -135,7 +135,7 @@ class CachedClip:
     def _decode(self, indices: Sequence[int], share: float) -> Tensor:
         ruler = self._cache.ruler
         size_of = lambda size: ruler.frame_size(size, self._meta, share)
-        frames, size = read_resized(self._opened, indices, size_of, ruler.processor.video_processor)
+        frames, size = read_resized(self._opened, indices, size_of, ruler)
         if self.decoded_size is None:
             self.decoded_size = size
             timeline = {
@@ -164,7 +164,7 @@ class CachedClip:
         return self._cache.ruler.frame_size(self.decoded_size, self._meta, share)  # type: ignore[arg-type]
 
     def _frames_key(self, indices: Sequence[int], share: float) -> str:
-        resample = int(self._cache.ruler.processor.video_processor.resample)
+        resample = int(self._cache.ruler.resample)
         return _digest("frames", *self._base, tuple(indices), tuple(self._final(share)), resample)
 
 

@@ -25,7 +25,7 @@ from qwenvl.data.media.clip.reader import PART_BYTES, ClipReader
 if TYPE_CHECKING:
     from torch import Tensor
 
-REUSED_BYTES = PART_BYTES  # finding so much new memory takes the system as long as decoding into it
+REUSED_BYTES = 64 * 2**20  # finding so much new memory takes the system as long as decoding into it
 _LIBRARIES = {"torchcodec": "torchcodec.decoders", "decord": "decord"}
 # Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
@@ -87,14 +87,19 @@ class GuardedClip:
         import torch
 
         frames = self._ask("read", tuple(indices))
-        return torch.from_numpy(map_frames(frames.descriptor, frames.value)).permute(0, 3, 1, 2)
+        read = map_frames(frames.descriptor, frames.value)
+        own = read.copy() if read.nbytes <= REUSED_BYTES else read  # the child uses the memory of few frames again
+        return torch.from_numpy(own).permute(0, 3, 1, 2)
 
     def check_all(self) -> None:
         """Decode all frames and keep none, as ``ClipReader.check_all`` does."""
         self._ask("check", None)
 
-    def parts(self, indices: Sequence[int], most_bytes: int = REUSED_BYTES) -> Iterator[Tensor]:
-        """Decode frames a few at a time, as ``ClipReader.parts`` does. The child decodes on where it stopped."""
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
+        """Decode frames a few at a time, as ``ClipReader.parts`` does. The child decodes on where it stopped.
+
+        A part is memory of the child, which the child uses again for the next one.
+        """
         import torch
 
         left = len(indices)
@@ -130,16 +135,11 @@ class GuardedClip:
 
 
 def map_frames(descriptor: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The frames in the file behind a descriptor, which is closed.
-
-    Small ones are copied, since the child uses their memory again.
-    """
-    size = math.prod(shape)
+    """The frames in the file behind a descriptor, which is closed. The memory is that of the file."""
     try:
-        frames = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).reshape(shape)
+        return np.frombuffer(mmap.mmap(descriptor, math.prod(shape)), np.uint8).reshape(shape)
     finally:
         os.close(descriptor)
-    return frames.copy() if size <= REUSED_BYTES else frames
 
 
 def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:

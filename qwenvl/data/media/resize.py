@@ -3,57 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tvf
-from transformers.image_utils import pil_torch_interpolation_mapping
+from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 
 from qwenvl.data.errors import BadMediaError
+from qwenvl.types import ClipMeta
 
-SizeOf = Callable[[tuple[int, int]], tuple[int, int]]
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+SizeOf = Callable[[Size], Size]
 MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
 
 
-def resize(pixels: Tensor, size: tuple[int, int], processor: Any) -> Tensor:
+class FrameSizes(Protocol):
+    """How large the frames of clips become, and by which interpolation."""
+
+    @property
+    def resample(self) -> int:
+        """The interpolation, by its number in Pillow."""
+
+    def frame_size(self, size: Size, meta: ClipMeta | None, share: float = 1.0) -> Size:
+        """What frames of ``size`` are resized to, of which the record says ``meta``."""
+
+
+@dataclass(frozen=True)
+class Thumbnails:
+    """Small frames, for where no model says how large they become.
+
+    Attributes:
+        longest: most pixels of the longer side.
+    """
+
+    longest: int
+    resample: int = PILImageResampling.BICUBIC
+
+    def frame_size(self, size: Size, meta: ClipMeta | None = None, share: float = 1.0) -> Size:
+        """The size with the longer side within its bound."""
+        scale = min(1.0, self.longest / max(size))
+        return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def resize(pixels: Tensor, size: Size, processor: Any) -> Tensor:
     """Resize frames or an image, ... x 3 x H x W uint8. Pixels of the right size stay as they are.
 
     Args:
         size: height and width.
-        processor: the image or video processor, whose ``resample`` names the interpolation.
+        processor: the image or video processor, or another with ``resample``, which names the interpolation.
     """
     interpolation = pil_torch_interpolation_mapping[processor.resample]
     return tvf.resize(pixels, list(size), interpolation=interpolation, antialias=True)
 
 
-def read_resized(clip: Any, indices: Sequence[int], size_of: SizeOf, processor: Any) -> tuple[Tensor, tuple[int, int]]:
+def read_resized(clip: Any, indices: Sequence[int], size_of: SizeOf, processor: Any) -> tuple[Tensor, Size]:
     """The frames of an open clip with these rising numbers, resized, and their size in the file.
 
-    A part of them at a time is in memory at full size. They are those that ``resize`` makes of all together, bit for
+    A few of them at a time are in memory at full size. They are those that ``resize`` makes of all together, bit for
     bit: each frame is resized by itself.
 
     Args:
         clip: with ``parts``, as ``ClipReader`` has them.
         size_of: the height and width to resize to, given those in the file.
+        processor: as for ``resize``.
 
     Raises:
         BadMediaError: as reading raises it, or the frames have a shape that the models refuse.
     """
-    resized: list[Tensor] = []
-    decoded: tuple[int, int] = (0, 0)
+    frames: Tensor | None = None
+    decoded, done = (0, 0), 0
     for part in clip.parts(indices):
         own = part.shape[-2], part.shape[-1]
-        if not resized:
+        if frames is None:
             decoded = own
             check_size(clip.path, own)
+            frames = torch.empty(len(indices), *size_of(own), 3, dtype=torch.uint8).permute(0, 3, 1, 2)
         if own != decoded:
             raise BadMediaError(clip.path, "the size of the picture changes within the clip")
-        resized.append(resize(part, size_of(decoded), processor))
-    return resized[0] if len(resized) == 1 else torch.cat(resized), decoded
+        size = frames.shape[-2], frames.shape[-1]
+        frames[done : done + len(part)] = resize(part, size, processor)
+        done += len(part)
+    assert frames is not None  # no clip is asked for no frames
+    return frames, decoded
 
 
-def check_size(path: str, size: tuple[int, int]) -> None:
+def check_size(path: str, size: Size) -> None:
     """Check the height and width of a picture.
 
     Raises:

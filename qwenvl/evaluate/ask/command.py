@@ -75,7 +75,8 @@ def answered(asked: Asked) -> Told:
     base = base_of_adapter(asked.model.model)
     collator = collator_of(config)
     processor = collator.processor
-    dataset = GRPODataset([record], SampleOptions.of(config), training=False, limit=collator.limit)
+    frames = SampleOptions.of(config)
+    dataset = GRPODataset([record], frames, training=False, limit=collator.limit, ruler=collator.ruler)
     sample = dataset.load(record)  # an unreadable clip is told before the weights are loaded
     batch = collator([sample])["prompts"]
     media = seen_media(sample, batch, processor)

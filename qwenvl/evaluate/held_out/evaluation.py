@@ -119,7 +119,7 @@ def _prepared(asked: Asked, rubric: Rubric) -> tuple[list[Prepared], Questions]:
         config.model_name_or_path = model.path
         collator = collator_of(config)
         cache = build_frame_cache(config, collator)
-        dataset = build_dataset(config.dataset_use, config, rubric, collator.limit, cache, training=False)
+        dataset = build_dataset(config.dataset_use, config, rubric, collator, cache, training=False)
         assert isinstance(dataset, GRPODataset)
         if questions is None:
             questions = Questions.of(dataset, asked.options, config.seed)

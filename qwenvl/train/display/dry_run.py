@@ -35,9 +35,9 @@ def dry_run(args: GRPOConfig) -> str:
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
     rubric = build_rewards(args, None, None)
     collator = GRPOCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args))
-    dataset: Any = build_dataset(args.dataset_use, args, rubric, collator.limit, training=True)
+    dataset: Any = build_dataset(args.dataset_use, args, rubric, collator, training=True)
     first_look(dataset, collator, rubric, args.accuracy_by_name)
-    build_dataset(args.eval_dataset_use, args, rubric, collator.limit, training=False)
+    build_dataset(args.eval_dataset_use, args, rubric, collator, training=False)
     sections = {
         "settings": settings_lines(args, FLAG_GROUPS),
         "rewards": _rewards(rubric),

@@ -27,7 +27,7 @@ def dry_run(args: WarmupConfig) -> str:
     targets = targets_of(args)
     collator = TargetCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args), targets)
     made: list[Any] = [
-        narrowed(build_dataset(use, args, targets, collator.limit, training=training), targets, flag)
+        narrowed(build_dataset(use, args, targets, collator, training=training), targets, flag)
         for use, training, flag in (
             (args.dataset_use, True, "--dataset_use"),
             (args.eval_dataset_use, False, "--eval_dataset_use"),

@@ -73,6 +73,10 @@ class WarmupTrainer(PolicyTrainer):
         self.build_inputs = InputBuilder.of(position_rule(unwrap(parts.policy).config), parts.processor)
         self._counts = StepCounts(0, 0, 1)  # of the step that is being trained
 
+    def _held_out(self, given: Any) -> Any:
+        made = super()._held_out(given)
+        return made if made is given else narrowed(made, self.learned_by, "evaluate")
+
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
     ) -> Tensor:

@@ -73,7 +73,7 @@ def told(*argv: str, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_it_sees_and_answers_as_the_evaluation_of_the_run(run, capsys):
+def test_it_sees_and_answers_as_the_evaluation_of_the_run(run, capsys, never_at_full_size):
     answers = told("run", "17.mp4", QUESTION, "--solution", "<answer>(1) pick</answer>", capsys=capsys)
     batch = run.data_collator([run.eval_dataset[0]])["prompts"]
     [(rollout, rewards)] = run.collector.answer(run.model, [batch], 1)

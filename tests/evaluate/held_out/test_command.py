@@ -38,7 +38,7 @@ def evaluated(models: list[str], flags: list[str], out: Path, *more: str) -> tup
     return read_evaluation(out), read_samples(out)
 
 
-def test_two_models_under_all_controls(models, flags, tmp_path, capsys):
+def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at_full_size):
     facts, samples = evaluated(models, flags, tmp_path / "out", "--controls", "all", "--strata", "dataset,duration")
     shown = capsys.readouterr().out
     assert [model["path"] for model in facts["models"]] == models and facts["ended"] is not None

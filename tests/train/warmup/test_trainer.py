@@ -164,6 +164,7 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_its_tokens(make_warmup, sop_
     by_hand = sum(total.item() for total, _, _ in losses) / sum(tokens for _, tokens, _ in losses)
     assert metrics["eval_loss"] == pytest.approx(by_hand, rel=1e-4)
     assert metrics["eval_loss_n"] == 8
+    assert trainer.evaluate(str(sop_data))["eval_loss"] == metrics["eval_loss"], "of a file that is given"
 
 
 def test_a_record_that_is_left_out_leaves_a_step_without_targets(make_warmup, sop_data, tmp_path):

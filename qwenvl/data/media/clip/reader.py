@@ -35,7 +35,7 @@ from qwenvl.data.media.clip.strict import check_all_frames, check_packets, damag
 if TYPE_CHECKING:
     from torch import Tensor
 
-PART_BYTES = 64 * 2**20  # of the frames that are in memory at full size at a time
+PART_BYTES = 8 * 2**20  # of the frames that are in memory at full size at a time
 Empty = Callable[[tuple[int, ...]], np.ndarray]
 """A shape to an array of uint8."""
 SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
