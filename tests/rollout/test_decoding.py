@@ -1,4 +1,4 @@
-"""The compiled step draws the tokens of the stock one, and is compiled once for all sizes."""
+"""The compiled step draws the tokens of the stock one, and is compiled once for several prompts of all sizes, and once for one."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def draw(model, prompts, group_size, end_ids, compiled):
 )
 def test_tokens_and_logprobs_of_the_stock_step(family, layers, random_prompts):
     model = make_model(family, make_processor(family), num_layers=layers, initializer_range=0.25).requires_grad_(False)
-    # One compilation for each kind of layer: others, for numbers of prompts and completions or lengths, are an error.
+    # Two compilations for each kind of layer, for several prompts and for one: a size of 1 is always compiled by
+    # itself. A batch of several comes down to one where the completions of all others have ended. Any other
+    # compilation, for numbers of prompts and completions, for lengths or for strides, is an error.
     torch._dynamo.reset()
-    kinds = len(set(model.config.text_config.layer_types))
-    with torch._dynamo.config.patch(recompile_limit=kinds, fail_on_recompile_limit_hit=True):
-        for words, group_size in ((["tvi", "t", "vit", "v"], 3), (["tvt", "t"], 5)):
+    most = 2 * len(set(model.config.text_config.layer_types))
+    with torch._dynamo.config.patch(recompile_limit=most, fail_on_recompile_limit_hit=True):
+        for words, group_size in ((["tvi", "t", "vit", "v"], 3), (["tvt", "t"], 5), (["tv"], 4)):
             prompts = random_prompts(model, words)
             free, _ = draw(model, prompts, group_size, [], compiled=False)
             for end_ids in ([], free[::2, 2].unique().tolist()):

@@ -124,7 +124,7 @@ class PrefixCache:
             if fewer:
                 self._of_prompts[layer] = tuple(x[prompts] for x in self._of_prompts[layer])
             own = self._of_completions[layer]
-            self._of_completions[layer] = tuple(x[rows].transpose(1, 2).contiguous() for x in own)
+            self._of_completions[layer] = tuple(_laid_out(x[rows].transpose(1, 2)) for x in own)
         for layer in self._states:
             self._states[layer] = self._states[layer].select(slots)
         self.slots = tuple(slots.shape)
@@ -178,7 +178,16 @@ class PrefixCache:
         """S x heads x D, the prompts end to end -> P x heads x L x D with zeros where a prompt has ended."""
         padded = x.new_zeros(*self._present.shape, *x.shape[1:])
         padded[self._present] = x
-        return padded.transpose(1, 2).contiguous()
+        return _laid_out(padded.transpose(1, 2))
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """A copy whose strides are those of its shape.
+
+    ``contiguous`` leaves the strides of sizes of 1 as they are, for example of a single key-value head. A compiled step
+    would take them for another layout and be compiled anew.
+    """
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
