@@ -20,6 +20,7 @@ from transformers import (
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
 from qwenvl.model.logprobs import Likelihood, entropy_of
+from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.rollout.engine import (
     EnginePrompts,
     SamplingParams,
@@ -86,7 +87,7 @@ class LocalEngine:
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
     ) -> tuple[Tensor, Likelihood]:
         """N x T tokens, whatever fills finished rows, and what the model makes of them."""
-        cost = group_size * (prompts.input_ids.shape[1] + params.max_new_tokens)
+        cost = group_size * (prompts.input_ids.shape[1] + params.max_new_tokens + state_tokens(model))
         parts = []
         with generation_settings(model, self._settings(params)):
             for rows in within_budget(range(len(prompts)), self.token_budget, cost=lambda row: cost):

@@ -23,6 +23,7 @@ from transformers import (
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import completion_positions
+from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.decoding import Decoder
@@ -81,8 +82,9 @@ def sample_shared(
         pad_id: what fills ended completions.
         stopping: asked after each token with the ids of the completions that go on (rows x tokens, without their
             prompts). It says in rows bools which of them end there, beside those with an end token.
-        token_budget: most tokens (each prompt once, padded to the longest, its completions in full length) that are
-            sampled together. A single prompt may exceed it. None: all together.
+        token_budget: most tokens (each prompt once, padded to the longest, its completions in full length, and for the
+            states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
+            all together.
         compiled: compile the layers' step that follows the first token (see ``decoding``).
 
     Returns:
@@ -92,7 +94,7 @@ def sample_shared(
     install_sharing(model)
     processors = logits_processors(params, suppress, prompts.input_ids.device)
     lengths = prompts.attention_mask.sum(1).tolist()
-    new_tokens = group_size * params.max_new_tokens
+    new_tokens = group_size * (params.max_new_tokens + state_tokens(model))
     batches = within_budget(range(len(lengths)), token_budget, cost=lambda row: lengths[row] + new_tokens)
     # Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token.
     rounds = torch.is_autocast_enabled(prompts.input_ids.device.type)

@@ -1,4 +1,4 @@
-"""The compiled step draws the tokens of the stock one, and is compiled once for several prompts of all sizes, and once for one."""
+"""The compiled step draws the tokens of the stock one. It is compiled once for one prompt and once for several."""
 
 from __future__ import annotations
 

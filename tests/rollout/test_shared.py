@@ -173,3 +173,20 @@ def test_logprobs_and_entropies_stay_those_of_the_trainer(kind, tiny):
     assert again.entropies is None and torch.equal(again.logprobs, rollout.logprobs)
     first, rest = split_rollouts(rollout, [3, 6])
     assert torch.equal(first.entropies, rollout.entropies[:3, : first.logprobs.shape[1]]) and len(rest.entropies) == 6
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_states_of_completions_count_as_the_tokens_of_their_memory(kind, tiny_pair, random_prompts):
+    model, processor = tiny_pair("qwen3_5")
+    prompts = random_prompts(model, ["t", "t"])
+    group, length, state = 2, 3, 12  # of a completion, see the test of ``state_tokens``
+    prompt = prompts.input_ids.shape[1]
+    each = prompt + group * (length + state) if kind is SharedPrefixEngine else group * (prompt + length + state)
+    steps = []
+    model.model.language_model.register_forward_hook(lambda *of_one_forward: steps.append(1))
+    for budget, batches in ((2 * each, 1), (2 * each - 1, 2)):
+        steps.clear()
+        engine = kind(processor.tokenizer, model, token_budget=budget)
+        engine.end_ids = []
+        engine.draw(model, prompts, group, SamplingParams(length), seed=0)
+        assert len(steps) == batches * length

@@ -203,6 +203,20 @@ def test_a_killed_and_resumed_run_is_the_same_run(make_trainer, whole_and_resume
     assert any(not torch.equal(p, q) for p, q in zip(whole.model.parameters(), base_model(make_trainer), strict=False))
 
 
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("qwen3_5", {"tune_mm_vision": True}), ("qwen3_5_moe", {"lora_enable": True})],
+)
+def test_runs_of_linear_attention_and_of_experts_resume_too(
+    whole_and_resumed, tiny_checkpoint, tmp_path, family, settings
+):
+    model = str(tiny_checkpoint(family, initializer_range=0.1))
+    common = {"model": model, "max_steps": 3, "save_strategy": "steps", "save_steps": 1, **settings}
+    whole_and_resumed(killed=2, resumed_from=1, **common)
+    rows = [[(r.step, r.completion, r.rewards) for r in read_rollouts(tmp_path / name)] for name in ("whole", "cut")]
+    assert rows[0] == rows[1] and {step for step, *_ in rows[0]} == {1, 2, 3}
+
+
 def base_model(make_trainer):
     return [copy.deepcopy(p) for p in make_trainer().model.parameters()]
 

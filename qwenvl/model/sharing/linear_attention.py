@@ -8,10 +8,15 @@ The layer is not among those that transformers looks up by name, so its forward 
 ``shared_prefix`` like attention does (see ``prefix_attention``), and runs as it is: first on the prompts, then on the
 completions, with a ``State`` in the place of transformers' cache, which is written in place and has no gradient. It
 runs twice whatever there is to compute, because under ZeRO-3 the processes wait for each other's modules.
+
+Sequences of different lengths are padded to a batch, on a GPU too. The kernels of ``fla`` could take them end to end
+(``cu_seqlens``), but the convolution before them keeps either the sequences of a row apart or takes a state to begin
+with (``seq_idx`` or ``initial_states`` of ``causal_conv1d``), not both, so that a stock layer can't.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
@@ -79,6 +84,26 @@ def obstacle(text_config) -> str | None:
     if missing := [name for name in needed if not hasattr(Cache, name)]:
         return f"in this version of transformers linear attention keeps its state another way (no {missing[0]})"
     return None
+
+
+def state_tokens(model: nn.Module) -> int:
+    """How many tokens' keys and values take as much memory as the states of a sequence. 0 without linear attention.
+
+    Example:
+        >>> state_tokens(qwen3_5_9b)  # 24 layers x 2.06 MiB of states, 8 layers x 4 KiB of keys and values a token
+        1584
+    """
+    config = model.config.get_text_config()
+    layer_types = list(getattr(config, "layer_types", None) or ())
+    if "linear_attention" not in layer_types:
+        return 0
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    inputs = (2 * keys + values) * config.linear_conv_kernel_dim * model.dtype.itemsize
+    matrices = values * config.linear_key_head_dim * torch.float32.itemsize
+    token = 2 * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
+    states = layer_types.count("linear_attention") * (inputs + matrices)
+    return math.ceil(states / (layer_types.count("full_attention") * token))
 
 
 def install(model: nn.Module) -> None:
