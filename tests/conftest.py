@@ -23,6 +23,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     torch.set_num_threads(int(THREADS))
+    if device := os.environ.get("QWENVL_TEST_DEVICE"):  # models and tensors of the tests are made there
+        torch.set_default_device(device)
     if other := int(os.environ.get("QWENVL_TEST_SEED", "0")):  # other weights and samples in every test
         plain = torch.manual_seed
         torch.manual_seed = torch.random.manual_seed = lambda seed: plain((seed + 1_000_003 * other) % 2**63)
@@ -31,9 +33,9 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     has_gpu, run_slow = torch.cuda.is_available(), config.getoption("--slow")
     for item in items:
-        if "gpu" in item.keywords and not has_gpu:
+        if item.get_closest_marker("gpu") and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        if "slow" in item.keywords and not run_slow:
+        if item.get_closest_marker("slow") and not run_slow:
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
     if seed := os.environ.get("QWENVL_TEST_ORDER"):  # files in random order, and the tests in each
         random.Random(seed).shuffle(items)

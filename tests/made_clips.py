@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
-
-from scripts.bench.decode_clips import copy_from
 
 BITS, BLOCK = 8, 16
 
@@ -50,6 +47,8 @@ def write_clip(
     codec_options: dict[str, str] | None = None,
 ) -> Path:
     """Encode frames 0, 1, ... at ``fps``, or at ``times`` in seconds (to the millisecond)."""
+    import av  # here, so that tests without clips run where it is missing
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", options=container_options or {}) as container:
         stream = container.add_stream(codec, rate=fps, options=codec_options or {})
@@ -78,6 +77,8 @@ def cut_clip() -> Callable[..., Path]:
     """``cut_clip(path, first)`` -> path of a stream copy that begins with frame ``first``."""
 
     def cut(source: Path, first: int, fps: int = 10) -> Path:
+        from scripts.bench.decode_clips import copy_from
+
         copy_from(source, source.with_name("cut.mp4"), first / fps)
         return source.with_name("cut.mp4")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -117,3 +118,33 @@ def test_the_records_benchmark_runs(tmp_path):
     ).stdout
     assert "30 records" in out and "| csv, 0 MB | " in out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_report_of_a_gpu(monkeypatch, tmp_path):
+    """Parts of one kind in one table, with the columns of all of its rows."""
+    monkeypatch.syspath_prepend(str(BENCH / "gpu"))
+    every = importlib.import_module("all")
+    results = tmp_path / "results.jsonl"
+    rows = [{"part": "waits", "busy": 0.5}, {"part": "exact", "model": "3b"}, {"part": "waits", "waits": 4}]
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    lines = every.report({"waits": "done in 3 s"}, results).splitlines()
+    assert lines[2:5] == ["| part | end |", "| --- | --- |", "| waits | done in 3 s |"]
+    assert lines[6:12] == ["## waits", "", "| busy | waits |", "| --- | --- |", "| 0.5 |  |", "|  | 4 |"]
+    assert lines[13:] == ["## exact", "", "| model |", "| --- |", "| 3b |"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [["waits"], pytest.param(["exact", "attention", "phases_linear", "decoding"], marks=pytest.mark.slow)],
+)
+def test_what_a_gpu_is_asked_runs_on_a_cpu(parts, tmp_path):
+    command = [sys.executable, str(BENCH / "gpu" / "all.py"), "--out", str(tmp_path), "--rehearse"]
+    command += ["--minutes", "60", "--parts", *parts]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert all(f"| {part} | done in " in out for part in parts)
+    kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    if "waits" in parts:
+        assert {row["phase"] for row in kept if row["part"] == "waits"} == {"vision", "sampling", "reference", "policy"}
+        assert len([*(tmp_path / "profiles").iterdir()]) == 4
+    if "exact" in parts:
+        assert all(row["logprobs_ratio"] < 3 for row in kept if "logprobs_ratio" in row)

@@ -71,6 +71,32 @@ class State:
         """Goes on by the matrices after the newest token."""
         self.matrices = matrices
 
+    # What layers of transformers before 5.21 ask for instead of the first three.
+
+    record_past = True
+
+    @property
+    def layers(self) -> _Everywhere:
+        """One state, whatever the number of the layer."""
+        return _Everywhere(self)
+
+    @property
+    def recurrent_states(self) -> list[Tensor | None]:
+        """What transformers calls ``matrices``."""
+        return [self.matrices]
+
+    def has_previous_state(self, layer_idx: int, **which: int) -> bool:
+        """Whether there is a state to go on from."""
+        return self.inputs is not None
+
+
+@dataclass(frozen=True)
+class _Everywhere:
+    state: State
+
+    def __getitem__(self, layer_idx: int) -> State:
+        return self.state
+
 
 Layer = Callable[..., Tensor]
 """The stock forward of a layer: ``layer(hidden, cache_params=state)``, rows x S x width -> rows x S x width."""
@@ -80,10 +106,10 @@ def obstacle(text_config) -> str | None:
     """None where linear attention can share a prompt, else the reason why not."""
     from transformers.cache_utils import Cache
 
-    needed = [name for name in vars(State) if name.startswith(("get_", "is_", "update_"))]
-    if missing := [name for name in needed if not hasattr(Cache, name)]:
-        return f"in this version of transformers linear attention keeps its state another way (no {missing[0]})"
-    return None
+    known = all(hasattr(Cache, name) for name in ("update_conv_state", "update_recurrent_state"))
+    if known and (hasattr(Cache, "get_conv_state") or hasattr(Cache, "has_previous_state")):
+        return None
+    return "in this version of transformers linear attention keeps its state another way"
 
 
 def state_tokens(model: nn.Module) -> int:

@@ -88,7 +88,7 @@ def test_a_library_that_keeps_the_state_otherwise_is_the_reason(tiny_pair, monke
     model, _ = tiny_pair("qwen3_5")
     assert shared_prefix.supports_shared_prefix(model) is None
     monkeypatch.delattr(Cache, "update_conv_state")
-    assert "no update_conv_state" in shared_prefix.supports_shared_prefix(model)
+    assert "keeps its state another way" in shared_prefix.supports_shared_prefix(model)
 
 
 def test_states_are_counted_as_the_tokens_that_take_their_memory(tiny_pair):
@@ -203,3 +203,13 @@ def test_the_kernels_of_a_gpu_themselves(tiny_pair, random_prompts):
     torch.testing.assert_close(shared, plain, rtol=0, atol=1e-3)
     for name, grad in of_plain.items():
         assert (of_shared[name] - grad).norm() <= 0.02 * grad.norm(), name
+
+
+def test_layers_of_older_versions_find_what_they_ask_for():
+    """Before 5.21 they asked the cache's layers, and whether there was a state."""
+    state = State()
+    assert not state.has_previous_state(3, state_idx=0)
+    state.update_conv_state(torch.ones(1, 2, 3), 3, conv_kernel_size=4)
+    state.update_recurrent_state(torch.ones(1, 1, 2, 2), 3)
+    assert state.has_previous_state(3) and state.layers[3].record_past
+    assert state.layers[3].recurrent_states[0] is state.get_recurrent_state(3)
