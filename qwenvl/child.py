@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 START_SECONDS = 120.0  # for imports from a cold network disk on a busy machine
 ALARM_MARGIN_SECONDS = 5.0  # how long after its deadline a child ends that no parent has killed
 EXIT_SECONDS = 2.0  # how long a parent waits for the exit code of a child that closed its connection
+_OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # signals that it handles for its children
 _CODE = "import sys; sys.path[:] = sys.argv[1].split('\\n'); from qwenvl.child import main; main(sys.argv[2:])"
 
 
@@ -110,12 +111,16 @@ class Child:
         with other_end:
             path = "\n".join([*(folder or os.getcwd() for folder in sys.path), str(Path(__file__).parents[1])])
             settings = [str(other_end.fileno()), str(os.getpid()), str(memory_bytes or 0), load, *arguments]
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, path, *settings],
-                pass_fds=[other_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **(environment or {})},
-            )
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_PARENT)  # the child begins with them held back too
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _CODE, path, *settings],
+                    pass_fds=[other_end.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **(environment or {})},
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
         atexit.register(self.kill)
         try:
             self._receive(START_SECONDS, f"{load}: the process did not start within {START_SECONDS:g} s")
@@ -196,8 +201,9 @@ class Child:
 def main(arguments: list[str]) -> None:
     """What runs in the child: load, say so, and answer messages until the parent is gone."""
     descriptor, parent, memory_bytes, load, *rest = arguments
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # these are the parent's to handle
+    for each in _OF_PARENT:
         signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_PARENT)
     threading.Thread(target=_follow, args=(int(parent),), daemon=True).start()
     connection = Connection(int(descriptor))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the parent's standard output is for the parent's results

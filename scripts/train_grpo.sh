@@ -108,11 +108,9 @@ if [[ -z "${PYTHON-}${VIRTUAL_ENV-}${CONDA_PREFIX-}" && -x "$root/.venv/bin/pyth
 fi
 
 command=("$interpreter")
-launched=""
 if ((nproc > 1)) || [[ "${DEEPSPEED:-none}" != none ]]; then # DeepSpeed asks for a launcher for one process too
     ((nproc > 0)) || nproc=1
-    launched=1
-    command+=(-m torch.distributed.run --standalone --nproc_per_node "$nproc")
+    command+=(-m qwenvl.train.run.launch --standalone --nproc_per_node "$nproc")
 fi
 command+=("$root/qwenvl/train/train_grpo.py")
 if [[ -n "$config" ]]; then command+=(--config "$config"); fi
@@ -123,19 +121,5 @@ if [[ "${DRY_RUN:-0}" == 1 ]]; then
     printf '%q ' "${command[@]}"
     echo
     exit
-elif [[ -z "$launched" ]]; then
-    exec "${command[@]}"
 fi
-
-# torchrun gives its processes 30 seconds after a signal, and ends with an error itself. So the processes of the run are
-# told instead: they finish their step, save a checkpoint and end with status 0, and torchrun with them.
-set -m # a process group for torchrun: Ctrl-C comes to it from here alone, and is not ignored by it
-"${command[@]}" &
-torchrun=$!
-trap 'pkill -USR1 -P "$torchrun" || kill -TERM "$torchrun"' TERM HUP USR1
-trap 'kill -INT -- "-$torchrun"' INT
-status=128
-while ((status >= 128)) && kill -0 "$torchrun" 2>/dev/null; do # a signal ends a wait too
-    wait "$torchrun" && status=0 || status=$?
-done
-exit "$status"
+exec "${command[@]}"

@@ -29,6 +29,7 @@ FLOORS = {
     "option": 0,
     "yaml_text": 0,
     "hint": 0,
+    "failure": 0,
     "child": 0,
     "page": 0,
     "health": 0,
@@ -54,6 +55,7 @@ OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it r
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
 STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "files", "hint", "health", "cli"}
+STANDARD_LIBRARY_ONLY |= {"failure"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 320

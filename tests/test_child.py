@@ -134,6 +134,18 @@ def test_a_child_that_cannot_load_is_an_error(start):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the system has no such bound")
+def test_signals_that_come_while_a_child_starts_are_left_to_its_parent(start, tmp_path):
+    """As when a queue tells all processes of a run to end."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\nfor each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):\n"
+        "    os.kill(os.getpid(), each)\n"
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    child = Child("made_tasks:load", environment={"PYTHONPATH": str(tmp_path)})
+    assert child.ask(("double", 4)) == 8 and child.kill() == -signal.SIGKILL
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
 def test_memory_is_bounded_above_what_loading_took(start):
     child = start(memory_bytes=2**28)
     assert child.ask(("fill", 2**27)) == 2**27

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_type_hints
 
 from qwenvl.config.flags import FLAG_GROUPS, describe
 from qwenvl.config.unknown import unknown_flag
+from qwenvl.failure import tell
 from qwenvl.option import Options, kinds_of
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def settings_from(argv: Sequence[str], kind: type[Config], usage: str, only: Col
         config = config_from(*split_file(argv), kind, only)
         require_what_a_run_needs(config)
     except ValueError as error:
-        print(f"usage: {usage}\nerror: {error}", file=sys.stderr)
+        tell(f"usage: {usage}\nerror: {error}")
         raise SystemExit(2) from None
     return config
 

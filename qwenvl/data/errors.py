@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from qwenvl.failure import tell
 
 
 class RecordError(ValueError):
@@ -76,5 +77,5 @@ def told_to_the_user(command: str, errors: tuple[type[Exception], ...] = (ValueE
             raise
         # An error of a DataLoader's worker is its traceback in one text, which ends with the message.
         message = str(error).rpartition(f"{type(error).__name__}: ")[2].rstrip()
-        print(f"{command}: {message}", file=sys.stderr)
+        tell(f"{command}: {message}")
         raise SystemExit(1 if isinstance(error, DATA_ERRORS) else 2) from None

@@ -11,6 +11,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from qwenvl.config.command_line import parse_args
+from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ COMMAND = "qwenvl train"
 
 def main(argv: list[str] | None = None) -> None:
     """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags."""
-    with ends_at_ctrl_c(COMMAND):
+    with tells_errors_once(), ends_at_ctrl_c(COMMAND):
         start(sys.argv[1:] if argv is None else argv)
 
 

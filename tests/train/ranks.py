@@ -26,7 +26,9 @@ from qwenvl.evaluate.held_out.command import main as evaluate_command
 from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.shared import SharedPrefixEngine
+from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint
+from qwenvl.train.train_grpo import main as train_command
 from qwenvl.types import RolloutBatch
 
 
@@ -127,6 +129,18 @@ def evaluate(environment: dict[str, str], log: str, words: list[str]) -> None:
     """One process of ``qwenvl evaluate``."""
     begin(environment, log)
     sys.exit(evaluate_command(words))
+
+
+def command(environment: dict[str, str], log: str, words: list[str]) -> None:
+    """One process of ``qwenvl train``."""
+    begin(environment, log)
+    train_command(words)
+
+
+def torchrun(log: str, words: list[str]) -> None:
+    """The process that starts others."""
+    begin({}, log)
+    launch.main(words)
 
 
 def run(environment: dict[str, str], log: str, checkpoint: str, data: str, output: str, flags: list[str]) -> None:

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from qwenvl.evaluate.held_out.settings import USAGE, help_text, settings_of
+from qwenvl.failure import tell, tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 COMMAND = "qwenvl evaluate"
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(argv):
         print(help_text())
         return 0
-    with ends_at_ctrl_c(COMMAND):
+    with tells_errors_once(), ends_at_ctrl_c(COMMAND):
         say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
         from qwenvl.train.run.failures import told_in_one_line
 
@@ -36,7 +37,7 @@ def start(argv: Sequence[str]) -> int:
     try:
         asked = settings_of(argv)
     except (ValueError, FileNotFoundError) as error:
-        print(f"usage: {USAGE}\nerror: {error}", file=sys.stderr)
+        tell(f"usage: {USAGE}\nerror: {error}")
         return 2
     process = asked.config.process_index
     with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (RunLockedError,)), locked(asked.output_dir, process):

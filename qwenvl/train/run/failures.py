@@ -5,24 +5,28 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from qwenvl.failure import tell
 from qwenvl.train.run.checkpoints import newest_whole
 
 INTERRUPTED = 130  # what a shell reports of a process that ended by Ctrl-C
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TORCH_WRITES = ("PytorchStreamWriter", "unexpected pos", "inline_container")
+_LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed"),
+    *("remote process exited", "NCCL communicator was aborted", "Socket Timeout", "Timed out waiting"),
+)
 _MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "std::bad_alloc")
 
 
 @contextmanager
 def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[None]:
-    """End the process with one line for Ctrl-C, a full disk, full memory or numbers that are not finite.
+    """End the process with one line for Ctrl-C, a full disk or memory, a lost process or numbers that are not finite.
 
     Errors of other kinds pass, and all do where ``QWENVL_TRACEBACK`` is set.
 
@@ -37,7 +41,7 @@ def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[No
         message = explanation(error, output_dir)
         if message is None or os.environ.get("QWENVL_TRACEBACK"):
             raise
-        print(f"{command}: {message}", file=sys.stderr)
+        tell(f"{command}: {message}", consequence=_lost(error) is not None)
         raise SystemExit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1) from None
 
 
@@ -47,6 +51,8 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
         return f"stopped by Ctrl-C{_go_on(output_dir)}"
     if isinstance(error, FloatingPointError):
         return str(error)
+    if lost := _lost(error):
+        return f"another process of the run is gone ({lost}){_go_on(output_dir)}"
     if _is_memory(error):
         where = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
         return (
@@ -71,6 +77,13 @@ def _go_on(output_dir: str | Path | None) -> str:
     if whole is None:
         return "; there is no checkpoint yet: the same command begins anew"
     return f"; go on from {whole} with --resume_from_checkpoint {whole}"
+
+
+def _lost(error: BaseException) -> str | None:
+    """What a process sees of another one that has died, while it waits for it. None for other errors."""
+    if not isinstance(error, RuntimeError) or not torch.distributed.is_initialized():
+        return None
+    return next((words for words in _LOST if words in str(error)), None)
 
 
 def _is_memory(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ from accelerate.utils import reduce
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.failure import has_failed
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -84,6 +85,8 @@ class StopOnSignal(TrainerCallback):
     def _receive(self, number: int, frame: Any) -> None:
         if os.getpid() != self._process:  # a fork: the signal is for the run, which got it too
             return
+        if has_failed():  # the launcher ends the others, which wait for a process that is gone
+            os._exit(1)
         if self._received is None:
             self._received = signal.Signals(number)
             seconds = self._args.save_on_signal

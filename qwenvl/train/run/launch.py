@@ -1,0 +1,58 @@
+"""``python -m qwenvl.train.run.launch``: torchrun, which hands signals on and tells in a line which process failed.
+
+torchrun gives its processes 30 seconds after a signal, and ends with an error itself. Here the processes of the run are
+told instead: they finish their step, save a checkpoint and end with status 0, and so does this one. Where a process
+fails, it has told why. torchrun would add some fifty lines of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+COMMAND = "qwenvl train"
+HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Starts processes as torchrun does, and takes its arguments. Ends with the status of the first one that failed."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import api
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger(api.__name__).setLevel(logging.CRITICAL)
+    arguments = run.parse_args(sys.argv[1:] if argv is None else argv)
+    arguments.signals_to_handle = "SIGINT,SIGQUIT"
+    for each in HANDED_ON:
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, _hand_on)
+    try:
+        run.run(arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        print(f"{COMMAND}: {_ended(rank, failure.exitcode)}, and the run with it", file=sys.stderr)
+        sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
+    except api.SignalException as error:
+        sys.exit(128 + error.sigval)
+
+
+def _hand_on(number: int, frame: Any) -> None:
+    subprocess.run(["pkill", "-USR1", "-P", str(os.getpid())], check=False)
+
+
+def _ended(process: int, code: int) -> str:
+    """How a process ended, by its exit code, where a negative one is the signal that ended it."""
+    if code > 0:
+        return f"process {process} ended with status {code}"
+    name = signal.Signals(-code).name
+    why = " (by the system, most often, because memory was full)" if name == "SIGKILL" else ""
+    return f"process {process} was ended by {name}{why}"
+
+
+if __name__ == "__main__":
+    main()
