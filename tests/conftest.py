@@ -19,6 +19,7 @@ pytest_plugins = ["tests.made_clips"]
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--vllm", action="store_true", help="run those marked vllm; scripts/test.sh --vllm, not by hand")
 
 
 def pytest_configure(config):
@@ -32,9 +33,12 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     has_gpu, run_slow = torch.cuda.is_available(), config.getoption("--slow")
+    no_vllm = pytest.mark.skip(reason="needs vLLM in an environment of its own; run with bash scripts/test.sh --vllm")
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("vllm") and not config.getoption("--vllm"):
+            item.add_marker(no_vllm)
         if item.get_closest_marker("slow") and not run_slow:
             item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
     if seed := os.environ.get("QWENVL_TEST_ORDER"):  # files in random order, and the tests in each

@@ -10,7 +10,7 @@ OF_THE_USER = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DRY_RUN", "TINY"),
     *("MODEL", "DATASET", "EVAL_DATASET", "OUTPUT", "OUT", "NPROC", "DEEPSPEED", "FSDP", "LORA", "PYTHON", "WORKERS"),
     *(name for proxy in ("http_proxy", "https_proxy", "all_proxy") for name in (proxy, proxy.upper())),
-    *("JUDGE_API_KEY", "OPENAI_API_KEY", "TRANSFORMERS_VERBOSITY", "FORCE_COLOR", "NO_COLOR"),
+    *("JUDGE_API_KEY", "OPENAI_API_KEY", "QWENVL_VLLM_TOKEN", "TRANSFORMERS_VERBOSITY", "FORCE_COLOR", "NO_COLOR"),
 }
 for name in [name for name in os.environ if name in OF_THE_USER or name.startswith(("ACCELERATE_", "FSDP_"))]:
     del os.environ[name]

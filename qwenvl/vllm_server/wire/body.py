@@ -24,6 +24,7 @@ KINDS = {
     "version": 409,  # the server has other weights, or lays parts over others
     "size": 413,  # the body is larger than the server takes
     "asleep": 423,  # its memory was given back: POST /wake first
+    "starting": 503,  # the model is being loaded
     "engine": 500,  # the engine raised. The server ends, and whoever started it starts it again
     "busy": 503,  # another request ran until this one's deadline
     "deadline": 504,  # sampling was not finished at the deadline. The server ends, as after "engine"

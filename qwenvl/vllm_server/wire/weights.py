@@ -22,6 +22,7 @@ class WeightsRequest:
             None: the weights are in the message.
         sha256: of that file, in hex. None: not compared.
         part, parts: this message is number ``part`` of ``parts``, from 0. They are sent in order.
+        deadline_s: seconds from its arrival after which nobody waits for the answer.
         tensors: the weights, where there is no path.
 
     Example:
@@ -34,10 +35,13 @@ class WeightsRequest:
     sha256: str | None = None
     part: int = 0
     parts: int = 1
+    deadline_s: float = 600.0
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        head = {name: getattr(self, name) for name in ("version", "base", "path", "sha256", "part", "parts")}
+        head = {
+            name: getattr(self, name) for name in ("version", "base", "path", "sha256", "part", "parts", "deadline_s")
+        }
         return pack(head, self.tensors)
 
     @classmethod

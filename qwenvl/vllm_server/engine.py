@@ -1,0 +1,126 @@
+"""vLLM's engine, in this process: prompts to completions, files to weights.
+
+All calls come from one thread. What is private in vLLM and used here is why its version is pinned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm import LLM, CompletionOutput, RequestOutput
+
+from qwenvl.vllm_server.backend import Completions
+from qwenvl.vllm_server.draw import sampling_params
+from qwenvl.vllm_server.family import Shape, family_of
+from qwenvl.vllm_server.prompts import check_prompt, engine_input
+from qwenvl.vllm_server.settings import Settings
+from qwenvl.vllm_server.wire.body import require
+from qwenvl.vllm_server.wire.sampling import SampleRequest
+
+GIB = 2**30
+
+
+class Engine:
+    """A model in vLLM.
+
+    Attributes:
+        shape: what a request must fit.
+        dtype: of its weights.
+    """
+
+    def __init__(self, settings: Settings, config: Any):
+        """Loads the model, which takes from seconds to minutes.
+
+        Args:
+            config: the checkpoint's configuration, of transformers.
+        """
+        on_cpu = not torch.cuda.is_available()
+        cache_gb = settings.cache_gb if settings.cache_gb is not None or not on_cpu else 1.0
+        most = min(settings.max_model_len, config.get_text_config().max_position_embeddings)
+        limits = {} if family_of(config.model_type).tower else {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+        self.llm = LLM(
+            settings.model,
+            dtype=settings.dtype,
+            max_model_len=most,
+            max_num_seqs=settings.max_num_seqs,
+            kv_cache_memory_bytes=None if cache_gb is None else int(cache_gb * GIB),
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            enforce_eager=on_cpu or not settings.compiled,
+            enable_sleep_mode=settings.sleeps,
+            seed=0,
+            generation_config="vllm",  # else the checkpoint's top-k and penalty are in every request that has none
+            logprobs_mode="raw_logprobs",
+            enable_mm_embeds=True,
+            skip_mm_profiling=True,
+            mm_processor_cache_gb=0,  # it would give a prompt the positions of another one with the same video
+            worker_extension_cls="qwenvl.vllm_server.worker.WorkerExtension",
+            **limits,
+        )
+        self.shape = Shape.of(config, most)
+        self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
+        self.llm.collective_rpc("install_hooks")
+
+    def check(self, request: SampleRequest) -> None:
+        """Refuses what the model cannot take, before anything is sampled."""
+        for number, prompt in enumerate(request.prompts):
+            check_prompt(prompt, self.shape, request.draw.max_new_tokens, f"prompts[{number}]")
+        for name in ("banned_ids", "end_ids"):
+            ids = getattr(request, name)
+            require(all(0 <= each < self.shape.vocab_size for each in ids), f"{name}: ids above the vocabulary: {ids}")
+
+    def sample(self, request: SampleRequest, salt: str) -> Completions:
+        """See ``Backend.sample``.
+
+        Raises:
+            RuntimeError: vLLM gave something else than what was asked for.
+        """
+        self.llm.collective_rpc("set_temperature", args=(request.draw.temperature or 1.0,))
+        for prompt in request.prompts:
+            self.llm._add_request(engine_input(prompt, salt), sampling_params(request, prompt.seed))
+        done = self.llm._run_engine(RequestOutput, use_tqdm=False)
+        rows = [row for output in done for row in sorted(output.outputs, key=lambda one: one.index)]
+        if len(rows) != len(request.prompts) * request.group_size:
+            raise RuntimeError(f"{len(rows)} completions for {len(request.prompts)} x {request.group_size}")
+        reasons = tuple(str(row.finish_reason) for row in rows)
+        if set(reasons) - {"stop", "length"}:
+            raise RuntimeError(f"completions ended for other reasons than stop and length: {set(reasons)}")
+        return Completions(
+            ids=tuple(torch.tensor(list(row.token_ids)) for row in rows),
+            logprobs=tuple(torch.tensor(_logprobs(row)) for row in rows),
+            finish_reasons=reasons,
+            cached_tokens=sum(output.num_cached_tokens or 0 for output in done),
+        )
+
+    def load(self, path: str) -> set[str]:
+        """Takes the weights of a file, forgets all that was computed with others, and says what was written."""
+        (written, *_) = self.llm.collective_rpc("load_weights_file", args=(path,))
+        self.forget()
+        return set(written)
+
+    def forget(self) -> None:
+        """Empties the caches: keys and values, media, and their features. Each must be, by hand."""
+        engine = self.llm.llm_engine
+        if not engine.reset_prefix_cache():
+            raise RuntimeError("the cache of keys and values could not be emptied: is a request under way?")
+        engine.reset_mm_cache()
+        engine.reset_encoder_cache()
+
+    def language_parameters(self) -> set[str]:
+        """The parameters that a sync of all weights must write."""
+        (names, *_) = self.llm.collective_rpc("language_parameters")
+        return set(names)
+
+    def sleep(self) -> None:
+        """Gives the memory of weights and cache back. The weights wait in the host's memory."""
+        self.llm.sleep(level=1)
+
+    def wake(self) -> None:
+        self.llm.wake_up()
+        self.forget()
+
+
+def _logprobs(row: CompletionOutput) -> list[float]:
+    """Of the tokens that were drawn."""
+    return [each[token].logprob for each, token in zip(row.logprobs, row.token_ids, strict=True)]

@@ -1,0 +1,96 @@
+"""HTTP, by the standard library: paths to the server's methods, refusals to statuses."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+
+from qwenvl.vllm_server.server import Server
+from qwenvl.vllm_server.wire.body import MOST_BYTES, Refusal
+from qwenvl.vllm_server.wire.sampling import SampleRequest
+from qwenvl.vllm_server.wire.weights import WeightsRequest
+
+
+class Web(ThreadingHTTPServer):
+    """Listens. Each connection has a thread, and the server lets one of them at the engine at a time."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], server: Server, token: str):
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+        self.answers, self.token = server, token
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
+        return f"http://{host}:{self.server_port}"
+
+    def server_bind(self) -> None:
+        """As its parent, which would also ask the network for this machine's name."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Web
+
+    def do_GET(self) -> None:
+        self._reply(lambda: self._get())
+
+    def do_POST(self) -> None:
+        self._reply(lambda: self._post())
+
+    def _get(self) -> bytes:
+        if self.path != "/health":
+            raise Refusal("request", f"GET {self.path}: there is only /health")
+        return self.server.answers.health().pack()
+
+    def _post(self) -> bytes:
+        body, answers = self._body(), self.server.answers
+        if self.path == "/sample":
+            return answers.sample(SampleRequest.unpack(body)).pack()
+        if self.path == "/weights":
+            return answers.take_weights(WeightsRequest.unpack(body)).pack()
+        if self.path in ("/sleep", "/wake"):
+            return answers.sleep(self.path == "/sleep").pack()
+        raise Refusal("request", f"POST {self.path}: there are /sample, /weights, /sleep and /wake")
+
+    def _reply(self, answer) -> None:
+        try:
+            self._check_token()
+            status, body = 200, answer()
+        except Refusal as refusal:
+            status, body = refusal.status, refusal.body()
+            self.close_connection = True  # what was sent may not have been read
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _check_token(self) -> None:
+        expected = f"Bearer {self.server.token}".encode()
+        given = self.headers.get("Authorization", "").encode()
+        if self.server.token and not hmac.compare_digest(given, expected):
+            raise Refusal("token", "the token is missing or another: put the server's into $QWENVL_VLLM_TOKEN")
+
+    def _body(self) -> bytes:
+        try:
+            size = int(self.headers["Content-Length"])
+        except (TypeError, ValueError):
+            raise Refusal("request", "no Content-Length") from None
+        if not 0 <= size <= MOST_BYTES:
+            raise Refusal("size", f"a body of {size} bytes: at most {MOST_BYTES} are taken")
+        body = self.rfile.read(size)
+        if len(body) < size:
+            raise Refusal("request", f"the connection broke after {len(body)} of {size} bytes")
+        return body
+
+    def log_message(self, *args) -> None:
+        """Not a line for each request."""

@@ -1,0 +1,115 @@
+"""Which weights the server has, and how it takes others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from qwenvl.vllm_server.backend import Backend
+from qwenvl.vllm_server.wire.body import Refusal, require
+from qwenvl.vllm_server.wire.weights import WeightsRequest
+
+# Layers of the checkpoint that vLLM holds as one.
+TOGETHER = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
+
+
+class Weights:
+    """The version of an engine's weights.
+
+    Attributes:
+        version: 0 for those that it was started with. None while it has some of the parts of a version, and after a
+            sync that failed: nothing is sampled then.
+    """
+
+    def __init__(self, engine: Backend):
+        self.version: int | None = 0
+        self._engine = engine
+        self._all: frozenset[str] = frozenset()  # names of the last sync of all weights
+        self._coming: tuple[int, int | None] | None = None  # the version and base of the parts so far
+        self._parts = 0
+        self._names: set[str] = set()
+        self._written: set[str] = set()
+
+    def require(self, version: int) -> None:
+        """Refuses to sample with other weights than these."""
+        if version != self.version:
+            has = "a part of a version" if self.version is None else f"version {self.version}"
+            raise Refusal("version", f"the request is for weights of version {version}, the server has {has}")
+
+    def take(self, request: WeightsRequest, names: Sequence[str], path: str) -> None:
+        """Takes one part.
+
+        Args:
+            names: that are in the file at ``path``.
+
+        Raises:
+            Refusal: before anything is changed, or, where the parts together are not all weights, afterwards.
+        """
+        self._check_order(request)
+        before = self._names if request.part else set()
+        check_layers(names, before, self._all if request.base is not None else frozenset())
+        self.version, self._coming, self._names = None, (request.version, request.base), before | set(names)
+        if request.part == 0:
+            self._parts, self._written = 0, set()
+        self._written |= self._engine.load(path)
+        self._parts += 1
+        if self._parts == request.parts:
+            self._finish(request)
+
+    def _finish(self, request: WeightsRequest) -> None:
+        """After the last part."""
+        self._coming = None
+        if request.base is None:
+            missing = self._engine.language_parameters() - self._written
+            some = ", ".join(sorted(missing)[:3])
+            require(not missing, f"{len(missing)} parameters of the model were not among all weights: {some}, ...")
+            self._all = frozenset(self._names)
+        self.version = request.version
+
+    def _check_order(self, request: WeightsRequest) -> None:
+        if request.part > 0:
+            follows = self._coming == (request.version, request.base) and self._parts == request.part
+            require(follows, f"part {request.part} of version {request.version} does not follow what came before")
+        elif request.base is not None and (request.base != self.version or not self._all):
+            raise Refusal(
+                "version",
+                f"the weights go over version {request.base}, the server has {self.version}: send all weights",
+            )
+
+
+def layer_of(name: str) -> str:
+    """The layer of vLLM that holds a weight.
+
+    Example:
+        >>> layer_of("layers.0.self_attn.k_proj.bias")
+        'layers.0.self_attn.q_proj+k_proj+v_proj'
+    """
+    module = name.split(".")[:-1]
+    if "experts" in module:
+        return ".".join(module[: module.index("experts") + 1])
+    if module:
+        module[-1] = next(("+".join(group) for group in TOGETHER if module[-1] in group), module[-1])
+    return ".".join(module)
+
+
+def check_layers(names: Sequence[str], before: Set[str], known: Set[str]) -> None:
+    """Refuses a part of a layer: vLLM would fill it up with whatever lies in memory, silently.
+
+    Args:
+        names: weights of this message.
+        before: those of the messages before it, of the same version.
+        known: all weights there are. Empty where nobody knows.
+    """
+    here = {layer_of(name) for name in names}
+    for name in sorted(before):
+        require(
+            layer_of(name) not in here, f"{layer_of(name)} lies in two parts: vLLM takes it as a whole, or not at all"
+        )
+    for name in sorted(known - set(names)):
+        require(
+            layer_of(name) not in here, f"{name} is missing: vLLM holds {layer_of(name)} as one layer, send all of it"
+        )

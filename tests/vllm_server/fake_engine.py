@@ -1,0 +1,80 @@
+"""An engine without a model, behind the real server: it says what it was asked, and can be slow or fail."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import torch
+from safetensors.torch import load_file
+
+from qwenvl.vllm_server.backend import Completions
+from qwenvl.vllm_server.family import Shape
+from qwenvl.vllm_server.server import Server
+from qwenvl.vllm_server.settings import parse
+from qwenvl.vllm_server.web import Web
+from qwenvl.vllm_server.wire.sampling import SampleRequest
+
+
+class FakeEngine:
+    """Each completion is its prompt's first token, at a log-prob of minus the number of weights that were given.
+
+    Attributes:
+        gate: cleared, sampling waits for it.
+        error: raised by the next sampling.
+        parameters: of the model.
+    """
+
+    shape = Shape("qwen2_vl", vocab_size=100, merge_size=2, feature_width=3, max_model_len=64, tied=True)
+    dtype = "float32"
+
+    def __init__(self, parameters: set[str] | None = None):
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.error: BaseException | None = None
+        self.parameters = parameters or set()
+        self.weights: dict[str, torch.Tensor] = {}
+        self.asleep = False
+
+    def check(self, request: SampleRequest) -> None: ...
+
+    def sample(self, request: SampleRequest, salt: str) -> Completions:
+        self.entered.set()
+        self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        rows = [prompt for prompt in request.prompts for _ in range(request.group_size)]
+        ids = tuple(prompt.ids[:1] for prompt in rows)
+        logprobs = tuple(torch.full((1,), -float(len(self.weights))) for _ in rows)
+        return Completions(ids, logprobs, ("length",) * len(rows), cached_tokens=4)
+
+    def load(self, path: str) -> set[str]:
+        given = load_file(path)
+        self.weights |= given
+        return set(given)
+
+    def language_parameters(self) -> set[str]:
+        return self.parameters
+
+    def sleep(self) -> None:
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False
+
+
+@contextmanager
+def serving(engine: FakeEngine, *flags: str, token: str = ""):
+    """The real server around ``engine``, and its web. ``server.ended`` gets the reason in the place of an end."""
+    server = Server(parse(["tiny", "--port", "0", *flags]))
+    server.exit = lambda: None
+    server.load(lambda: engine)
+    with Web(("127.0.0.1", 0), server, token) as web:
+        thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield server, web.url
+        finally:
+            engine.gate.set()
+            web.shutdown()

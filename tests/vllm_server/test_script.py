@@ -1,0 +1,165 @@
+"""scripts/serve_vllm.sh with programs that stand in for Python and pip: what it makes, and what it starts again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qwenvl.vllm_server.pinned import VLLM
+from qwenvl.vllm_server.server import RESTART
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "serve_vllm.sh"
+
+# Python as the script finds it on the machine. A virtual environment that it makes has the second as its Python.
+MACHINE = """#!/bin/bash
+if [[ "$1 $2" == "-m venv" ]]; then
+    mkdir -p "$3/bin"; cp "$STAND_IN" "$3/bin/python"; echo "venv" >>"$LOG"; exit
+fi
+exec "$REAL" "$@"
+"""
+INSTALLED = """#!/bin/bash
+echo "$*" | cut -c1-80 >>"$LOG"
+case "$*" in
+*"pip install"*) exec bash -c "$PIP" ;;
+*"pip uninstall"*) ;;
+*sysconfig*) echo "$LIBRARIES" ;;
+*"import torchvision"*) exec bash -c "$IMPORTS" ;;
+*qwenvl.vllm_server*) echo "served" >>"$SERVED"; exec bash -c "$SERVE" ;;
+esac
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """``run(*arguments, PIP=..., IMPORTS=..., SERVE=...)`` -> the script under way; what it did is in ``log()``."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("python3.12", MACHINE), ("stand_in", INSTALLED)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "extension.py").write_text("import torch\n")
+    environment = os.environ | {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "REAL": sys.executable,
+        "STAND_IN": str(programs / "stand_in"),
+        "QWENVL_VLLM_ENV": str(tmp_path / "env"),
+        "LOG": str(tmp_path / "log"),
+        "SERVED": str(tmp_path / "served"),
+        "LIBRARIES": str(tmp_path),
+        **{"PIP": "true", "IMPORTS": "true", "SERVE": "true"},
+    }
+
+    def start(*arguments: str, **programs: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            ["bash", str(SCRIPT), *arguments],
+            env=environment | programs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+def done(process: subprocess.Popen) -> tuple[int, str]:
+    said, errors = process.communicate(timeout=120)
+    return process.returncode, said + errors
+
+
+def log(folder: Path) -> list[str]:
+    return (folder / "log").read_text().splitlines()
+
+
+def installs(folder: Path) -> int:
+    return sum("pip install" in line for line in log(folder))
+
+
+def test_the_environment_is_made_once_with_the_pinned_version(run, tmp_path):
+    status, said = done(run("--build"))
+    assert status == 0 and "making an environment" in said
+    assert any(f"=={VLLM}" in line for line in log(tmp_path))
+    assert done(run("--build")) == (0, "")
+    assert installs(tmp_path) == 1
+
+
+def test_another_version_makes_it_anew(run, tmp_path):
+    done(run("--build"))
+    (tmp_path / "env" / "qwenvl-packages").write_text("vllm==0.1.0\n")
+    done(run("--build"))
+    assert installs(tmp_path) == 2
+
+
+def test_two_at_once_make_one(run, tmp_path):
+    both = [run("--build", PIP="sleep 0.5") for _ in range(2)]
+    assert [done(each)[0] for each in both] == [0, 0]
+    assert installs(tmp_path) == 1
+
+
+def test_one_that_was_cut_short_is_made_again(run, tmp_path):
+    cut = run("--build", PIP=f"touch {tmp_path}/in_pip; sleep 60")
+    while not (tmp_path / "in_pip").exists():
+        assert cut.poll() is None
+    os.killpg(cut.pid, signal.SIGKILL)
+    cut.wait()
+    assert done(run("--build"))[0] == 0
+    assert installs(tmp_path) == 2
+
+
+def test_an_installation_that_fails_is_told_and_tried_again(run, tmp_path):
+    status, said = done(run("tiny", PIP="echo 'No matching distribution found'; exit 1"))
+    assert status == 1
+    assert "No matching distribution found" in said
+    assert "error: the environment for vLLM could not be made: pip failed. The whole log is in" in said
+    assert not (tmp_path / "served").exists()
+    assert done(run("--build"))[0] == 0
+
+
+def test_libraries_of_another_build_are_mended(run, tmp_path):
+    once = f"[[ -e {tmp_path}/tried ]] || {{ touch {tmp_path}/tried; exit 1; }}"
+    assert done(run("--build", IMPORTS=once))[0] == 0
+    assert "-m pip uninstall -q -y torchaudio torchcodec" in log(tmp_path)
+    operators = (tmp_path / "torchvision" / "extension.py").read_text()
+    declared = {}
+    stand_in = type(sys)("torch")
+    stand_in.library = type(sys)("library")
+    stand_in.library.Library = lambda *_: type("Library", (), {"define": lambda _, text: declared.update({text: 1})})()
+    exec(operators.replace("import torch", ""), {"torch": stand_in})
+    assert [text.split("(")[0] for text in declared] == ["nms", "qnms"]
+    status, said = done(run("--build", QWENVL_VLLM_ENV=str(tmp_path / "other"), IMPORTS="false"))
+    assert status == 1 and "cannot be imported" in said
+
+
+def test_wrong_words_are_told_before_anything_is_made(run, tmp_path):
+    status, said = done(run("tiny", "--host", "0.0.0.0"))
+    assert status == 2 and "$QWENVL_VLLM_TOKEN" in said
+    status, said = done(run("--help"))
+    assert status == 0 and "--max_model_len" in said
+    assert done(run())[0] == 2
+    assert not (tmp_path / "env").exists()
+
+
+def test_a_failed_engine_is_started_again_and_other_ends_are_final(run, tmp_path):
+    first_fails = f"(($(wc -l <{tmp_path}/served) > 2)) || exit {RESTART}; exit 7"
+    status, said = done(run("tiny", SERVE=first_fails))
+    assert status == 7
+    assert (tmp_path / "served").read_text().count("served") == 3
+    assert f"the server ended with status {RESTART}; it is started again in 2 s" in said
+
+
+def test_the_server_ends_with_its_script(run, tmp_path):
+    process = run("tiny", SERVE=f"echo $$ >{tmp_path}/pid; exec sleep 60")
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+        assert process.poll() is None
+    server = int((tmp_path / "pid").read_text())
+    process.terminate()
+    assert done(process)[0] == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
