@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import socket
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 
@@ -38,12 +39,13 @@ class Web(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Web
+    _left = 0
 
     def do_GET(self) -> None:
-        self._reply(lambda: self._get())
+        self._reply(self._get)
 
     def do_POST(self) -> None:
-        self._reply(lambda: self._post())
+        self._reply(self._post)
 
     def _get(self) -> bytes:
         if self.path != "/health":
@@ -60,13 +62,15 @@ class _Handler(BaseHTTPRequestHandler):
             return answers.sleep(self.path == "/sleep").pack()
         raise Refusal("request", f"POST {self.path}: there are /sample, /weights, /sleep and /wake")
 
-    def _reply(self, answer) -> None:
+    def _reply(self, answer: Callable[[], bytes]) -> None:
+        length = self.headers.get("Content-Length", "0")
+        self._left = int(length) if length.isdecimal() else 0  # bytes of the body that were not read
         try:
             self._check_token()
             status, body = 200, answer()
         except Refusal as refusal:
             status, body = refusal.status, refusal.body()
-            self.close_connection = True  # what was sent may not have been read
+            self._drain()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         if self.close_connection:
@@ -80,14 +84,21 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.token and not hmac.compare_digest(given, expected):
             raise Refusal("token", "the token is missing or another: put the server's into $QWENVL_VLLM_TOKEN")
 
+    def _drain(self) -> None:
+        """Reads what is left of a body, so that its sender comes to read the refusal. Then the connection ends."""
+        self.close_connection = True
+        while self._left > 0 and (read := self.rfile.read(min(self._left, 2**20))):
+            self._left -= len(read)
+
     def _body(self) -> bytes:
-        try:
-            size = int(self.headers["Content-Length"])
-        except (TypeError, ValueError):
-            raise Refusal("request", "no Content-Length") from None
-        if not 0 <= size <= MOST_BYTES:
+        size = self._left
+        if "Content-Length" not in self.headers:
+            raise Refusal("request", "no Content-Length")
+        if size > MOST_BYTES:
+            self._left = 2**20  # nobody reads all that
             raise Refusal("size", f"a body of {size} bytes: at most {MOST_BYTES} are taken")
         body = self.rfile.read(size)
+        self._left = 0
         if len(body) < size:
             raise Refusal("request", f"the connection broke after {len(body)} of {size} bytes")
         return body

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -164,10 +164,17 @@ def test_paths_and_sizes_are_checked(monkeypatch):
         assert "not safetensors" in refused("request", client.ask, "/sample", b"{}")
         monkeypatch.setattr(web, "MOST_BYTES", 10)
         assert "at most 10" in refused("size", client.ask, "/sample", b"x" * 11)
-        chunked = urllib.request.Request(f"{url}/sample", data=iter([b"x"]))
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(chunked)
-        assert "no Content-Length" in str(Refusal.of_answer(caught.value.code, caught.value.read()))
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        connection.putrequest("POST", "/sample")
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert "no Content-Length" in str(Refusal.of_answer(answer.status, answer.read()))
+
+
+def test_a_refusal_reaches_one_who_sends_much():
+    """More than the buffers of the connection hold: the sender is still at it when it is refused."""
+    with serving(FakeEngine(), token="secret") as (_, url):
+        refused("token", Client(url).ask, "/sample", bytes(2**25))
 
 
 def test_sleep_and_wake():
