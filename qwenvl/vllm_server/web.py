@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "Content-Length" not in self.headers:
             raise Refusal("request", "no Content-Length")
         if size > MOST_BYTES:
-            self._left = 2**20  # nobody reads all that
+            self._left = min(size, 2**20)  # nobody reads all that
             raise Refusal("size", f"a body of {size} bytes: at most {MOST_BYTES} are taken")
         body = self.rfile.read(size)
         self._left = 0

@@ -6,15 +6,7 @@ from collections.abc import Sequence, Set
 
 from qwenvl.vllm_server.backend import Backend
 from qwenvl.vllm_server.wire.body import Refusal, require
-from qwenvl.vllm_server.wire.weights import WeightsRequest
-
-# Layers of the checkpoint that vLLM holds as one.
-TOGETHER = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("gate_proj", "up_proj"),
-    ("in_proj_qkv", "in_proj_z"),
-    ("in_proj_b", "in_proj_a"),
-)
+from qwenvl.vllm_server.wire.weights import WeightsRequest, layer_of
 
 
 class Weights:
@@ -79,21 +71,6 @@ class Weights:
                 "version",
                 f"the weights go over version {request.base}, the server has {self.version}: send all weights",
             )
-
-
-def layer_of(name: str) -> str:
-    """The layer of vLLM that holds a weight.
-
-    Example:
-        >>> layer_of("layers.0.self_attn.k_proj.bias")
-        'layers.0.self_attn.q_proj+k_proj+v_proj'
-    """
-    module = name.split(".")[:-1]
-    if "experts" in module:
-        return ".".join(module[: module.index("experts") + 1])
-    if module:
-        module[-1] = next(("+".join(group) for group in TOGETHER if module[-1] in group), module[-1])
-    return ".".join(module)
 
 
 def check_layers(names: Sequence[str], before: Set[str], known: Set[str]) -> None:

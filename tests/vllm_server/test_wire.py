@@ -12,7 +12,7 @@ from safetensors.torch import save
 from qwenvl.vllm_server.wire.body import KINDS, Refusal, pack, unpack
 from qwenvl.vllm_server.wire.health import PROTOCOL, Health
 from qwenvl.vllm_server.wire.sampling import Draw, Medium, Prompt, SampleAnswer, SampleRequest
-from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
+from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest, layer_of
 
 
 def medium(offset: int = 1, rows: int = 2, **changes) -> Medium:
@@ -151,3 +151,21 @@ def test_health_tells_another_program_from_a_server():
         Health.unpack(json.dumps(other).encode())
     with pytest.raises(ValueError, match="not a sampling server: it answered b'hello'"):
         Health.unpack(b"hello")
+
+
+@pytest.mark.parametrize(
+    "one, other, together",
+    [
+        ("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.v_proj.bias", True),
+        ("layers.0.self_attn.q_proj.weight", "layers.1.self_attn.q_proj.weight", False),
+        ("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.o_proj.weight", False),
+        ("layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight", True),
+        ("layers.0.mlp.gate_proj.weight", "layers.0.mlp.down_proj.weight", False),
+        ("layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.experts.down_proj", True),
+        ("layers.0.linear_attn.in_proj_qkv.weight", "layers.0.linear_attn.in_proj_z.weight", True),
+        ("layers.0.linear_attn.in_proj_b.weight", "layers.0.linear_attn.in_proj_z.weight", False),
+        ("norm.weight", "embed_tokens.weight", False),
+    ],
+)
+def test_weights_that_vllm_holds_in_one_layer(one, other, together):
+    assert (layer_of(one) == layer_of(other)) is together

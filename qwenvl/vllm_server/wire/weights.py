@@ -11,6 +11,15 @@ from torch import Tensor
 from qwenvl.vllm_server.wire.body import Refusal, pack, require, unpack
 
 
+# Layers of the checkpoint that vLLM holds as one.
+TOGETHER = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
+
+
 @dataclass(frozen=True)
 class WeightsRequest:
     """Weights, or a part of them. A server that has some of the parts of a version samples nothing.
@@ -81,3 +90,18 @@ class WeightsAnswer:
     @classmethod
     def unpack(cls, body: bytes) -> WeightsAnswer:
         return cls(**json.loads(body))
+
+
+def layer_of(name: str) -> str:
+    """The layer of vLLM that holds a weight. A message must have all weights of a layer, or none.
+
+    Example:
+        >>> layer_of("layers.0.self_attn.k_proj.bias")
+        'layers.0.self_attn.q_proj+k_proj+v_proj'
+    """
+    module = name.split(".")[:-1]
+    if "experts" in module:
+        return ".".join(module[: module.index("experts") + 1])
+    if module:
+        module[-1] = next(("+".join(group) for group in TOGETHER if module[-1] in group), module[-1])
+    return ".".join(module)
