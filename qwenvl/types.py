@@ -276,10 +276,9 @@ class RolloutBatch:
         texts: N decoded completions without special tokens, with a stop string that ended them.
         finish_reasons: N, ``stop`` (an end token or stop string) or ``length`` (cut at ``generation_max_length``).
         logprobs: N x T log-probabilities the sampler gave its own tokens, at the sampling temperature, before top-k,
-            top-p, min-p, the repetition penalty and the suppression of vision tokens. None where the engine does not
-            have them.
-        entropies: N x T, of the distributions that these are log-probs of, in nats. None where they were not asked for,
-            or the engine does not have them.
+            top-p, min-p, the repetition penalty and the suppression of vision tokens. None: the engine has none.
+        entropies: N x T, of the distributions that these are log-probs of, in nats. None: not asked for, or not known.
+        boots: the processes that sampled, where these are others than the trainer's. A restarted one has another name.
     """
 
     completion_ids: Tensor
@@ -288,6 +287,7 @@ class RolloutBatch:
     finish_reasons: list[FinishReason]
     logprobs: Tensor | None = None
     entropies: Tensor | None = None
+    boots: frozenset[str] = frozenset()
 
 
 TOTAL = "total"  # beside the names of reward functions

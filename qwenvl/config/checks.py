@@ -32,6 +32,8 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
         )
     if not config.engine_has_own_weights:
         yield from same_weights(config)
+    else:
+        yield from _of_servers(config)
     if config.difficulty_band is not None and config.train_sampling_strategy == "sequential":
         yield "--difficulty_band has no effect with --train_sampling_strategy sequential: each record has its turn"
     if config.difficulty_band is not None and config.max_steps < 0 and config.num_train_epochs <= 1:
@@ -48,6 +50,22 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
             yield "--on_nonfinite skip has no effect with --optim lomo or adalomo: it updates during the backward pass"
     yield from display_problems(config)
     yield from problems_of_trainer(config)
+
+
+def _of_servers(config: Any) -> Iterator[str]:
+    """Problems with options beside an engine in processes of its own."""
+    if config.reads_sampled_entropies:
+        names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
+        yield (
+            f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives no "
+            "entropies of the distributions that tokens are drawn from; leave out one of the two"
+        )
+    for name in ("vllm_deadline", "vllm_patience"):
+        if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
+            yield (
+                f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout {config.stall_timeout:g} "
+                "minutes, which ends the run before: lower the one or raise the other"
+            )
 
 
 def same_weights(config: Any) -> Iterator[str]:

@@ -16,6 +16,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import base_of_adapter, evaluating, load_processor, unwrap, with_adapter
 from qwenvl.rewards import Rubric
+from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, loaded_model
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
@@ -106,7 +107,16 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
 
     Args:
         collator: as ``collator_of`` makes it.
+
+    Raises:
+        ValueError: there are several processes, and servers that have the weights of one of them.
+        EngineLostError: the servers that the flags name can't be used.
     """
+    if config.engine_has_own_weights and config.world_size > 1:
+        raise ValueError(
+            f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
+            "accelerate launch, and give several servers by --vllm_server"
+        )
     path = str(config.model_name_or_path)
     base = base_of_adapter(path)
     model = loaded_model(base or path, config, frozen=True)
@@ -115,6 +125,8 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
     meter = Meter(config.device)
     accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
     collector = build_collector(config, paths, unwrap(model), collator.processor, rubric, accelerator, meter)
+    if isinstance(paths.engine, EngineWithWeights):
+        paths.engine.sync(model, 0)
     return Respondent(model, collector, PathLikelihood.of(config, paths, unwrap(model), accelerator), meter)
 
 

@@ -19,6 +19,7 @@ from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.option import Options, all_options
 from qwenvl.rewards.options import ContrastOptions, RewardOptions
+from qwenvl.rollout.options import EngineOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -38,6 +39,7 @@ READ = {
     *("generation_min_p", "generation_repetition_penalty", "stop_strings", "rollout_token_budget", "compile_decoding"),
     *("bf16", "fp16", "tf32", "use_cpu", "seed", "data_seed"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
+    *(each.name for each in all_options(EngineOptions)),
 }
 """The flags of training that mean the same in a probe."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +20,35 @@ def merged_weights(policy: nn.Module) -> dict[str, Tensor]:
     Args:
         policy: as ``get_peft_model`` makes it of a ``LoraConfig`` for linear layers and experts.
     """
+    bare = unwrap(policy)
+    weights = {plain_name(name): value.detach() for name, value in bare.state_dict().items() if ".lora_" not in name}
+    return weights | {name: with_adapters(weights[name], layers) for name, layers in adapters_of(bare).items()}
+
+
+def adapters_of(bare: nn.Module) -> dict[str, list[nn.Module]]:
+    """The LoRA layers that change a weight, by the name that the weight has without them."""
     from peft.tuners.lora import LoraLayer
 
-    bare = unwrap(policy)
-    weights = {_plain(name): value.detach() for name, value in bare.state_dict().items() if ".lora_" not in name}
+    found: dict[str, list[nn.Module]] = {}
     for name, layer in bare.named_modules():
         if isinstance(layer, LoraLayer):
             # Experts are a parameter with a name of its own. The adapters of several in one module lie in each other.
-            adapted = _plain(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")
-            change = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
-            weights[adapted] = (weights[adapted].float() + change).to(weights[adapted].dtype)
-    return weights
+            adapted = plain_name(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")
+            found.setdefault(adapted, []).append(layer)
+    return found
 
 
-def _plain(name: str) -> str:
+@torch.no_grad()
+def with_adapters(weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+    """A weight with LoRA layers folded in: W + scale x B A, summed in float32, in the type of the weight.
+
+    Weight and adapters stay as they are. Where an engine splits them, call this within ``whole_weights``.
+    """
+    changes = [layer.get_delta_weight(adapter) for layer in layers for adapter in layer.active_adapters]
+    return sum(changes, weight.float()).to(weight.dtype) if changes else weight
+
+
+def plain_name(name: str) -> str:
     """The name of a weight without PEFT's wrappers in it."""
     return name.replace(".base_layer", "")
 
@@ -54,7 +70,7 @@ def merged(policy: nn.Module) -> nn.Module:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     bare = unwrap(policy)
-    types = {_plain(name): value.dtype for name, value in bare.state_dict().items()}
+    types = {plain_name(name): value.dtype for name, value in bare.state_dict().items()}
     adapted = [module for module in bare.modules() if isinstance(module, BaseTunerLayer)]
     _untie_where_one_changes(bare)
     for module in adapted:

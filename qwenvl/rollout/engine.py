@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
@@ -94,6 +96,14 @@ class EngineWithWeights(RolloutEngine, Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Nothing is sampled until the next ``sync``. An engine on the trainer's own GPU gives its memory back."""
+        ...
+
+
+class EngineLostError(RuntimeError):
+    """What samples in other processes is gone and did not come back, or can't be used. It says what happened."""
+
 
 def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutBatch]:
     """The rows of ``rollout`` cut into consecutive batches of the given sizes, each no wider than its longest row."""
@@ -101,13 +111,18 @@ def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutB
     for size in sizes:
         rows = slice(start, start + size)
         width = max(1, int(rollout.completion_mask[rows].sum(1).max()) if size else 0)
+        logprobs, entropies = (
+            None if each is None else each[rows, :width] for each in (rollout.logprobs, rollout.entropies)
+        )
         parts.append(
             RolloutBatch(
                 rollout.completion_ids[rows, :width],
                 rollout.completion_mask[rows, :width],
                 rollout.texts[rows],
                 rollout.finish_reasons[rows],
-                *(None if each is None else each[rows, :width] for each in (rollout.logprobs, rollout.entropies)),
+                logprobs,
+                entropies,
+                rollout.boots,
             )
         )
         start += size
@@ -155,6 +170,28 @@ def completion_mask(is_end: Tensor) -> Tensor:
     """
     ends_before = is_end.long().cumsum(1) - is_end.long()
     return ends_before == 0
+
+
+@contextmanager
+def lost_together(engine: RolloutEngine) -> Iterator[None]:
+    """Processes of a run lose an engine together: where one has lost it within, all of them raise at the end.
+
+    All processes must enter it. One that went on alone would wait for the others for ever.
+
+    Raises:
+        EngineLostError: in all processes.
+    """
+    if not isinstance(engine, EngineWithWeights):
+        yield
+        return
+    lost = None
+    try:
+        yield
+    except EngineLostError as error:
+        lost = error
+    reasons = [each for each in gather_object([lost and str(lost)]) if each]
+    if reasons:
+        raise EngineLostError(reasons[0]) from lost
 
 
 def joined_draws(parts: Sequence[tuple[Tensor, Likelihood]], pad_id: int) -> tuple[Tensor, Likelihood]:

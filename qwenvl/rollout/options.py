@@ -6,12 +6,78 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from qwenvl.option import Options, option
+from qwenvl.option import Options, option, was_set
 from qwenvl.rewards.options import RewardSettings
+from qwenvl.rollout.address import host_and_port
 
 
 @dataclass
-class SamplingOptions(Options):
+class EngineOptions(Options):
+    """What samples completions."""
+
+    rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(
+        "local",
+        "What samples completions. local: the policy itself. vllm_server: vLLM in processes that you start with "
+        "scripts/serve_vllm.sh, on other GPUs or machines. vllm_colocate: the same, started by each process of the run "
+        "on its own GPU, asleep while it trains. See docs/engines.md.",
+    )
+    vllm_server: list[str] | None = option(
+        None,
+        "Addresses of the servers of --rollout_engine vllm_server, each HOST:PORT. Prompts are dealt to all of them. "
+        "Where a server asks for a token, it is taken from $QWENVL_VLLM_TOKEN.",
+    )
+    vllm_deadline: float = option(
+        600.0,
+        "Seconds that a server may take for the completions of a step, or for its weights, above 0. Later it counts as "
+        "lost, and the others are asked.",
+        above=0,
+    )
+    vllm_patience: float = option(
+        300.0,
+        "Seconds to wait, where no server is there, until one has come back, at least 0. A new one is given all "
+        "weights and goes on. Otherwise the run saves a checkpoint and ends with the reason.",
+        least=0,
+    )
+    vllm_gpu_memory: float = option(
+        0.4,
+        "Share of the GPU's memory that vLLM takes with --rollout_engine vllm_colocate, above 0 and below 1. More: "
+        "more completions at a time. It is given back while the policy trains.",
+        above=0,
+        below=1,
+    )
+
+    @property
+    def engine_has_own_weights(self) -> bool:
+        """Whether another process samples, with weights that are not quite the policy's.
+
+        This is the one place that says so: options that correct for it are refused where it is False.
+        """
+        return self.rollout_engine != "local"
+
+    def problems(self) -> Iterator[str]:
+        readers = {
+            "vllm_server": ("vllm_server",),
+            "vllm_deadline": ("vllm_server", "vllm_colocate"),
+            "vllm_patience": ("vllm_server", "vllm_colocate"),
+            "vllm_gpu_memory": ("vllm_colocate",),
+        }
+        for name, engines in readers.items():
+            if was_set(self, name) and self.rollout_engine not in engines:
+                yield f"--{name} has no effect without --rollout_engine {' or '.join(engines)}"
+        addresses = self.vllm_server or []
+        if self.rollout_engine == "vllm_server" and not addresses:
+            yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"
+        if len(set(addresses)) < len(addresses):
+            yield f"--vllm_server names a server twice: {' '.join(addresses)}"
+        for address in addresses:
+            try:
+                host_and_port(str(address))
+            except ValueError as error:
+                yield f"--vllm_server: {error}"
+
+
+@dataclass
+class SamplingOptions(EngineOptions):
     """How completions are sampled."""
 
     grpo_sample_size: int = option(
@@ -78,20 +144,15 @@ class SamplingOptions(Options):
     )
     check_parity: Literal["every", "first", "off"] = option(
         "first",
-        "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first or none, "
-        "and stop where they differ: it catches wrong positions, frames and templates.",
+        "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first (of a run, "
+        "and of each start of a server) or none, and stop where they differ: it catches wrong positions, frames and "
+        "templates.",
     )
-
-    @property
-    def engine_has_own_weights(self) -> bool:
-        """Whether another process samples, with weights that are not quite the policy's. No engine does so yet.
-
-        This is the one place that says so: options that correct for it are refused where it is False.
-        """
-        return False
 
     def problems(self) -> Iterator[str]:
         if self.generation_top_k == 1:
             yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
         if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
             yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
+        if self.compile_decoding and self.engine_has_own_weights:
+            yield f"--compile_decoding has no effect with --rollout_engine {self.rollout_engine}, which samples itself"

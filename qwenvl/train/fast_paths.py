@@ -109,7 +109,24 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
         compile_for=args.device if args.compile_decoding else None,
     )
     accept_features(policy)
-    return replace(paths, cache=cache)
+    engine = _engine_of(args, policy, paths.engine) if args.engine_has_own_weights else paths.engine
+    return replace(paths, engine=engine, cache=cache)
+
+
+def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
+    """The servers that the flags ask for."""
+    from qwenvl.rollout.remote.choose import remote_engine
+
+    prompt = args.max_prompt_length
+    return remote_engine(
+        args,
+        local,
+        model=unwrap(policy).name_or_path,
+        process=args.process_index,
+        device=args.device,
+        dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32,
+        max_tokens=None if prompt is None else prompt + args.generation_max_length,
+    )
 
 
 def choose_paths(

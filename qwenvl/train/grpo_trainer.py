@@ -19,7 +19,7 @@ from qwenvl.train.assemble import build_collector, build_rewards
 from qwenvl.train.collect.filtering import filtering
 from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
-from qwenvl.train.parity import check_experience
+from qwenvl.train.parity import ParityCheck
 from qwenvl.train.parts import build_parts
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.entropy_target import followed
@@ -82,6 +82,7 @@ class GRPOTrainer(PolicyTrainer):
             self.add_callback(self.pass_rates)
         self.collector = filtering(collector, args, parts, self.meter, self.difficulty)
         self.objective = objective_of(args, args.generation_max_length)
+        self.check_parity = ParityCheck(args, self.meter, self.journal.runlog)
         self.step: Step | None = None  # None until completions are sampled for what was drawn
         self._drawn: list[PromptBatch] = []
 
@@ -102,7 +103,7 @@ class GRPOTrainer(PolicyTrainer):
             if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
                 experience.old_logprobs = likelihood.logprobs.detach()
                 experience.ref_logprobs = self._reference_logprobs(experience)
-                check_experience(self.args, self.state.global_step, experience, self.meter, self.journal.runlog)
+                self.check_parity(self.state.global_step, experience)
         output = self.objective(experience.loss_inputs(likelihood), step.counts)
         self.journal.trained(step, experience, output)
         self.meter.start("time/backward_s")

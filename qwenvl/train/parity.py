@@ -28,33 +28,54 @@ class ParityError(RuntimeError):
     """Sampler and trainer give the same tokens different log-probabilities."""
 
 
-def wants_parity(args: GRPOConfig, finished_steps: int) -> bool:
-    """Whether this step is checked. Dropout on adapters makes the two differ by design: then there is no check."""
-    due = args.check_parity == "every" or (args.check_parity == "first" and finished_steps == 0)
+def wants_parity(args: GRPOConfig, finished_steps: int, new_process: bool = False) -> bool:
+    """Whether this step is checked. Dropout on adapters makes the two differ by design: then there is no check.
+
+    Args:
+        new_process: a process has sampled that none of whose completions were compared before.
+    """
+    first = finished_steps == 0 or new_process
+    due = args.check_parity == "every" or (args.check_parity == "first" and first)
     if due and args.lora_enable and args.lora_dropout > 0:
         logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
         return False
     return due
 
 
-def check_experience(args: GRPOConfig, finished_steps: int, experience: Experience, meter: Meter, log: RunLog) -> None:
-    """Checks fresh completions where the settings ask for it, and writes down how far each of them is off.
+class ParityCheck:
+    """Compares completions where the settings ask for it: of the first step, and of the first of each server's start.
 
     Args:
-        experience: with the trainer's log-probs as the old ones.
-
-    Raises:
-        ParityError: see ``check_parity``.
+        log: where it is written down how far each completion is off.
     """
-    rollout, logprobs = experience.rollout, experience.old_logprobs
-    if not wants_parity(args, finished_steps) or rollout.logprobs is None or logprobs is None:
-        return
-    gaps, size = logprob_gaps(rollout.logprobs, logprobs, rollout.completion_mask), args.grpo_sample_size
-    log.log_parity(
-        Parity(finished_steps + 1, record.where, tuple(gaps[p * size : (p + 1) * size]))
-        for p, record in enumerate(experience.batch.records)
-    )
-    check_parity(rollout, logprobs, half_precision=args.bf16 or args.fp16, meter=meter)
+
+    def __init__(self, args: GRPOConfig, meter: Meter, log: RunLog):
+        self._args, self._meter, self._log = args, meter, log
+        self._begun: dict[str, int] = {}  # the step before which a process's completions were first compared
+
+    def __call__(self, finished_steps: int, experience: Experience) -> None:
+        """Checks fresh completions.
+
+        Args:
+            experience: with the trainer's log-probs as the old ones.
+
+        Raises:
+            ParityError: see ``check_parity``.
+        """
+        rollout, logprobs = experience.rollout, experience.old_logprobs
+        if rollout.logprobs is None or logprobs is None:
+            return
+        new = [self._begun.setdefault(boot, finished_steps) == finished_steps for boot in rollout.boots]
+        if not wants_parity(self._args, finished_steps, any(new)):
+            return
+        gaps = logprob_gaps(rollout.logprobs, logprobs, rollout.completion_mask)
+        size = self._args.grpo_sample_size
+        self._log.log_parity(
+            Parity(finished_steps + 1, record.where, tuple(gaps[p * size : (p + 1) * size]))
+            for p, record in enumerate(experience.batch.records)
+        )
+        half = self._args.bf16 or self._args.fp16
+        check_parity(rollout, logprobs, half_precision=half, meter=self._meter)
 
 
 def check_parity(rollout: RolloutBatch, logprobs: Tensor, half_precision: bool, meter: Meter) -> None:

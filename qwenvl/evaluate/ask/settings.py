@@ -21,6 +21,7 @@ from qwenvl.evaluate.ask.options import TryOptions
 from qwenvl.evaluate.settings import DRAWING, help_of, refuse_unread, setting_of
 from qwenvl.option import all_options
 from qwenvl.rewards.options import ContrastOptions, RewardOptions
+from qwenvl.rollout.options import EngineOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -50,6 +51,7 @@ READ = {
     *_REWARDS,
     *DRAWING,
     *("generation_max_length", "generation_repetition_penalty", "stop_strings", "system", "prompt_template"),
+    *(each.name for each in all_options(EngineOptions)),
     *("allow_remote_media", "attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"),
 }
 """The flags of training that mean the same here."""

@@ -18,7 +18,7 @@ from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_st
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.sharding import whole_weights
 from qwenvl.rewards import Rubric, reward_columns
-from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, SamplingParams
+from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, SamplingParams, lost_together
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
 from qwenvl.train.collect.penalty import KlPenalty, Penalty, lowered
 from qwenvl.train.collect.scored import Scored, join_rewards
@@ -76,10 +76,14 @@ class Collector:
             version: of the weights, see ``EngineWithWeights.sync``.
         """
         with whole_weights(model, wrapped):
-            if isinstance(self.engine, EngineWithWeights):
-                with self.clock("time/sync_s"):
-                    self.engine.sync(model, version)
-            yield
+            if not isinstance(self.engine, EngineWithWeights):
+                yield
+                return
+            with self.clock("time/sync_s"), lost_together(self.engine):
+                self.engine.sync(model, version)
+            with lost_together(self.engine):
+                yield
+            self.engine.rest()
 
     def collect(
         self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState | None = None
@@ -98,7 +102,7 @@ class Collector:
         sizes = [len(batch) * self.group_size for batch in batches]
         with self.clock("time/vision_s") if self.encode is not None else nullcontext():
             prompts = [self._encode(model, batch) for batch in batches]
-        with self.clock("time/sample_s"):
+        with self.clock("time/sample_s"), lost_together(self.engine):
             rollouts = self._sample(model, batches, prompts, self.group_size, self.params, *purpose)
         with self.clock("time/reward_s"):
             rewards = self._score(batches, rollouts, state, group_size=self.group_size)
@@ -166,7 +170,8 @@ class Collector:
         parts = [contrast.shuffled(batch, self.seed) for batch in batches]
         with self.clock("time/contrast_s"):
             prompts = [self._encode(model, part) for part in parts]
-            again = self._sample(model, parts, prompts, size, self.params, NAME, *purpose)
+            with lost_together(self.engine):
+                again = self._sample(model, parts, prompts, size, self.params, NAME, *purpose)
             (other,) = contrast.correctness.values(*_texts_and_columns(parts, again), trainer_state=state)
             (ordered,) = contrast.correctness.values(*_texts_and_columns(batches, rollouts), trainer_state=state)
         known = [[v for v in other[n : n + size] if v is not None] for n in range(0, len(other), size)]

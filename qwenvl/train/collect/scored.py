@@ -42,6 +42,7 @@ class Scored:
             RolloutBatch(
                 texts=[rollout.texts[row] for row in rows],
                 finish_reasons=[rollout.finish_reasons[row] for row in rows],
+                boots=rollout.boots,
                 **{name: None if value is None else value[rows, :width] for name, value in tensors.items()},
             ),
             replace(
@@ -89,6 +90,7 @@ def join_rollouts(parts: Sequence[RolloutBatch]) -> RolloutBatch:
     return RolloutBatch(
         texts=[text for part in parts for text in part.texts],
         finish_reasons=[reason for part in parts for reason in part.finish_reasons],
+        boots=frozenset().union(*(part.boots for part in parts)),
         **{name: None if values[0] is None else _rows(values, left=False) for name, values in tensors.items()},
     )
 

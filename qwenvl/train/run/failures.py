@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from qwenvl.failure import tell
+from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.run.checkpoints import newest_whole
 
 INTERRUPTED = 130  # what a shell reports of a process that ended by Ctrl-C
@@ -51,6 +52,8 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
         return f"stopped by Ctrl-C{_go_on(output_dir)}"
     if isinstance(error, FloatingPointError):
         return str(error)
+    if isinstance(error, EngineLostError):
+        return f"{error}{_go_on(output_dir)}"
     if lost := _lost(error):
         return f"another process of the run is gone ({lost}){_go_on(output_dir)}"
     if _is_memory(error):
@@ -81,7 +84,8 @@ def _go_on(output_dir: str | Path | None) -> str:
 
 def _lost(error: BaseException) -> str | None:
     """What a process sees of another one that has died, while it waits for it. None for other errors."""
-    if not isinstance(error, RuntimeError) or not torch.distributed.is_initialized():
+    other = isinstance(error, EngineLostError) or not isinstance(error, RuntimeError)  # servers are no processes of it
+    if other or not torch.distributed.is_initialized():
         return None
     return next((words for words in _LOST if words in str(error)), None)
 

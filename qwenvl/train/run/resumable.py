@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
+from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.display.console import say
 from qwenvl.train.run.beginning import checkpoint_of
 from qwenvl.train.run.checkpoints import find_checkpoint, load_weights, read_state
+from qwenvl.train.run.manifest import is_sealed
 from qwenvl.train.run.resumed import require_resumable
 from qwenvl.train.run.saving import SavingTrainer
 from qwenvl.train.run.stalled import StallWatch
@@ -42,6 +45,7 @@ class ResumableTrainer(SavingTrainer):
             FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
             ValueError: a file of it is cut short, or the settings differ.
             SystemExit: with status 0, where a signal ended training and a checkpoint was saved (``save_on_signal``).
+            EngineLostError: in all processes, where nothing samples any more. The last step is saved as a checkpoint.
         """
         if resume_from_checkpoint is None and self.args.resume != "never":
             checkpoint, begun = checkpoint_of(self.args), 0
@@ -56,6 +60,9 @@ class ResumableTrainer(SavingTrainer):
         try:
             with stop.listens(), stall.watches():
                 output = super().train(checkpoint, *args, **kwargs)
+        except EngineLostError:  # while a step or an evaluation had its completions sampled
+            self._save_where_it_stands()
+            raise
         finally:
             self.remove_callback(stop)
             self.remove_callback(stall)
@@ -65,6 +72,13 @@ class ResumableTrainer(SavingTrainer):
             say(stop.told())
             raise SystemExit(0)
         return output
+
+    def _save_where_it_stands(self) -> None:
+        """A checkpoint of the last step, unless there is one. Nothing was added to its weights and gradients since."""
+        folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.state.global_step and not is_sealed(folder):
+            self._save_checkpoint(self.model, trial=None)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
         loader = super()._get_dataloader(*args, **kwargs)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from qwenvl.vllm_server.wire.body import Refusal, pack, require, unpack
 
-
 # Layers of the checkpoint that vLLM holds as one.
 TOGETHER = (
     ("q_proj", "k_proj", "v_proj"),

@@ -19,6 +19,9 @@ class CopyingEngine:
         self.copy = copy.deepcopy(model)
         self.versions.append(version)
 
+    def rest(self):
+        assert self.versions
+
     def sample(self, model, *args):
         return self.engine.sample(self.copy, *args)
 

@@ -1,0 +1,139 @@
+"""The weights that a server is given: which ones, under which names, and as a file that is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from qwenvl.files import written_whole
+from qwenvl.model.loading import part_of, unwrap
+from qwenvl.model.merging import adapters_of, plain_name, with_adapters
+from qwenvl.vllm_server.wire.weights import layer_of
+
+SHARED_MEMORY = Path("/dev/shm")
+PART_BYTES = 2**30  # of a message with weights, for a server on another host
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of the language model, made when it is asked for: no two need exist at a time.
+
+    Attributes:
+        name: as the bare model has it.
+        value: the tensor, on any device.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    value: Callable[[], Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def tensor(self) -> Tensor:
+        """Its values, on the CPU, contiguous."""
+        return self.value().to("cpu", self.dtype).contiguous()
+
+
+def policy_weights(policy: nn.Module, dtype: torch.dtype, *, learning: bool) -> list[Weight]:
+    """The weights of the policy's language model, adapters folded in. The vision tower is the trainer's alone.
+
+    Weights that are one tensor are listed once. Call it, and take the values, within ``whole_weights``.
+
+    Args:
+        dtype: that the server computes in.
+        learning: only those that training changes, and all others of the layers that a server holds as one with them.
+
+    Raises:
+        ValueError: an adapter is of a kind that can't be folded in.
+    """
+    bare = unwrap(policy)
+    adapters = adapters_of(bare)
+    weights, learns = [], set()
+    for full, parameter in bare.named_parameters():
+        name = plain_name(full)
+        if part_of(name) != "llm" or ".lora_" in name:
+            continue
+        if "modules_to_save" in name or "lora_magnitude" in name:
+            raise ValueError(
+                f"{name}: a server takes LoRA adapters of linear layers and experts, folded into the weights; it takes "
+                "no DoRA and no modules_to_save: leave these out, or sample with --rollout_engine local"
+            )
+        layers = adapters.get(name, [])
+        weights.append(Weight(name, tuple(parameter.shape), dtype, _value(parameter, layers)))
+        if parameter.requires_grad or any(p.requires_grad for layer in layers for p in layer.parameters()):
+            learns.add(layer_of(name))
+    return [each for each in weights if not learning or layer_of(each.name) in learns]
+
+
+def _value(parameter: nn.Parameter, layers: Sequence[nn.Module]) -> Callable[[], Tensor]:
+    return lambda: with_adapters(parameter.detach(), layers)
+
+
+def write_weights(path: Path, weights: Sequence[Weight]) -> None:
+    """A file of safetensors, readable by its owner alone, that is there when it is whole. It holds one at a time.
+
+    Raises:
+        OSError: there is no space for it.
+    """
+    entries, end = {}, 0
+    for each in weights:
+        entries[each.name] = {
+            "dtype": _NAMES[each.dtype],
+            "shape": list(each.shape),
+            "data_offsets": [end, end + each.bytes],
+        }
+        end += each.bytes
+    head = json.dumps(entries).encode()
+    head += b" " * (-len(head) % 8)
+    with written_whole(path) as partial:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(struct.pack("<Q", len(head)) + head)
+            for each in weights:
+                file.write(each.tensor().view(-1).view(torch.uint8).numpy().data)
+
+
+def place_for(weights: Sequence[Weight], name: str) -> Path:
+    """Where a file with these weights fits: in shared memory, else in the folder of temporary files.
+
+    Raises:
+        OSError: it fits nowhere.
+    """
+    needed = sum(each.bytes for each in weights) + 2**20
+    folders = [folder for folder in (SHARED_MEMORY, Path(tempfile.gettempdir())) if folder.is_dir()]
+    for folder in folders:
+        if shutil.disk_usage(folder).free > needed:
+            return folder / name
+    raise OSError(
+        f"the weights for the server take {needed / 1e9:.1f} GB, and there is no space for them in "
+        f"{' or '.join(map(str, folders))}: make /dev/shm larger (docker run --shm-size), or set TMPDIR"
+    )
+
+
+def in_parts(weights: Sequence[Weight]) -> Iterator[list[Weight]]:
+    """The weights in messages of at most ``PART_BYTES``, or of one layer: a server takes a layer as a whole."""
+    layers: dict[str, list[Weight]] = {}
+    for each in weights:
+        layers.setdefault(layer_of(each.name), []).append(each)
+    part: list[Weight] = []
+    for layer in layers.values():
+        if part and sum(each.bytes for each in [*part, *layer]) > PART_BYTES:
+            yield part
+            part = []
+        part += layer
+    if part:
+        yield part

@@ -1,0 +1,39 @@
+"""Prompts, ways of drawing, and what the local engine draws by the seeds that servers are given."""
+
+from __future__ import annotations
+
+import torch
+
+from qwenvl.rollout.engine import EnginePrompts, SamplingParams
+from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.remote.prompts import seed_of
+from qwenvl.types import PromptBatch
+
+WORDS = ["tvt", "t", "tivv", "tiit"]
+WAYS = {
+    "greedy": SamplingParams(6, temperature=0.0),
+    "sampled": SamplingParams(8, temperature=0.8, top_p=0.95),
+    "all settings": SamplingParams(8, 1.2, 40, 0.9, 0.01, 1.1, ("a", "e")),
+}
+
+
+def as_prompts(inputs):
+    """Engines ask a batch for its length alone, and inputs for the rest."""
+    rows = [None] * len(inputs)
+    return EnginePrompts(PromptBatch(rows, rows, rows, inputs.input_ids, inputs.attention_mask), inputs)
+
+
+def drawn_locally(model, processor, inputs, size, params, seed):
+    engine = LocalEngine(processor.tokenizer, model)
+    return [engine.draw(model, inputs.select([p]), size, params, seed_of(seed, p)) for p in range(len(inputs))]
+
+
+def assert_same(rollout, expected, size):
+    for p, own in enumerate(expected):
+        rows = slice(p * size, (p + 1) * size)
+        width = own.completion_ids.shape[1]
+        mask = rollout.completion_mask[rows]
+        assert torch.equal(mask[:, :width], own.completion_mask) and not mask[:, width:].any()
+        assert torch.equal(rollout.completion_ids[rows][mask], own.completion_ids[own.completion_mask])
+        torch.testing.assert_close(rollout.logprobs[rows][mask], own.logprobs[own.completion_mask], rtol=0, atol=1e-5)
+        assert rollout.texts[rows] == own.texts and rollout.finish_reasons[rows] == own.finish_reasons

@@ -1,0 +1,183 @@
+"""What becomes of prompts when servers die, raise, are slow, answer wrongly, or are somebody else's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qwenvl.rollout.engine import EngineLostError
+from qwenvl.rollout.remote.server import Server, ServerRefusedError
+from tests.rollout.remote.drawn import WAYS, as_prompts, assert_same, drawn_locally
+
+
+@pytest.fixture
+def scene(tiny_pair, fake, engine_of, random_prompts):
+    """``scene(servers)`` -> the fakes, and a function that samples and holds the completions to the local ones."""
+    model, processor = tiny_pair(initializer_range=0.1)
+    inputs, params = random_prompts(model, ["tvt", "t", "tit", "tt"]), WAYS["sampled"]
+    expected = drawn_locally(model, processor, inputs, 2, params, 3)
+
+    def make(servers: int, **settings):
+        fakes = [fake(initializer_range=0.1) for _ in range(servers)]
+        engine = engine_of(model, processor, fakes, **settings)
+        engine.sync(model, 0)
+
+        def sample():
+            (rollout,) = engine.sample(model, [as_prompts(inputs)], 2, params, 3)
+            assert_same(rollout, expected, 2)
+            return rollout
+
+        return fakes, engine, sample
+
+    return make
+
+
+@pytest.mark.parametrize("fault", ["drop", "die", "engine", "busy"])
+def test_what_a_lost_server_had_is_asked_of_the_other(scene, fault):
+    (one, two), _, sample = scene(2)
+    one.faults = [fault]
+    assert sample().boots == ({two.boot} if fault == "die" else {one.boot, two.boot})
+    assert sum(len(request.prompts) for request in [*one.asked, *two.asked]) == 4
+
+
+def test_a_slow_answer_is_no_answer(scene):
+    (one, two), _, sample = scene(2, deadline=2.0)
+    one.faults = ["slow"]
+    sample()
+    assert sum(len(request.prompts) for request in two.asked) >= 2
+
+
+def test_a_new_server_is_given_everything_and_goes_on(scene, fake):
+    (one,), _, sample = scene(1, patience=20.0)
+    sample()
+    one.faults = ["die"]
+    port, known = one.port, set(one.given[0][1])
+    started = []
+
+    def start_again():
+        while True:
+            try:
+                started.append(fake(port=port, initializer_range=0.1))
+                return
+            except OSError:  # the port is not free yet
+                time.sleep(0.02)
+
+    threading.Timer(0.3, start_again).start()
+    assert sample().boots == {started[0].boot} != {one.boot}
+    ((request, names),) = started[0].given
+    assert request.base is None and names == known
+
+
+def test_a_server_that_dies_while_it_is_given_weights(tiny_pair, scene):
+    (one, two), engine, sample = scene(2)
+    one.faults = ["die weights"]
+    model, _ = tiny_pair(initializer_range=0.1)
+    engine.sync(model, 1)
+    assert sample().boots == {two.boot}
+
+
+def test_all_servers_lost(scene):
+    fakes, _, sample = scene(2)
+    for each in fakes:
+        each.die()
+    with pytest.raises(EngineLostError, match=r"no server samples any more.*0\.3 s.*refused.*refused"):
+        sample()
+
+
+def test_prompts_that_no_server_survives(scene):
+    (one,), _, sample = scene(1)
+    one.faults = ["engine"] * 9
+    with pytest.raises(EngineLostError, match=r"4 prompts were asked 4 times and not answered.*brought about"):
+        sample()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"version": 1}, "sampled by weights of version 1"),
+        ({"ids": (), "logprobs": (), "finish_reasons": ()}, "0 completions, 8 were asked for"),
+        ("empty", "0 tokens and 0 log-probs, expected 1 to 8"),
+        ("nan", "a log-prob that is none"),
+        ("long", "9 tokens and 9 log-probs"),
+        ("vision", "which must not be sampled"),
+        ("reason", "finish reason"),
+    ],
+)
+def test_a_wrong_answer_is_an_error(scene, tiny_pair, change, told):
+    (one,), engine, sample = scene(1)
+    banned = engine._local.vision_ids[0]
+
+    def wrong(answer):
+        if isinstance(change, dict):
+            return replace(answer, **change)
+        ids, logprobs, reasons = list(answer.ids), list(answer.logprobs), list(answer.finish_reasons)
+        match change:
+            case "empty":
+                ids[1], logprobs[1] = ids[1][:0], logprobs[1][:0]
+            case "nan":
+                logprobs[1] = logprobs[1] * torch.nan
+            case "long":
+                ids[1], logprobs[1] = torch.full((9,), 7), torch.full((9,), -1.0)
+            case "vision":
+                ids[1] = torch.full_like(ids[1], banned)
+            case "reason":
+                reasons[1] = "stop" if reasons[1] == "length" else "length"
+        return replace(answer, ids=tuple(ids), logprobs=tuple(logprobs), finish_reasons=tuple(reasons))
+
+    one.faults = [wrong if isinstance(change, str) or "version" in change else lambda answer: _without_rows(answer)]
+    with pytest.raises(ServerRefusedError, match=told):
+        sample()
+
+
+def _without_rows(answer):
+    """Its bytes can't be packed without a row, so that no list is given up for one."""
+
+    class Nothing:
+        def pack(self):
+            from qwenvl.vllm_server.wire.body import pack
+
+            head = {"version": answer.version, "boot": answer.boot, "lengths": [], "finish_reasons": []}
+            return pack(head, {"ids": torch.zeros(0, dtype=torch.long), "logprobs": torch.zeros(0)})
+
+    return Nothing()
+
+
+def test_a_server_of_another_run_is_not_fought_over(scene, engine_of, tiny_pair):
+    (one,), _, sample = scene(1)
+    model, processor = tiny_pair(initializer_range=0.1)
+    engine_of(model, processor, [one]).sync(model, 0)  # it takes a server over that it knows nothing of
+    with pytest.raises(ServerRefusedError, match="somebody else has given it weights"):
+        sample()
+
+
+def test_what_was_asked_ahead_is_lost_with_its_server(tiny_pair, scene, random_prompts, fake):
+    """Nobody has the weights any more that it was asked of."""
+    (one,), engine, _ = scene(1)
+    model, _ = tiny_pair(initializer_range=0.1)
+    ahead = engine.request(model, [as_prompts(random_prompts(model, ["t"]))], 2, WAYS["sampled"], 3)
+    one.version, one.boot = 0, "another"
+    with pytest.raises(EngineLostError, match="it was started again, and has not the weights of this request"):
+        ahead()
+
+
+def test_another_model(tiny_pair, fake, engine_of):
+    model, processor = tiny_pair()
+    with pytest.raises(ServerRefusedError, match="its model type is qwen3_vl, the policy's qwen2_5_vl"):
+        engine_of(model, processor, [fake("qwen3_vl")]).sync(model, 0)
+
+
+def test_the_token(tiny_pair, fake, engine_of, monkeypatch):
+    model, processor = tiny_pair()
+    engine = engine_of(model, processor, [fake(token="secret")])
+    with pytest.raises(ServerRefusedError, match="token is missing"):
+        engine.sync(model, 0)
+    monkeypatch.setenv("QWENVL_VLLM_TOKEN", "secret")
+    engine.sync(model, 0)
+
+
+def test_where_a_server_is():
+    assert Server("localhost:1").shares_memory and not Server("gpu-7:1").shares_memory

@@ -1,0 +1,43 @@
+"""Which options an engine has, and what is refused."""
+
+import pytest
+
+from qwenvl.rollout.address import host_and_port
+from qwenvl.rollout.options import SamplingOptions
+
+
+def test_addresses():
+    assert host_and_port("127.0.0.1:8200") == ("127.0.0.1", 8200) == host_and_port("http://127.0.0.1:8200/")
+    assert host_and_port("[::1]:8200") == ("::1", 8200)
+    for wrong in ("127.0.0.1", ":80", "host:port", "", "https://host:80", "host:80/v1", "[::1:80"):
+        with pytest.raises(ValueError, match="expected HOST:PORT"):
+            host_and_port(wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"rollout_engine": "vllm_server"}, "needs --vllm_server HOST:PORT"),
+        ({"vllm_server": ["a:1"]}, "--vllm_server has no effect without --rollout_engine vllm_server"),
+        ({"rollout_engine": "vllm_colocate", "vllm_server": ["a:1"]}, "--vllm_server has no effect"),
+        ({"vllm_patience": 1.0}, "--vllm_patience has no effect without --rollout_engine vllm_server or vllm_colocate"),
+        ({"vllm_deadline": 1.0}, "--vllm_deadline has no effect"),
+        (
+            {"rollout_engine": "vllm_server", "vllm_server": ["a:1"], "vllm_gpu_memory": 0.5},
+            "--vllm_gpu_memory has no effect without --rollout_engine vllm_colocate",
+        ),
+        ({"rollout_engine": "vllm_server", "vllm_server": ["a:1", "a:1"]}, "names a server twice"),
+        ({"rollout_engine": "vllm_server", "vllm_server": ["a"]}, "expected HOST:PORT"),
+        ({"rollout_engine": "vllm_colocate", "compile_decoding": True}, "--compile_decoding has no effect"),
+        ({"rollout_engine": "sglang"}, "must be one of local, vllm_server, vllm_colocate"),
+    ],
+)
+def test_what_has_no_effect_is_refused(settings, told):
+    with pytest.raises(ValueError, match=told):
+        SamplingOptions(**settings)
+
+
+def test_which_engines_have_weights_of_their_own():
+    assert not SamplingOptions().engine_has_own_weights
+    assert SamplingOptions(rollout_engine="vllm_colocate").engine_has_own_weights
+    assert SamplingOptions(rollout_engine="vllm_server", vllm_server=["a:1", "b:2"]).engine_has_own_weights

@@ -1,0 +1,130 @@
+"""Training over servers: parity at every step, also where servers die, and an end that can be resumed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from qwenvl.rollout.engine import EngineLostError
+from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.fast_paths import build_paths
+
+
+def settings(fakes, **more):
+    return {
+        "rollout_engine": "vllm_server",
+        "vllm_server": [each.address for each in fakes],
+        "vllm_patience": 0.3,
+        "generation_temperature": 1.0,
+        "generation_top_p": 1.0,
+        "logging_steps": 1,
+        "num_train_epochs": 1,
+        "report_to": [],
+    } | more
+
+
+def rows(trainer):
+    return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+
+
+@pytest.mark.parametrize("recipe", [{}, {"lora_enable": True, "lora_dropout": 0.0}, {"tune_mm_vision": True}])
+def test_a_run_with_parity_at_every_step(make_trainer, fake, sop_data, recipe):
+    """Completions are of the weights of their step, which parity would tell."""
+    fakes = [fake(initializer_range=0.1) for _ in range(2)]
+    trainer = make_trainer(
+        **settings(fakes, **recipe),
+        max_steps=3,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        check_parity="every",
+        eval_dataset_use=str(sop_data),
+        eval_strategy="steps",
+        eval_steps=2,
+    )
+    trainer.train()
+    assert [row["parity/max"] < 1e-4 for row in rows(trainer)] == [True] * 3
+    assert all(row["time/sync_s"] > 0 for row in rows(trainer)) and sum(len(each.asked) for each in fakes) >= 8
+    given = [request.version - fakes[0].given[0][0].version for request, _ in fakes[0].given]
+    assert given == [0, 1, 2, 3]  # for steps 1, 2 and 3 and the last evaluation. That after step 2 needs no more
+    texts = [row.completion for row in read_rollouts(trainer.args.output_dir)]
+    assert len(texts) == 3 * 4 * 3
+
+
+def test_a_server_that_dies_and_comes_back(make_trainer, fake):
+    """It has the starting weights. It is given the policy's, and its first batch is compared."""
+    first = fake(initializer_range=0.1)
+    trainer = make_trainer(**settings([first], vllm_patience=30.0), max_steps=3)
+    started = []
+
+    def die_in_step_two(answer):
+        first.faults = ["die"]
+        return answer
+
+    first.faults = [die_in_step_two]
+    port = first.port
+
+    def start_again():
+        while not started:
+            try:
+                started.append(fake(port=port, initializer_range=0.1))
+            except OSError:
+                time.sleep(0.02)
+
+    threading.Thread(target=start_again, daemon=True).start()
+    trainer.train()
+    assert len(first.asked) == 1 and len(started[0].asked) == 2
+    compared = [row["step"] for row in rows(trainer) if "parity/max" in row]
+    assert compared == [1, 2] and all(row["parity/max"] < 1e-4 for row in rows(trainer) if "parity/max" in row)
+
+
+@pytest.mark.parametrize("where", ["sampling", "evaluation"])
+def test_the_end_of_all_servers_leaves_a_checkpoint(make_trainer, fake, sop_data, tmp_path, where):
+    """The run that goes on from it ends with the weights of one that nothing happened to."""
+    more = {"max_steps": 4, "eval_dataset_use": str(sop_data)} if where == "evaluation" else {"max_steps": 4}
+    more |= {"eval_strategy": "steps", "eval_steps": 2} if where == "evaluation" else {}
+    server = fake(initializer_range=0.1)
+    whole = make_trainer(**settings([server], **more), output_dir=str(tmp_path / "whole"))
+    whole.train()
+    server = fake(initializer_range=0.1)
+    good = [lambda answer: answer] * 2
+    server.faults = [*good, "die"]  # in step 3, or in the evaluation after step 2
+    cut = {**settings([server], **more), "output_dir": str(tmp_path / "cut")}
+    trainer = make_trainer(**cut)
+    with pytest.raises(EngineLostError, match="no server samples any more"):
+        trainer.train()
+    state = json.loads((tmp_path / "cut" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["global_step"] == 2
+    server = fake(initializer_range=0.1)
+    resumed = make_trainer(**{**cut, "vllm_server": [server.address]}, resume="auto")
+    resumed.train()
+    for (name, here), there in zip(resumed.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(here, there), name
+    assert [row["step"] for row in rows(resumed) if "parity/max" in row] == [1, 3]  # and of a resumed run's server
+
+
+def test_nothing_begins_without_a_server(make_trainer, fake, tmp_path):
+    gone = fake()
+    gone.die()
+    trainer = make_trainer(**settings([gone]), max_steps=2)
+    with pytest.raises(EngineLostError, match="no server samples"):
+        trainer.train()
+    assert not [*tmp_path.glob("run/checkpoint-*")]
+
+
+def test_what_cannot_be_combined(make_trainer, fake):
+    for more, told in (
+        ({"top_entropy_quantile": 0.2}, "--top_entropy_quantile cannot be used with --rollout_engine vllm_server"),
+        ({"vllm_patience": 7200.0}, "--vllm_patience 7200 seconds are not below --stall_timeout 60 minutes"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            make_trainer(**settings([fake()], **more))
+
+
+def test_the_engine_of_a_run(make_trainer, fake):
+    trainer = make_trainer(**settings([fake()]), importance_correction="token_truncate")
+    assert type(trainer.paths.engine).__name__ == "VllmEngine"
+    assert build_paths(trainer.args, trainer.model, trainer.processing_class.tokenizer).encode is not None
