@@ -7,6 +7,7 @@ whatever runs on them runs on a real one.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -143,7 +144,8 @@ def make_model(
     """A float32 model of ``family`` with random weights that fits ``processor``. The same seed gives the same weights.
 
     Text heads are 16 wide up to ``hidden_size`` 64 and 32 wide above, two of them sharing one key-value head. With
-    ``vision_depth`` 2 or more, Qwen2.5-VL's first blocks attend within windows and its last to everything.
+    ``vision_depth`` 2 or more, Qwen2.5-VL's first blocks attend within windows and its last to everything. Linear
+    attention begins with a memory that lasts.
     """
     ids = {token: processor.tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
     head_dim = 16 if hidden_size <= 64 else 32
@@ -164,7 +166,7 @@ def make_model(
     if family.startswith("qwen3_vl"):
         text["head_dim"] = head_dim
     if family.startswith("qwen3_5"):
-        text |= _linear_attention(hidden_size, num_layers)
+        text |= _linear_attention(hidden_size, num_layers, 16 if hidden_size <= 64 else 32)
     if family.endswith("_moe"):
         text |= _experts(hidden_size)
     config = CONFIG_MAPPING[family](
@@ -179,6 +181,7 @@ def make_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        _make_states_last(model)
     model.generation_config = GenerationConfig(
         bos_token_id=ids["<|endoftext|>"],
         eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
@@ -208,7 +211,20 @@ def save_tiny(
     return folder
 
 
-def _linear_attention(hidden_size: int, num_layers: int) -> dict[str, Any]:
+def _make_states_last(model: PreTrainedModel) -> None:
+    """Starts layers of linear attention as they are started for training (arXiv:2412.06464, code of its authors).
+
+    Transformers leaves that to checkpoints: its random weights forget nearly all of a state within a token, and their
+    convolutions let little through. Steps of time are drawn as for Mamba-2: from 0.001 to 0.1, their logarithms evenly.
+    """
+    for module in model.modules():
+        if hasattr(module, "dt_bias"):
+            steps = torch.empty_like(module.dt_bias).uniform_(math.log(0.001), math.log(0.1)).exp()
+            module.dt_bias.data = steps + (-torch.expm1(-steps)).log()  # what softplus makes these steps of
+            module.conv1d.reset_parameters()
+
+
+def _linear_attention(hidden_size: int, num_layers: int, width: int) -> dict[str, Any]:
     """Gated DeltaNet in three of four layers, and in between full attention whose heads rotate by a quarter."""
     kinds = ("linear_attention", "full_attention")
     return {
@@ -216,17 +232,18 @@ def _linear_attention(hidden_size: int, num_layers: int) -> dict[str, Any]:
         "num_attention_heads": hidden_size // 32,
         "num_key_value_heads": max(1, hidden_size // 64),
         "head_dim": 64,
-        "linear_num_key_heads": hidden_size // 32,
-        "linear_num_value_heads": hidden_size // 16,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
+        "linear_num_key_heads": hidden_size // (2 * width),
+        "linear_num_value_heads": hidden_size // width,
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": width,
     }
 
 
 def _experts(hidden_size: int) -> dict[str, Any]:
     """Four experts in each layer, two of them for a token, and in Qwen3.5 one more for all tokens."""
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": hidden_size}
-    return sizes | {"shared_expert_intermediate_size": hidden_size}
+    width = hidden_size * 3 // 4  # so that no matrix is square, and one that is turned by mistake does not fit
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": width}
+    return sizes | {"shared_expert_intermediate_size": width}
 
 
 def _rope_parameters(family: FamilyName, head_dim: int) -> dict[str, Any]:

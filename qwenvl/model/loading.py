@@ -14,6 +14,12 @@ from qwenvl.model.families import FAMILIES, family_of
 from qwenvl.model.options import LoraOptions, ModelOptions, Part, TuneOptions
 from qwenvl.model.weight_files import has_weights, weights_problem
 
+TURNED_EXPERTS = (
+    "{}: with ZeRO-3 transformers reads experts of Qwen3-VL-MoE only as they were published, and these were saved by "
+    "transformers, whose matrices lie the other way: use --fsdp, ZeRO-2, or the published checkpoint"
+)
+"""It looks at shapes to see which way matrices lie, and with ZeRO-3 these are empty."""
+
 
 def load_model(
     path: str | Path, *, attn_implementation: str = ModelOptions.attn_implementation, dtype: torch.dtype | str = "auto"
@@ -23,16 +29,23 @@ def load_model(
     It takes safetensors alone and runs no code of the checkpoint.
 
     Raises:
-        ValueError: if the checkpoint is not of a supported family, or a weight file is cut short.
+        ValueError: if the checkpoint is not of a supported family, a weight file is cut short, or ZeRO-3 can't take it.
         OSError: if there is no checkpoint at ``path``.
     """
     from transformers import AutoModelForImageTextToText
+    from transformers.integrations import is_deepspeed_zero3_enabled
 
     config = _read_config(path)
     settle_router(config)
-    return AutoModelForImageTextToText.from_pretrained(
-        path, config=config, dtype=dtype, attn_implementation=resolve_attention(attn_implementation)
-    )
+    attention = resolve_attention(attn_implementation)
+    try:
+        return AutoModelForImageTextToText.from_pretrained(
+            path, config=config, dtype=dtype, attn_implementation=attention
+        )
+    except RuntimeError as error:
+        if config.model_type == "qwen3_vl_moe" and is_deepspeed_zero3_enabled() and "size mismatch" in str(error):
+            raise ValueError(TURNED_EXPERTS.format(path)) from error
+        raise
 
 
 def base_of_adapter(path: str | Path) -> str | None:

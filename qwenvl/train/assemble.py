@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers import set_seed
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.families import family_of
@@ -65,6 +66,7 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
 
     if peft_config is None:
         peft_config = lora_config(model, args, args)
+    set_seed(args.seed)  # loading the model may have drawn numbers: with ZeRO-3 it does for experts
     return get_peft_model(model, peft_config)
 
 

@@ -65,7 +65,7 @@ def build_parts(
         RecordError, ValueError, OSError: what is wrong with the model, the data or the flags.
     """
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
-    set_seed(args.seed)  # before adapters get their random weights
+    set_seed(args.seed)
     policy = build_policy(model, args, peft_config)
     bare = unwrap(policy)
     processor = processor or load_processor(bare.name_or_path)

@@ -1,10 +1,13 @@
 """Which parts learn, where adapters go, and what is refused."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
+import transformers
 from peft import get_peft_model
+from transformers import AutoModelForImageTextToText
 
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.loading import (
@@ -145,11 +148,29 @@ def test_other_models_are_refused(tmp_path):
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("qwen3_omni_moe", "hears and speaks"), ("qwen4_exp", "no checkpoint")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("qwen2_5_omni", "hears and speaks"),
+        ("qwen3_omni_moe", "hears and speaks"),
+        ("qwen4_exp", "no checkpoint"),
+    ],
+)
 def test_relatives_are_refused_with_the_reason(tmp_path, name, reason):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
     with pytest.raises(ValueError, match=f"{name}.*{reason}"):
         load_model(tmp_path)
+
+
+def test_experts_that_zero3_would_turn_twice_are_refused(tiny_checkpoint, monkeypatch):
+    """As found with two processes: the shapes that tell which way a matrix lies are empty there."""
+    monkeypatch.setattr(transformers.integrations, "is_deepspeed_zero3_enabled", lambda: True)
+    error = RuntimeError("size mismatch for mlp.experts.gate_up_proj")
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", Mock(side_effect=error))
+    with pytest.raises(ValueError, match=r"only as they were published, .*: use --fsdp, ZeRO-2"):
+        load_model(tiny_checkpoint("qwen3_vl_moe"))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        load_model(tiny_checkpoint("qwen3_vl"))
 
 
 def test_an_adapter_alone_names_its_model(tiny_pair, tmp_path):
