@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    logging.getLogger(api.__name__).setLevel(logging.CRITICAL)
+    for name in (api.__name__, "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     arguments = run.parse_args(sys.argv[1:] if argv is None else argv)
     arguments.signals_to_handle = "SIGINT,SIGQUIT"
     for each in HANDED_ON:
