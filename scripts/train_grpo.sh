@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Trains a Qwen-VL checkpoint by GRPO on your records, on one process or on several GPUs of this machine.
+# Trains a Qwen-VL checkpoint by GRPO on your records, on one process, on the GPUs of this machine or of several.
 #
 #   DATASET=data/sop.json bash scripts/train_grpo.sh
 #   MODEL=Qwen/Qwen3.5-9B DATASET=sop NPROC=8 DEEPSPEED=zero3 bash scripts/train_grpo.sh --grpo_beta 0.04
 #   NPROC=4 bash scripts/train_grpo.sh run.yaml
+#   NNODES=2 NODE_RANK=0 MASTER_ADDR=10.0.0.1 bash scripts/train_grpo.sh run.yaml    # and NODE_RANK=1 on the other one
 #
 # Every line "option" below is a setting: flag, environment variable, and what is given where the variable is not set; ""
 # leaves it to the default of the flag (docs/flags.md). Set the variable, or append the flag, which overrides it. With a
@@ -11,6 +12,8 @@
 #
 # About the launch itself:
 #   NPROC      processes, one for each GPU               (default: the GPUs of this machine, or 1)
+#   NNODES     machines, each of which runs this script  (default: 1)
+#   NODE_RANK  the number of this machine, from 0; MASTER_ADDR, MASTER_PORT: where machine 0 is reached (port: 29500)
 #   DEEPSPEED  zero2, zero3 or a DeepSpeed JSON file     (default: none; needs pip install 'qwenvl[deepspeed]')
 #   FSDP       True, or a JSON file for --fsdp_config    (default: none)
 #   PYTHON     the interpreter                           (default: that of the active environment, else of .venv)
@@ -108,9 +111,16 @@ if [[ -z "${PYTHON-}${VIRTUAL_ENV-}${CONDA_PREFIX-}" && -x "$root/.venv/bin/pyth
 fi
 
 command=("$interpreter")
-if ((nproc > 1)) || [[ "${DEEPSPEED:-none}" != none ]]; then # DeepSpeed asks for a launcher for one process too
+nnodes="${NNODES:-1}"
+if ((nproc > 1 || nnodes > 1)) || [[ "${DEEPSPEED:-none}" != none ]]; then # DeepSpeed asks for a launcher for one process
     ((nproc > 0)) || nproc=1
-    command+=(-m qwenvl.train.run.launch --standalone --nproc_per_node "$nproc")
+    if ((nnodes > 1)); then
+        where=(--nnodes "$nnodes" --node_rank "${NODE_RANK:?is not set: the number of this machine, 0 to NNODES - 1}")
+        where+=(--master_addr "${MASTER_ADDR:?is not set: the address of machine 0}" --master_port "${MASTER_PORT:-29500}")
+    else
+        where=(--standalone)
+    fi
+    command+=(-m qwenvl.train.run.launch "${where[@]}" --nproc_per_node "$nproc")
 fi
 command+=("$root/qwenvl/train/train_grpo.py")
 if [[ -n "$config" ]]; then command+=(--config "$config"); fi

@@ -17,6 +17,7 @@ LAUNCHER = ROOT / "scripts" / "train_grpo.sh"
 COMMAND = str(ROOT / "qwenvl" / "train" / "train_grpo.py")
 OPTIONS = re.findall(r"^ *option (--\w+) +(\w+) +(\S+)", LAUNCHER.read_text(encoding="utf-8"), flags=re.MULTILINE)
 VARIABLES = {variable for _, variable, _ in OPTIONS} | {"NPROC", "DEEPSPEED", "FSDP", "PYTHON", "CUDA_VISIBLE_DEVICES"}
+VARIABLES |= {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 @pytest.fixture
@@ -62,6 +63,18 @@ def test_several_processes_go_through_torchrun(launch):
     alone = launch(DEEPSPEED="zero2")  # which asks for a launcher for one process too
     assert alone[:7] == [*torchrun[:5], "1", COMMAND]
     assert launch(CUDA_VISIBLE_DEVICES="0,1,2,5", PYTHON="python")[:7] == torchrun
+
+
+def test_several_machines_meet_at_the_first_one(launch):
+    machines = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    words = launch(NPROC="4", **machines)
+    start = ["--nnodes", "2", "--node_rank", "1", "--master_addr", "10.0.0.1", "--master_port"]
+    assert words[3:13] == [*start, "29500", "--nproc_per_node", "4"]
+    assert launch(MASTER_PORT="1234", **machines)[3:13] == [*start, "1234", "--nproc_per_node", "1"]
+    for lacking in ("NODE_RANK", "MASTER_ADDR"):
+        with pytest.raises(subprocess.CalledProcessError) as error:
+            launch(**{name: value for name, value in machines.items() if name != lacking})
+        assert f"{lacking}: is not set" in error.value.stderr
 
 
 @pytest.mark.parametrize(("flag", "variable", "default"), OPTIONS, ids=lambda value: value)

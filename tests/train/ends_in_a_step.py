@@ -16,6 +16,18 @@ def killed(completions, **columns):
     return [0.0] * len(completions)
 
 
+def killed_once(completions, trainer_state, **columns):
+    """Process 1 dies in the second step, unless it has died so before."""
+    if os.environ["RANK"] == "1" and trainer_state.global_step == 1 and "DIED" in os.environ:
+        try:
+            os.mkdir(os.environ["DIED"])
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return [len(set(text)) / 10 for text in completions]
+
+
 def ctrl_c(completions, **columns):
     """Both processes are interrupted, as torchrun does it at Ctrl-C."""
     os.kill(os.getpid(), signal.SIGINT)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def launched(tmp_path):
             time.sleep(0.02)
         if number is not None:
             os.kill(process.pid, number)
-        process.join(60)
+        process.join(600)
         return process.exitcode, log.read_text()
 
     return run
@@ -70,6 +71,88 @@ def test_a_signal_is_handed_on_and_all_processes_may_save(number, launched):
 def test_a_process_that_fails_is_told_of_in_a_line(how, status, told, launched):
     code, said = launched(how)
     assert code == status and said.startswith(told) and said.count("\n") == bool(told)
+
+
+MEETS = """
+import os, sys, time, torch.distributed as distributed
+distributed.init_process_group("gloo")
+with open(f"{sys.argv[1]}-{distributed.get_rank()}", "w") as file:
+    file.write(f"{os.environ['GROUP_RANK']} of {distributed.get_world_size()}")
+while sys.argv[2] == "stays":
+    distributed.barrier()
+distributed.destroy_process_group()
+"""
+
+
+def test_two_machines_meet_lose_each_other_and_meet_again(tmp_path):
+    """Two launchers at an address of their own. The second one is lost with its process, and both are started again."""
+    context = forks()
+    import ranks
+
+    (tmp_path / "meets.py").write_text(MEETS)
+    where = ["--nnodes=2", "--master_addr=127.0.0.2", f"--master_port={environments(2)[0]['MASTER_PORT']}"]
+
+    def machines(name: str, how: str) -> list:
+        logs = [str(tmp_path / f"{name}-log-{n}") for n in (0, 1)]
+        words = ["--nproc_per_node=1", str(tmp_path / "meets.py"), str(tmp_path / name), how]
+        both = [
+            context.Process(target=ranks.torchrun, args=(log, [*where, f"--node_rank={n}", *words]))
+            for n, log in enumerate(logs)
+        ]
+        for each in both:
+            each.start()
+        return both
+
+    first, second = machines("first", "stays")
+    while not all((tmp_path / f"first-{n}").exists() for n in (0, 1)):
+        assert first.is_alive() and second.is_alive(), [each.read_text() for each in tmp_path.glob("*log*")]
+        time.sleep(0.05)
+    for each in (*subprocess.check_output(["pgrep", "-P", str(second.pid)], text=True).split(), second.pid):
+        os.kill(int(each), signal.SIGKILL)
+    first.join(600)
+    assert first.exitcode == 1
+    assert "qwenvl train: process 0 ended with status 1, and the run with it" in (tmp_path / "first-log-0").read_text()
+    for each in machines("again", "goes"):
+        each.join(600)
+        assert each.exitcode == 0
+    for name in ("first", "again"):
+        assert sorted((tmp_path / f"{name}-{n}").read_text() for n in (0, 1)) == ["0 of 2", "1 of 2"]
+
+
+def test_a_run_that_lost_a_process_goes_on_and_ends_as_one_that_did_not(tiny_checkpoint, tmp_path):
+    context = forks()
+    import ranks
+
+    data = tmp_path / "rows.json"
+    data.write_text(json.dumps([{"conversations": turns(f"What comes after {n}?", "(1)")} for n in range(4)]))
+    rewards = Path(ranks.__file__).with_name("ends_in_a_step.py")
+    flags = "--use_cpu --max_steps 3 --generation_max_length 4 --grpo_sample_size 3 --save_steps 1 --display none"
+    flags += f" --resume auto --model_name_or_path {tiny_checkpoint()} --dataset_use {data}"
+
+    def run(out: Path, **variables: str) -> list[int]:
+        processes = [
+            context.Process(
+                target=ranks.command,
+                args=(
+                    environment | variables,
+                    str(tmp_path / f"log-{rank}"),
+                    [*flags.split(), f"--output_dir={out}", f"--reward_funcs={rewards}:killed_once"],
+                ),
+            )
+            for rank, environment in enumerate(environments(2))
+        ]
+        for each in processes:
+            each.start()
+        for each in processes:
+            each.join(600)
+        return [each.exitcode for each in processes]
+
+    lost, whole = tmp_path / "lost", tmp_path / "whole"
+    assert run(whole) == [0, 0]
+    assert run(lost, DIED=str(tmp_path / "died")) == [1, -signal.SIGKILL]
+    assert not (lost / "model.safetensors").exists() and (lost / "checkpoint-1" / "manifest.json").exists()
+    assert run(lost, DIED=str(tmp_path / "died")) == [0, 0]
+    assert (lost / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("how", ["lives", "killed", "ctrl_c"])
@@ -96,7 +179,7 @@ def test_one_process_that_ends_ends_the_others_and_is_told_once(how, tiny_checkp
         processes.append(context.Process(target=ranks.command, args=(environment, str(tmp_path / str(rank)), words)))
         processes[-1].start()
     for process in processes:
-        process.join(60)
+        process.join(600)
     said = [(tmp_path / str(rank)).read_text() for rank in (0, 1)]
     (line,) = [each for text in said for each in text.splitlines() if re.match("qwenvl train: (?!loading)", each)]
     codes = [process.exitcode for process in processes]
