@@ -4,11 +4,19 @@
 #   bash scripts/test.sh                # all but those marked slow
 #   bash scripts/test.sh --slow -x      # all, stop at the first failure
 #   bash scripts/test.sh tests/grpo     # paths are those of the repository
+#   bash scripts/test.sh --vllm         # only those with real vLLM, whose environment is made first (some minutes, once)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 
 set_up dev
 cd "$ROOT"
+if [[ "${1-}" == --vllm ]]; then
+    # Tests have a cache folder of their own, so the place of the environment is given by name.
+    export QWENVL_VLLM_ENV="${QWENVL_VLLM_ENV:-${QWENVL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/qwenvl}/vllm}"
+    bash scripts/serve_vllm.sh --build
+    # Two files at a time: a server takes a core and a gigabyte, and its tests wait for it.
+    exec "$BIN/python" -m pytest --vllm -m vllm --numprocesses auto --maxprocesses 2 --dist loadfile tests/vllm_server "${@:2}"
+fi
 "$BIN/ruff" check .
 "$BIN/python" -m mypy
 # Several at a time, as many as there are cores: most of the time is that of single threads and of waiting for processes.

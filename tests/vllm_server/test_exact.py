@@ -1,0 +1,258 @@
+"""Real vLLM against the local engine: the same tokens, and log-probs that differ by less than 1e-4."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.rollout.engine import SamplingParams
+from qwenvl.vllm_server.wire.body import Refusal
+from qwenvl.vllm_server.wire.weights import WeightsRequest
+from tests.vllm_server.policy import WIDE, Policy, local_and_server, stretched, write
+
+pytestmark = pytest.mark.vllm
+
+GREEDY = SamplingParams(24, temperature=0.0)
+CLIP = (3, 6, 8, 0.37)
+LONG = (4, 12, 12, 0.5)  # 144 rows: more than one block of vLLM's cache
+
+
+@pytest.fixture(scope="module")
+def served(tiny_checkpoint, start_server, tmp_path_factory):
+    """The policy, and a server that was started with it. Tests of weights come last in this file."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    shutil.copytree(tiny_checkpoint("qwen2_5_vl", **WIDE), folder)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    settings |= {"do_sample": True, "top_k": 1, "repetition_penalty": 1.5}  # which are not those of any request
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    return Policy.load(folder), start_server(folder).client
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([5, CLIP, 4], id="text, video, text"),
+        pytest.param([3, CLIP, 2, (2, 4, 6, 1.1), 4], id="two videos of different rates"),
+        pytest.param([(3, 6, 8, 10 / 3), 4], id="seconds that are no binary fraction"),
+        pytest.param([2, (4, 6), 3, CLIP, 1], id="image and video"),
+        pytest.param([9], id="text"),
+    ],
+)
+def test_greedy_is_that_of_the_local_engine(served, parts):
+    policy, client = served
+    local_and_server(policy, client, policy.prompt(*parts), GREEDY)
+
+
+def test_prompts_of_all_kinds_in_one_request(served):
+    policy, client = served
+    prompts = [policy.prompt(5, CLIP), policy.prompt(3), policy.prompt((4, 4), 2, (6, 4), 1), policy.prompt(CLIP, CLIP)]
+    local_and_server(policy, client, PromptInputs.join(prompts), GREEDY)
+
+
+def test_positions_are_those_that_were_sent(served):
+    """Not those of any rule of vLLM's, which differs from the trainer's in some roundings."""
+    policy, client = served
+    prompt = policy.prompt(5, CLIP, 4)
+    straight, _ = local_and_server(policy, client, prompt, GREEDY)
+    moved, _ = local_and_server(policy, client, stretched(prompt, 3), GREEDY)
+    assert (straight.logprobs[0, 0] - moved.logprobs[0, 0]).abs() > 1e-3  # they matter
+
+
+def test_the_same_frames_at_another_rate_are_not_taken_from_the_cache(served):
+    policy, client = served
+    slow, fast = policy.prompt(LONG, 4), policy.prompt((*LONG[:3], 2.0), 4)
+    assert slow.pixel_values_videos.equal(fast.pixel_values_videos) and slow.input_ids.equal(fast.input_ids)
+    local_and_server(policy, client, slow, GREEDY)
+    _, answer = local_and_server(policy, client, fast, GREEDY)
+    assert answer.cached_tokens == 0
+    _, answer = local_and_server(policy, client, slow, GREEDY)
+    assert answer.cached_tokens > 0
+
+
+def test_another_question_about_the_same_video_has_its_own_positions(served):
+    policy, client = served
+    questions = [policy.prompt(LONG, length, words=length) for length in (4, 9, 2)]
+    for question in questions:  # one after the other, the video from the cache
+        _, answer = local_and_server(policy, client, question, GREEDY)
+    assert answer.cached_tokens > 0
+    local_and_server(policy, client, PromptInputs.join(questions), GREEDY)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(24, temperature=0.7, top_p=0.9),
+        SamplingParams(24, temperature=1.3, top_k=20, min_p=0.02, repetition_penalty=1.2),
+        SamplingParams(24, temperature=3.0),
+    ],
+)
+def test_logprobs_are_of_all_tokens_at_the_temperature(served, params):
+    policy, client = served
+    prompts = PromptInputs.join([policy.prompt(5, CLIP, 4), policy.prompt(4)])
+    answer = client.sample(policy.request(prompts, params, group_size=4))
+    for mine, theirs in zip(policy.logprobs(prompts, answer, params.temperature), answer.logprobs, strict=True):
+        assert (mine - theirs).abs().max() < 1e-4
+    assert len({tuple(each.tolist()) for each in answer.ids[:4]}) == 4  # a group of different ones
+
+
+@pytest.mark.parametrize("name, value", [("top_k", 2), ("top_p", 0.3), ("min_p", 0.5)])
+def test_truncation_is_that_of_the_setting(served, name, value):
+    """Each drawn token is among those that the trainer's distribution leaves."""
+    policy, client = served
+    prompt = policy.prompt(5, CLIP, 4)
+    params = replace(SamplingParams(24, temperature=1.5), **{name: value})
+    answer = client.sample(policy.request(prompt, params, group_size=4))
+    drawn = 0
+    for ids in answer.ids:
+        full = distributions(policy, prompt, ids, params.temperature)
+        own = full.gather(1, ids[:, None])[:, 0]
+        likelier = full > own[:, None] + 1e-6
+        if name == "top_k":
+            assert int(likelier.sum(1).max()) < value
+        elif name == "top_p":
+            assert float((full * likelier).sum(1).max()) < value + 1e-4
+        else:
+            assert float((own / full.amax(1)).min()) > value - 1e-4
+        drawn += int(likelier.any(1).sum())
+    assert drawn > 0  # not the likeliest alone
+
+
+def distributions(policy: Policy, prompt: PromptInputs, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+    """T x V probabilities of the trainer's, without vision tokens."""
+    from qwenvl.model.positions import completion_positions
+
+    rows = torch.cat([prompt.input_ids, ids[None]], dim=1)
+    where = torch.cat([prompt.position_ids, completion_positions(prompt.position_ids, 1, len(ids))], dim=2)
+    with torch.no_grad():
+        logits = policy.model(input_ids=rows, position_ids=where, **prompt.vision()).logits[0, -len(ids) - 1 : -1]
+    logits[:, policy.local.vision_ids] = -torch.inf
+    return (logits / temperature).softmax(-1)
+
+
+def test_a_seed_gives_the_same_completions_in_any_company(served):
+    policy, client = served
+    params = SamplingParams(24, temperature=1.0)
+    prompts = PromptInputs.join([policy.prompt(5, CLIP, 4), policy.prompt(4), policy.prompt((4, 4), 3)])
+    both = policy.request(prompts, params, group_size=3)
+
+    def sampled(request) -> list[list[int]]:
+        return [each.tolist() for each in client.sample(request).ids]
+
+    first = sampled(both)
+    assert sampled(both) == first
+    assert sampled(replace(both, prompts=both.prompts[2:])) == first[6:]
+    other = replace(both.prompts[2], seed=both.prompts[2].seed + 3)
+    assert not {*map(tuple, sampled(replace(both, prompts=(other,))))} & {*map(tuple, first[6:])}
+
+
+def test_banned_tokens_are_never_drawn(served):
+    policy, client = served
+    params = SamplingParams(256, temperature=1000.0)
+    request = replace(policy.request(policy.prompt(4), params, group_size=10), end_ids=())
+    banned = torch.tensor(policy.local.vision_ids)
+    free = torch.cat(client.sample(replace(request, banned_ids=())).ids)
+    held = torch.cat(client.sample(request).ids)
+    assert len(free) == len(held) == 2560
+    assert int(torch.isin(free, banned).sum()) > 5  # about 27, were nothing banned
+    assert int(torch.isin(held, banned).sum()) == 0
+
+
+def test_end_tokens_end_and_stay(served):
+    policy, client = served
+    prompt = policy.prompt(5, CLIP, 4)
+    request = policy.request(prompt, GREEDY)
+    whole = client.sample(request).ids[0].tolist()
+    end = whole[5]
+    answer = client.sample(replace(request, end_ids=(end,)))
+    assert answer.ids[0].tolist() == whole[: whole.index(end) + 1] and answer.finish_reasons == ("stop",)
+    cut = client.sample(replace(request, end_ids=(), draw=replace(request.draw, max_new_tokens=3)))
+    assert cut.ids[0].tolist() == whole[:3] and cut.finish_reasons == ("length",)
+
+
+def test_stop_strings_end_where_they_do_at_the_local_engine(served):
+    policy, client = served
+    prompt = policy.prompt(5, CLIP, 4)
+    whole, _ = local_and_server(policy, client, prompt, GREEDY)
+    text = next(
+        each
+        for start in range(4, 20)
+        if (each := policy.local.tokenizer.decode(whole.completion_ids[0, start : start + 2])).isascii()
+        and each.strip()
+    )
+    stopped, answer = local_and_server(policy, client, prompt, replace(GREEDY, stop_strings=(text,)))
+    assert answer.finish_reasons == ("stop",) and text in stopped.texts[0]
+    assert len(answer.ids[0]) < len(whole.completion_ids[0])
+
+
+def test_a_penalty_counts_the_tokens_of_the_prompt(served):
+    policy, client = served
+    prompt, params = policy.prompt(60, CLIP, 4), replace(GREEDY, repetition_penalty=1.8)
+    with_penalty, _ = local_and_server(policy, client, prompt, params)
+    without, _ = local_and_server(policy, client, prompt, GREEDY)
+    assert with_penalty.completion_ids.tolist() != without.completion_ids.tolist()
+
+
+def test_what_the_model_cannot_take_is_refused_and_nothing_breaks(served):
+    policy, client = served
+    good = policy.request(policy.prompt(5, CLIP, 4), GREEDY)
+    prompt = good.prompts[0]
+    medium = prompt.media[0]
+    wide = replace(medium, features=medium.features.repeat(1, 2))
+    other = replace(medium, grid=(3, 6, 6))
+    text = policy.request(policy.prompt(5), GREEDY).prompts[0]
+    for words, changed in {
+        "exceed the server's --max_model_len 2048": replace(good, draw=replace(good.draw, max_new_tokens=2048)),
+        "features are 256 wide, expected 128": replace(good, prompts=(replace(prompt, media=(wide,)),)),
+        "the grid (3, 6, 6) has 27": replace(good, prompts=(replace(prompt, media=(other,)),)),
+        "token ids 0 to 9999": replace(good, prompts=(replace(text, ids=torch.tensor([0, 9999, 1, 2, 3, 4, 5])),)),
+        "must count up from 0": replace(good, prompts=(replace(text, positions=text.positions + 1),)),
+        "ids above the vocabulary": replace(good, banned_ids=(10_000,)),
+    }.items():
+        with pytest.raises(Refusal) as caught:
+            client.sample(changed)
+        assert caught.value.kind == "request" and words in str(caught.value)
+    local_and_server(policy, client, policy.prompt(5, CLIP, 4), GREEDY)
+
+
+def test_weights_that_were_sent_sample_and_nothing_old_is_left(served, tmp_path):
+    """A tied head: vLLM would keep the old one on a CPU. And a prompt whose keys and values the cache has."""
+    policy, client = served
+    prompts = PromptInputs.join([policy.prompt(LONG, 4), policy.prompt(3)])
+    local_and_server(policy, client, prompts, GREEDY)
+    for version in (1, 2):
+        path = write(policy.change(), tmp_path / "weights.safetensors")
+        assert client.weights(WeightsRequest(version, None, path=path)).version == version
+        with pytest.raises(Refusal, match=f"version {version - 1}, the server has version {version}"):
+            client.sample(policy.request(prompts, GREEDY, version=version - 1))
+        _, answer = local_and_server(policy, client, prompts, GREEDY, version=version)
+        assert answer.cached_tokens == 0 and answer.version == version
+    params = SamplingParams(24, temperature=0.7, top_p=0.9)
+    answer = client.sample(policy.request(prompts, params, version=2, group_size=2))
+    for mine, theirs in zip(policy.logprobs(prompts, answer, 0.7), answer.logprobs, strict=True):
+        assert (mine - theirs).abs().max() < 1e-4
+
+
+def test_a_part_of_the_weights_leaves_the_others(served):
+    """In the message, not by a file. Attention of one layer, the MLP of another, a norm, and the tied embeddings."""
+    policy, client = served
+    prompts = PromptInputs.join([policy.prompt(LONG, 4), policy.prompt(3)])
+    parts = [("layers.0.self_attn",), ("layers.1.mlp", "layers.0.input_layernorm"), ("embed_tokens",)]
+    for version, words in enumerate(parts, start=3):
+        client.weights(WeightsRequest(version, version - 1, tensors=policy.change(*words)))
+        local_and_server(policy, client, prompts, GREEDY, version=version)
+    attention = policy.change("layers.1.self_attn.k_proj.weight")
+    with pytest.raises(Refusal, match=r"self_attn.k_proj.bias is missing: vLLM holds"):
+        client.weights(WeightsRequest(6, 5, tensors=attention))
+    in_two = policy.change("")
+    names = [name for name in in_two if "norm" not in name]
+    first = {name: in_two.pop(name) for name in names}
+    assert client.weights(WeightsRequest(6, None, part=0, parts=2, tensors=first)).version is None
+    with pytest.raises(Refusal, match="the server has a part of a version"):
+        client.sample(policy.request(prompts, GREEDY, version=6))
+    client.weights(WeightsRequest(6, None, part=1, parts=2, tensors=in_two))
+    local_and_server(policy, client, prompts, GREEDY, version=6)
