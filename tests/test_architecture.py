@@ -35,6 +35,7 @@ FLOORS = {
     "health": 0,
     "rewards": 1,
     "grpo": 1,
+    "plan": 1,
     "data": 2,
     "model": 2,
     "rollout": 3,
@@ -55,7 +56,7 @@ OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it r
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
 STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "files", "hint", "health", "cli"}
-STANDARD_LIBRARY_ONLY |= {"failure"}
+STANDARD_LIBRARY_ONLY |= {"failure", "plan"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
 MOST_LINES_OF_A_FILE = 320

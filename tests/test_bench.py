@@ -148,3 +148,13 @@ def test_what_a_gpu_is_asked_runs_on_a_cpu(parts, tmp_path):
         assert len([*(tmp_path / "profiles").iterdir()]) == 4
     if "exact" in parts:
         assert all(row["logprobs_ratio"] < 3 for row in kept if "logprobs_ratio" in row)
+
+
+def test_planned_peaks_are_those_that_are_measured(monkeypatch, tmp_path):
+    """Two steps, by the allocator's own record, against the plan of the same settings."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import plan
+
+    setting = plan.Setting("qwen3_vl", "short", {"generation_max_length": 12, "video_max_frames": 8})
+    peak, case = plan.measured(setting, tmp_path)
+    assert case.estimate().peak == pytest.approx(peak, rel=0.15)

@@ -20,6 +20,7 @@ from qwenvl.evaluate.ask.settings import asked_of
 from qwenvl.evaluate.held_out.settings import settings_of as settings_of_an_evaluation
 from qwenvl.evaluate.settings import settings_of
 from qwenvl.train.merge import make_parser as make_merge_parser
+from qwenvl.train.planning.settings import asked_of as settings_of_a_plan
 from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +94,8 @@ def check(words: list[str], environment: dict[str, str]) -> None:
             check_question(rest[1:])
         if rest[0] == "merge":
             make_merge_parser().parse_args(rest[1:])
+        if rest[0] == "plan":
+            settings_of_a_plan(rest[1:])
         if rest[0] == "probe":
             settings_of(rest[1:])
         if rest[0] == "data" and "--help" not in rest:

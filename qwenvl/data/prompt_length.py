@@ -226,13 +226,19 @@ class LengthEstimate:
     most: int | None = None
 
     def __call__(self, key: tuple[int, int]) -> int:
+        return self.measured(key).tokens
+
+    def measured(self, key: tuple[int, int]) -> PromptLength:
+        """The tokens of a prompt, and how many of them stand for vision."""
         turn, index = key
         record = self.records[index]
         clips = [self._clip(record, number, turn) for number in range(len(record.videos))]
         images = [_image_size(path) or _square(self.ruler.image_bounds[1]) for path in record.images]
         resized = [self.ruler.image_size(size) for size in images]
-        tokens = self.ruler.length(chat_messages(record), clips, resized).tokens
-        return tokens if self.most is None else min(tokens, self.most)
+        length = self.ruler.length(chat_messages(record), clips, resized)
+        if self.most is None or length.tokens <= self.most:
+            return length
+        return PromptLength(self.most, max(0, self.most - length.tokens + length.vision))
 
     def _clip(self, record: Record, number: int, turn: int) -> tuple[Sequence[float], Size]:
         """Times and size of the frames that will be shown."""

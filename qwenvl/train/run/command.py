@@ -13,6 +13,7 @@ from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.collect.filtering import UnfilledStepError
 from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
+from qwenvl.train.planning.full_memory import told_what_takes_memory
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.beginning import Beginning, begin
 from qwenvl.train.run.failures import told_in_one_line
@@ -64,6 +65,7 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
     with (
         told_to_the_user(command, (*DATA_ERRORS, SettingsError, RunLogError, UnfilledStepError)),
         collected_warnings() as warnings,
+        told_what_takes_memory(trainer),
     ):
         trainer.train(resume_from_checkpoint=beginning.checkpoint)
         if trainer.eval_dataset is not None and not evaluated_last(trainer):

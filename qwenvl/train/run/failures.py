@@ -25,6 +25,10 @@ _LOST = (
 _MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "std::bad_alloc")
 
 
+class FullMemoryError(RuntimeError):
+    """Memory was full, and what it went to is known. The message says it."""
+
+
 @contextmanager
 def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[None]:
     """End the process with one line for Ctrl-C, a full disk or memory, a lost process or numbers that are not finite.
@@ -56,10 +60,11 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
         return f"{error}{_go_on(output_dir)}"
     if lost := _lost(error):
         return f"another process of the run is gone ({lost}){_go_on(output_dir)}"
-    if _is_memory(error):
-        where = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
+    if isinstance(error, FullMemoryError):
+        return f"{error}{_go_on(output_dir)}"
+    if is_full_memory(error):
         return (
-            f"{where} is full: {_first_line(error)}. What helps most: a lower --video_max_frames (or "
+            f"{which_memory(error)} is full: {first_line(error)}. What helps most: a lower --video_max_frames (or "
             f"--video_max_frame_pixels), {'' if output_dir is None else '--gradient_checkpointing True, '}a lower "
             f"--rollout_token_budget; then fewer completions per prompt and docs/scaling.md{_go_on(output_dir)}"
         )
@@ -67,7 +72,7 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
         folder = Path.cwd() if output_dir is None else output_dir
         free = shutil.disk_usage(_existing(folder)).free / 1e9
         return (
-            f"no space left for {folder}: {_first_line(error)}; {free:.1f} GB are free there. Free some"
+            f"no space left for {folder}: {first_line(error)}; {free:.1f} GB are free there. Free some"
             f"{'' if output_dir is None else ', or keep fewer checkpoints by --save_total_limit'}{_go_on(output_dir)}"
         )
     return None
@@ -90,7 +95,8 @@ def _lost(error: BaseException) -> str | None:
     return next((words for words in _LOST if words in str(error)), None)
 
 
-def _is_memory(error: BaseException) -> bool:
+def is_full_memory(error: BaseException) -> bool:
+    """Whether an error says that memory of a GPU or of the process could not be had."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY)
@@ -104,7 +110,13 @@ def _is_full_disk(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TORCH_WRITES)
 
 
-def _first_line(error: BaseException) -> str:
+def which_memory(error: BaseException) -> str:
+    """What was full, for people."""
+    return "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its kind where it has none."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".")[:200]
 

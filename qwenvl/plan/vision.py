@@ -1,0 +1,56 @@
+"""What pixels, the vision tower, its features and the mergers take."""
+
+from __future__ import annotations
+
+from qwenvl.plan.job import Job
+from qwenvl.plan.shapes import Vision
+
+WIDE = 4
+
+
+def features_bytes(vision: Vision, job: Job) -> int:
+    """What stands in the place of pixels for all prompts of a step: what enters each merger, or float32 pixels where
+    the tower runs in every forward."""
+    patches = job.patches * job.prompts * job.micro_batches
+    if not job.encoded:
+        return patches * vision.patch_values * WIDE
+    return patches * vision.hidden * vision.mergers * job.precision.products
+
+
+def host_bytes(vision: Vision, job: Job) -> int:
+    """The drawn prompts of a step: pixels as bytes. They are in the memory of the host."""
+    return job.patches * job.prompts * job.micro_batches * vision.patch_values
+
+
+def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
+    """What a pass of the tower without gradient holds at a time.
+
+    Pixels as bytes, as float32 and as products take them. Then, for a patch: the residual stream, queries, keys and
+    values before and after they are put into batches, and the output, or the widths of the inner product.
+    """
+    b = job.precision.products
+    pixels = vision.patch_values * (WIDE + (b if b < WIDE else 0))
+    inside = max(10 * vision.hidden, 3 * vision.intermediate + 3 * vision.hidden) * b
+    return patches * (pixels + inside)
+
+
+def tower_saved_bytes(vision: Vision, job: Job) -> int:
+    """What a tower that learns keeps of a forward: for a block two norms (input and output, of root-mean-square ones
+    the normalised input too), queries, keys, both with the values as they were made, outputs twice, and the tensors of
+    the inner product. With checkpointing what enters a block."""
+    b = job.precision.products
+    if job.checkpointing:
+        return job.forward_patches * vision.blocks * vision.hidden * job.precision.stream
+    norms = (6 if vision.root_mean_square else 4) * vision.hidden * job.precision.stream
+    inside = (7 * vision.hidden + vision.saved_products * vision.intermediate) * b
+    return job.forward_patches * vision.blocks * (norms + inside)
+
+
+def merger_saved_bytes(vision: Vision, job: Job) -> int:
+    """What mergers that learn keep of a forward, for a patch: the norm's input (a piece of the features is copied where
+    there are several mergers), the normalised input or output, and the inner product before and after its activation.
+    """
+    if not (job.mergers_learn or job.tower_learns):
+        return 0
+    tensors = 4 if vision.mergers > 1 or vision.root_mean_square else 3
+    return job.forward_patches * vision.mergers * tensors * vision.hidden * job.precision.products

@@ -1,0 +1,87 @@
+"""How much memory the weights take, and what belongs to those that learn: gradients, copies, the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from qwenvl.plan.job import Job
+
+GRADIENT_BYTES = 4
+"""Trained weights are kept in float32 (a step of 1e-6 is below what bfloat16 resolves), and so are their gradients."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The parameters of a model.
+
+    Attributes:
+        held: bytes of all of them.
+        trained: how many learn.
+        trained_held: bytes of these.
+        layer: how many of one layer of the language model learn.
+        head: how many of the language-model head learn.
+        tied: whether the head is the embedding.
+        rounded: how many matrices' entries that learn are copied for products in half precision.
+    """
+
+    held: int
+    trained: int
+    trained_held: int
+    layer: int
+    head: int
+    tied: bool
+    rounded: int
+
+    @classmethod
+    def of(cls, parameters: Iterable[tuple[str, tuple[int, ...], int, bool]], layers: int) -> Weights:
+        """From name, shape, bytes of an element and whether it learns, of each parameter, a tied one once.
+
+        Args:
+            layers: of the language model.
+        """
+        rows = list(parameters)
+        size = {name: _product(shape) for name, shape, _, _ in rows}
+        learn = [(name, shape, width) for name, shape, width, learns in rows if learns]
+        heads = [name for name, *_ in rows if name.endswith("lm_head.weight")]
+        embedded = [name for name, *_ in learn if "embed_tokens" in name or name in heads]
+        return cls(
+            held=sum(size[name] * width for name, _, width, _ in rows),
+            trained=sum(size[name] for name, *_ in learn),
+            trained_held=sum(size[name] * width for name, _, width in learn),
+            layer=sum(size[name] for name, *_ in learn if "language_model.layers." in name) // max(1, layers),
+            head=max((size[name] for name in embedded), default=0),
+            tied=not heads,
+            rounded=sum(size[name] for name, shape, width in learn if len(shape) > 1 and width == 4),
+        )
+
+
+def reference_bytes(weights: Weights, job: Job) -> int:
+    """Of the reference beside the policy: what is trained once more, a whole model, or nothing.
+
+    A copy shares every tensor that is frozen (``qwenvl.model.reference``). Under ZeRO-3 it shares none, and under FSDP
+    it is in the type of products.
+    """
+    if job.reference in ("none", "adapter"):
+        return 0
+    if job.engine == "fsdp":
+        return weights.held * job.precision.products // job.precision.stream
+    return weights.trained_held if job.reference == "copy" and job.engine != "zero3" else weights.held
+
+
+def gradient_bytes(weights: Weights, job: Job) -> int:
+    """Of all gradients, one number for each weight that learns."""
+    return weights.trained * GRADIENT_BYTES
+
+
+def rounded_bytes(weights: Weights, job: Job) -> int:
+    """Of the copies that autocast makes of trained float32 weights and keeps within a pass (``torch.autocast`` caches
+    casts of leaves that need a gradient)."""
+    return weights.rounded * job.precision.products if job.precision.rounds else 0
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

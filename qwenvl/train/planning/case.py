@@ -1,0 +1,90 @@
+"""From settings, a policy and the length of a prompt to what an estimate is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.prompt_length import PromptLength
+from qwenvl.model.loading import part_of, unwrap
+from qwenvl.model.sharing.linear_attention import state_tokens
+from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
+from qwenvl.model.vision import supports_encode_once
+from qwenvl.plan.job import Engine, Job, Precision, ReferenceKind
+from qwenvl.plan.remedies import Case
+from qwenvl.plan.shapes import Shapes
+from qwenvl.plan.weights import Weights
+from qwenvl.train.assemble import weight_dtype
+
+
+def case_of(
+    args: GRPOConfig,
+    policy: nn.Module,
+    prompt: PromptLength,
+    *,
+    on_host: bool,
+    engine: Engine = "none",
+    processes: int = 1,
+    optimizer: str | None = None,
+) -> Case:
+    """What one process does with prompts of a length.
+
+    Args:
+        policy: the model with its adapter and what learns set, with weights or without (on the meta device).
+        on_host: it computes on a CPU.
+        engine, processes: what splits the model, among how many.
+        optimizer: in place of that of ``args``.
+    """
+    bare = unwrap(policy)
+    shapes = Shapes.of(bare.config)
+    kept_elsewhere = engine in ("zero2", "zero3")  # DeepSpeed keeps float32 copies of what learns
+    base = torch.empty(0, dtype=weight_dtype(args, args.lora_enable or kept_elsewhere)).element_size()
+    sizes = list(_parameters(policy, base))
+    learning = {part_of(name) for name, _, _, learns in sizes if learns}
+    shares = args.shared_prefix == "auto"
+    job = Job(
+        tokens=prompt.tokens,
+        patches=prompt.vision * shapes.vision.merged,
+        prompts=args.per_device_train_batch_size,
+        micro_batches=args.gradient_accumulation_steps,
+        group=args.grpo_sample_size,
+        length=args.generation_max_length,
+        token_budget=args.rollout_token_budget,
+        state_tokens=state_tokens(bare),
+        logit_bytes=int(args.logit_memory_gb * 1e9),
+        shared=shares and supports_shared_prefix(policy) is None,
+        encoded=shares and supports_encode_once(policy) is None,
+        checkpointing=args.gradient_checkpointing,
+        precision=Precision(base, 2 if args.bf16 or args.fp16 else 4),
+        rank=args.lora_r if args.lora_enable else 0,
+        tower_learns="vision" in learning,
+        mergers_learn="mlp" in learning,
+        reference=_reference(args, policy),
+        reference_offload=args.ref_offload,
+        optimizer=optimizer or str(getattr(args.optim, "value", args.optim)),
+        narrows=args.generation_top_p < 1,
+        engine=engine,
+        processes=processes,
+        on_host=on_host,
+    )
+    return Case(shapes, Weights.of(sizes, len(shapes.text.layers)), job)
+
+
+def _parameters(policy: nn.Module, base: int) -> Iterator[tuple[str, tuple[int, ...], int, bool]]:
+    """Name, shape, bytes of a number, and whether it learns. Weights that are not there have the type of a run."""
+    for name, each in policy.named_parameters():
+        adapter = ".lora_" in name
+        width = (4 if adapter else base) if each.is_meta else each.element_size()
+        yield name, tuple(each.shape), width, each.requires_grad
+
+
+def _reference(args: Any, policy: nn.Module) -> ReferenceKind:
+    if args.grpo_beta == 0:
+        return "none"
+    if args.ref_model_name_or_path is not None:
+        return "other"
+    return "adapter" if unwrap(policy) is not policy else "copy"
