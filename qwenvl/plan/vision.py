@@ -25,12 +25,14 @@ def host_bytes(vision: Vision, job: Job) -> int:
 def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
     """What a pass of the tower without gradient holds at a time.
 
-    Pixels as bytes, as float32 and as products take them. Then, for a patch: the residual stream, queries, keys and
-    values before and after they are put into batches, and the output, or the widths of the inner product.
+    Pixels as float32 and as products take them. Then, for a patch: the residual stream and its norm, queries, keys and
+    values as they were made, rotated and put into batches, and the output, twelve widths. In half precision queries and
+    keys are rotated in float32, which makes it twenty. Or the widths of the inner product.
     """
     b = job.precision.products
     pixels = vision.patch_values * (WIDE + (b if b < WIDE else 0))
-    inside = max(10 * vision.hidden, 3 * vision.intermediate + 3 * vision.hidden) * b
+    attention = (20 if b < WIDE else 12) * vision.hidden
+    inside = max(attention, 3 * vision.intermediate + 3 * vision.hidden) * b
     return patches * (pixels + inside)
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import nn
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.options import SampleOptions
+from qwenvl.data.records.parse import ReadOptions
 from qwenvl.model.loading import load_without_weights, unwrap
 from qwenvl.plan.devices import Rates, rates_of
 from qwenvl.plan.estimate import Estimate
 from qwenvl.plan.remedies import Case, Remedy, cheapest_way, remedies
 from qwenvl.plan.seconds import seconds_by_phase
 from qwenvl.train.assemble import build_policy
-from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.planning.case import case_of
 from qwenvl.train.planning.lengths import Lengths, prompt_lengths, ruler_of
 from qwenvl.train.planning.settings import Asked
-from qwenvl.types import Record
 
 SHARE = 0.9
 """Of a GPU's memory that a plan counts on. The rest is for the driver, and for gaps between what is allocated."""
@@ -55,14 +55,6 @@ class Plan:
     def fits(self) -> bool:
         """Whether a step fits as it is."""
         return self.made.peak <= self.room
-
-
-class _AnyRecord:
-    """Takes every record: rewards are no matter of a plan."""
-
-    def check_record(self, record: Record) -> str | None:
-        """None."""
-        return None
 
 
 def plan_of(asked: Asked) -> Plan:
@@ -117,5 +109,13 @@ def lengths_of(args: GRPOConfig, policy: nn.Module, most: int) -> Lengths:
         ValueError, OSError: what is wrong with the data or the processor.
     """
     ruler, rough = ruler_of(args, unwrap(policy).config)
-    dataset: Any = build_dataset(args.dataset_use, args, _AnyRecord(), training=True)
+    dataset = load_dataset(
+        args.dataset_use,
+        SampleOptions.of(args),
+        catalog_path=args.dataset_catalog,
+        **vars(ReadOptions.of(args)),
+        stream_above=int(args.stream_above_mb * 2**20),
+        stream_above_records=args.stream_above_records,
+        seed=args.seed,
+    )
     return prompt_lengths(args, dataset.records, ruler, most, rough)
