@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, get_type_hints
 
 from qwenvl.config.display_options import DisplayOptions
+from qwenvl.config.fit_options import FitOptions
 from qwenvl.config.run_options import RunOptions
 from qwenvl.config.trainer_options import TrainerOptions
 from qwenvl.data.options import DataOptions, DifficultyOptions
@@ -29,6 +30,7 @@ FLAG_GROUPS = (
     FilterOptions,
     DifficultyOptions,
     RunOptions,
+    FitOptions,
     TrainerOptions,
     DisplayOptions,
 )

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_between_rooms
 from qwenvl.config.display_options import DisplayOptions
+from qwenvl.config.fit_options import FitOptions
 from qwenvl.config.run_options import RunOptions
 from qwenvl.config.trainer_checks import schedule_problem
 from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
@@ -34,6 +35,7 @@ class GRPOConfig(
     FilterOptions,
     DifficultyOptions,
     RunOptions,
+    FitOptions,
     TrainerOptions,
     DisplayOptions,
     TrainingArguments,
@@ -79,6 +81,7 @@ class GRPOConfig(
             self.activation_checkpointing = self.gradient_checkpointing
         if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
             self.fsdp = str(self.fsdp).lower() == "true"
+        self.auto_fitted: dict[str, Any] | None = None  # what --auto_fit took
         self.evaluates_by_tokens = self.per_device_eval_batch_size is None
         if self.per_device_eval_batch_size is None:  # of the loader
             self.per_device_eval_batch_size = 1

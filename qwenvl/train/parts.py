@@ -64,6 +64,11 @@ def build_parts(
     Raises:
         RecordError, ValueError, OSError: what is wrong with the model, the data or the flags.
     """
+    if args.auto_fit and args.auto_fitted is None:
+        raise ValueError(
+            "auto_fit is what the command does before it makes the trainer: call "
+            "qwenvl.train.planning.auto_fit.fit_to_memory(args) first, or leave it out"
+        )
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
     set_seed(args.seed)
     policy = build_policy(model, args, peft_config)

@@ -45,9 +45,12 @@ def run(args: GRPOConfig, argv: list[str], dry: bool) -> None:
     from qwenvl.train.display.dry_run import dry_run
     from qwenvl.train.display.summary import next_step, run_summary
     from qwenvl.train.grpo_trainer import GRPOTrainer
+    from qwenvl.train.planning.auto_fit import fit_to_memory
     from qwenvl.train.run.command import beginning_of, carry_out, told_of_settings
 
     with told_of_settings(COMMAND):
+        if args.auto_fit:
+            fit_to_memory(args)
         beginning = beginning_of(COMMAND, args)
         if beginning.finished:
             return

@@ -87,6 +87,8 @@ class Journal:
         """Writes the settings and versions, and forgets rows of steps that a resumed run does anew."""
         self.runlog.begin(finished_steps)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
+        if self._args.auto_fitted is not None:
+            settings["auto_fitted"] = self._args.auto_fitted
         self.runlog.write_config(settings)
 
     def drawn(self, batch: PromptBatch) -> None:
