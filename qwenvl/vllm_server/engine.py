@@ -38,7 +38,11 @@ class Engine:
         on_cpu = not torch.cuda.is_available()
         cache_gb = settings.cache_gb if settings.cache_gb is not None or not on_cpu else 1.0
         most = min(settings.max_model_len, config.get_text_config().max_position_embeddings)
-        limits = {} if family_of(config.model_type).tower else {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+        # On a CPU a prompt that is cut would have its generator set back, which generators of the CPU cannot.
+        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(most, 4096)} if on_cpu else {}
+        limits: dict[str, Any] = (
+            {} if family_of(config.model_type).tower else {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+        )
         self.llm = LLM(
             settings.model,
             dtype=settings.dtype,
@@ -57,6 +61,7 @@ class Engine:
             mm_processor_cache_gb=0,  # it would give a prompt the positions of another one with the same video
             worker_extension_cls="qwenvl.vllm_server.worker.WorkerExtension",
             **limits,
+            **whole,
         )
         self.shape = Shape.of(config, most)
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")

@@ -28,8 +28,7 @@ FAMILIES = {
 
 REFUSED = {
     "qwen3_vl_moe": "vLLM does not load its experts in the form that the trainer's library saves them in",
-    "qwen3_5": "on a CPU vLLM computes its linear attention in bfloat16 alone, so that it was never held to the trainer's "
-    "numbers",
+    "qwen3_5": "vLLM computes its linear attention in bfloat16 on a CPU: it was never held to the trainer's numbers",
     "qwen3_5_moe": "as qwen3_5, its linear attention was never held to the trainer's numbers",
 }
 

@@ -150,6 +150,18 @@ def test_a_seed_gives_the_same_completions_in_any_company(served):
     assert not {*map(tuple, sampled(replace(both, prompts=(other,))))} & {*map(tuple, first[6:])}
 
 
+def test_more_prompts_than_are_computed_at_a_time(served):
+    """More tokens than a step of vLLM takes, so that it would cut a prompt in two."""
+    policy, client = served
+    prompts = PromptInputs.join([policy.prompt(500, words=words) for words in range(20)])
+    request = policy.request(prompts, SamplingParams(3, temperature=1.0))
+    answer = client.sample(request)
+    for number in (0, 8, 19):
+        alone = client.sample(replace(request, prompts=request.prompts[number : number + 1]))
+        assert alone.ids[0].tolist() == answer.ids[number].tolist()
+        assert (alone.logprobs[0] - answer.logprobs[number]).abs().max() < 1e-4
+
+
 def test_banned_tokens_are_never_drawn(served):
     policy, client = served
     params = SamplingParams(256, temperature=1000.0)
