@@ -109,14 +109,8 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
         collator: as ``collator_of`` makes it.
 
     Raises:
-        ValueError: there are several processes, and servers that have the weights of one of them.
         EngineLostError: the servers that the flags name can't be used.
     """
-    if config.engine_has_own_weights and config.world_size > 1:
-        raise ValueError(
-            f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
-            "accelerate launch, and give several servers by --vllm_server"
-        )
     path = str(config.model_name_or_path)
     base = base_of_adapter(path)
     model = loaded_model(base or path, config, frozen=True)

@@ -426,3 +426,39 @@ def assert_same_weights(ours: Path, theirs: Path) -> None:
     """Bit by bit."""
     one, two = weights(ours), weights(theirs)
     assert one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize(
+    "engine, recipe",
+    [("ddp", "frozen tower"), ("zero3", "frozen tower"), ("fsdp", "frozen tower"), ("zero3", "lora"), ("fsdp", "lora")],
+)
+def test_servers_are_given_whole_weights(tiny_checkpoint, three_records, fake, tmp_path, engine, recipe):
+    """Parity in each step: the servers that both processes ask have the weights of the step. One asks for less."""
+    if "zero" in engine:
+        pytest.importorskip("deepspeed")
+    servers, output = [fake(initializer_range=0.1) for _ in range(2)], tmp_path / "out"
+    flags = {"rollout_engine": "vllm_server", "gradient_accumulation_steps": 2, "check_parity": "every", "lora_r": 4}
+    flags |= {**ENGINES[engine], **RECIPES[recipe], "max_steps": 3, "eval_dataset_use": three_records}
+    arguments = [
+        f"--{name}={value}" for name, value in {**COMMON, **flags}.items() if name != "lora_r" or "lora" in recipe
+    ]
+    arguments += ["--eval_strategy=steps", "--eval_steps=2", "--vllm_server", *(each.address for each in servers)]
+    start = tiny_checkpoint(initializer_range=0.1)
+    launch_ranks("run", 2, str(start), str(three_records), str(output), arguments)
+    assert [0 < parity < 1e-4 for (parity,) in logged(output, "parity/max")] == [True] * 3
+    for each in servers:
+        first, *rest = each.given
+        bases = [request.base for request, _ in each.given]
+        assert bases == [None, *(request.version for request, _ in each.given[:-1])] and len(rest) >= 2
+        assert all(names < first[1] or recipe == "frozen tower" for _, names in rest)
+        assert len(each.asked) >= 4
+
+
+def test_processes_lose_the_servers_together(tiny_checkpoint, three_records, fake, tmp_path):
+    """The third record is the last one: one process has nothing to ask for. Both save the step before and end."""
+    server, output = fake(initializer_range=0.1), tmp_path / "out"
+    server.faults = [lambda answer: answer] * 2 + ["die"]  # after the two requests of the first step
+    flags = {"rollout_engine": "vllm_server", "vllm_server": server.address, "vllm_patience": 0.5}
+    with pytest.raises(AssertionError, match="no server samples any more"):
+        launch(2, tiny_checkpoint(initializer_range=0.1), three_records, output, max_steps=4, **flags)
+    assert json.loads((output / "checkpoint-1" / "trainer_state.json").read_text())["global_step"] == 1

@@ -131,7 +131,10 @@ def protocol_of(
     }
 
 
-_NUMBERS = {"attn_implementation", "shared_prefix", "rollout_token_budget", "bf16", "fp16", "tf32", "use_cpu", "seed"}
+_NUMBERS = {
+    *("attn_implementation", "shared_prefix", "rollout_engine", "rollout_token_budget", "bf16", "fp16", "tf32"),
+    *("use_cpu", "seed"),
+}
 """Settings of the machine that can change a number, if only by rounding."""
 
 

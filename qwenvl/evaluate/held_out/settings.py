@@ -88,6 +88,11 @@ def settings_of(argv: Sequence[str]) -> Asked:
         tokens = tokens_of({name: settings[name] for name in sorted(taken & set(settings)) if settings[name] != []})
     data = f"--dataset_use={words[-1]}"
     config = config_from(file, [*tokens, data, *flags], GRPOConfig, only=READ)
+    if config.engine_has_own_weights and config.world_size > 1:
+        raise ValueError(
+            f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
+            "accelerate launch, and give several servers by --vllm_server"
+        )
     config.on_bad_sample = "skip"  # counted and named, as in a probe
     if config.max_prompt_length is not None:
         config.on_long_prompt = "skip"

@@ -44,8 +44,8 @@ class Weight:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def tensor(self) -> Tensor:
-        """Its values, on the CPU, contiguous."""
-        return self.value().to("cpu", self.dtype).contiguous()
+        """Its values, on the CPU, contiguous, in memory of their own: FSDP could not free what numpy has seen."""
+        return self.value().to("cpu", self.dtype, copy=True).contiguous()
 
 
 def policy_weights(policy: nn.Module, dtype: torch.dtype, *, learning: bool) -> list[Weight]:

@@ -1,0 +1,107 @@
+"""A server as a child: started when it is needed, again where it died, and gone with its parent."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from dataclasses import fields
+
+import pytest
+import torch
+
+from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.options import EngineOptions
+from qwenvl.rollout.remote import colocate
+from qwenvl.rollout.remote.choose import remote_engine
+from qwenvl.rollout.remote.colocate import ColocatedServer, server_command
+from qwenvl.rollout.remote.server import ServerRefusedError
+from qwenvl.vllm_server.wire.health import PROTOCOL, Health
+
+CPU = torch.device("cpu")
+# What a server says of itself, without what makes it slow to start.
+CHILD = """
+import http.server, json, os, sys
+words = sys.argv[1:]
+print("started with", *words, flush=True)
+if words[0] == "broken":
+    sys.exit("there is no such model")
+said = NAMES | {"protocol": PROTOCOL, "boot": str(os.getpid()), "asleep": False}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+ready = words[words.index("--ready_file") + 1]
+with open(ready + ".part", "w") as file:
+    file.write(f"http://127.0.0.1:{server.server_port}")
+os.replace(ready + ".part", ready)
+server.serve_forever()
+""".replace("PROTOCOL", str(PROTOCOL)).replace("NAMES", str({each.name: None for each in fields(Health)}))
+COMMAND = [sys.executable, "-c", CHILD]
+
+
+def test_a_child_is_started_killed_and_started_again():
+    server = ColocatedServer(["model"], CPU, COMMAND)
+    assert server._process is None  # it starts when it is first needed
+    boots = []
+    for _ in range(2):
+        boots += [server.health().boot, server.health().boot]
+        process = server._process
+        assert boots[-1] == str(process.pid) and os.getsid(process.pid) == process.pid  # Ctrl-C is not for it
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert boots[0] == boots[1] != boots[2] == boots[3]
+    server.health()
+    last = server._process
+    del server
+    gc.collect()
+    assert last.poll() is not None  # a server that nobody asks any more leaves the GPU
+
+
+def test_a_child_that_does_not_start_says_why():
+    server = ColocatedServer(["broken", "--dtype", "float32"], CPU, COMMAND)
+    with pytest.raises(ServerRefusedError) as raised:
+        server.health()
+    assert "ended with status 1 while it started" in str(raised.value)
+    first, last = str(raised.value).splitlines()[-2:]
+    assert first.startswith("started with broken --dtype float32 --port 0 --with_parent --ready_file")
+    assert last == "there is no such model"
+
+
+def test_its_environment_is_of_its_own(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert not {"RANK", "MASTER_ADDR", "VIRTUAL_ENV"} & set(colocate._environment(CPU))
+    assert colocate._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "6"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert colocate._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_without_the_environment_of_vllm(monkeypatch, tmp_path):
+    monkeypatch.setenv("QWENVL_VLLM_ENV", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"bash scripts/serve_vllm\.sh --build"):
+        server_command()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    assert server_command() == [str(tmp_path / "bin" / "python"), "-m", "qwenvl.vllm_server"]
+
+
+def test_from_options_to_servers(monkeypatch, tmp_path, tiny_pair):
+    model, processor = tiny_pair()
+    local = LocalEngine(processor.tokenizer, model)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    monkeypatch.setenv("QWENVL_VLLM_ENV", str(tmp_path))
+    given = {"process": 0, "dtype": torch.bfloat16, "max_tokens": 700}
+    options = EngineOptions(rollout_engine="vllm_colocate", vllm_gpu_memory=0.3)
+    engine = remote_engine(options, local, model="some/model", device=torch.device("cuda", 0), **given)
+    (server,) = engine._servers.servers
+    words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700"
+    assert server.sleeps and " ".join(server._command[3:]) == f"{words} --port 0 --with_parent --sleeps"
+    with pytest.raises(ValueError, match="this model is of none"):
+        remote_engine(options, local, model="", device=CPU, **given)
