@@ -70,7 +70,7 @@ def _of_servers(config: Any) -> Iterator[str]:
 
 def same_weights(config: Any) -> Iterator[str]:
     """Problems with options that correct for a sampler of other weights, where the policy samples itself."""
-    if config.importance_correction != "none":
+    if config.importance_correction not in (None, "none"):
         yield (
             f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "
             "weights are 1; it is for engines with weights of their own"

@@ -18,7 +18,7 @@ from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE
 from qwenvl.config.unknown import unknown_flag
 from qwenvl.config.workers import workers_here
 from qwenvl.data.options import DataOptions, DifficultyOptions
-from qwenvl.grpo.options import FilterOptions, ObjectiveOptions
+from qwenvl.grpo.options import Correction, FilterOptions, ObjectiveOptions
 from qwenvl.model.options import ModelOptions
 from qwenvl.option import problems_of
 from qwenvl.rewards.options import RewardOptions
@@ -62,6 +62,23 @@ class GRPOConfig(
             if name not in known:
                 raise TypeError(f"{cls.__name__}: {unknown_flag(name, known)}")
         return super().__new__(cls)
+
+    @property
+    def correction(self) -> Correction:
+        """The importance correction that the objective has: by default one for completions that are sampled ahead."""
+        if self.importance_correction is None and self.async_rollouts and self.loss_type != "vespo":
+            return "token_truncate"
+        return super().correction
+
+    @property
+    def ratio_from_sampler(self) -> bool:
+        """Whether the importance ratio is that of the policy to the older weights that sampled a completion ahead."""
+        return self.async_rollouts > 0 and self.correction == "none"
+
+    @property
+    def ratio_is_one(self) -> bool:
+        """See ``ObjectiveOptions``. The ratio to older weights is not."""
+        return super().ratio_is_one and not self.ratio_from_sampler
 
     def __post_init__(self) -> None:
         if problems := problems_of(self, problems_between_rooms):

@@ -46,7 +46,7 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         kl_estimator=options.kl_estimator,
         kl_unbiased=options.kl_unbiased,
         weighting=Weighting(
-            options.importance_correction,
+            options.correction,
             options.importance_correction_min,
             options.importance_correction_max,
             options.off_policy_mask_threshold,

@@ -66,11 +66,12 @@ class TermOptions(Options):
         unset="none is left out",
         above=0,
     )
-    importance_correction: Correction = option(
-        "none",
+    importance_correction: Correction | None = option(
+        None,
         "Weigh the policy term by how much likelier a token is to the policy than to the engine that sampled it, where "
         "the engine has weights of its own. token: each token by itself. sequence: the product over a completion. "
         "truncate: weights are held within the bounds. mask: what is out of bounds is left out.",
+        unset="none, with --async_rollouts token_truncate",
     )
     importance_correction_max: float = option(
         3.0, "Largest weight of --importance_correction, above 0. Less: less noise, more bias.", above=0
@@ -84,6 +85,11 @@ class TermOptions(Options):
         """Whether the engine has to give the entropies of the distributions that it samples from."""
         return self.top_entropy_quantile < 1 or self.entropy_target is not None
 
+    @property
+    def correction(self) -> Correction:
+        """The importance correction that the objective has."""
+        return self.importance_correction or "none"
+
     def problems(self) -> Iterator[str]:
         if self.entropy_target is not None and not self.entropy_coef:
             yield (
@@ -92,7 +98,7 @@ class TermOptions(Options):
             )
         if self.entropy_target is None and was_set(self, "entropy_coef_step"):
             yield "--entropy_coef_step has no effect without --entropy_target: the weight stays as it is"
-        if self.importance_correction == "none":
+        if self.correction == "none":
             for name in ("importance_correction_max", "importance_correction_min"):
                 if was_set(self, name):
                     yield f"--{name} has no effect without --importance_correction, whose weights it bounds"
@@ -196,6 +202,11 @@ class ObjectiveOptions(TermOptions):
         "older policy. Needs --num_iterations above 1.",
     )
 
+    @property
+    def ratio_is_one(self) -> bool:
+        """Whether the importance ratio is 1 by definition, since each step has completions of the policy itself."""
+        return self.num_iterations == 1
+
     def problems(self) -> Iterator[str]:
         for name in (*CLIP_OPTIONS, "cispo_bound", "importance_sampling_level", "kl_unbiased"):
             if was_set(self, name) and (reason := self._without_effect(name)):
@@ -211,7 +222,7 @@ class ObjectiveOptions(TermOptions):
         for name in ("kl_estimator", "kl_unbiased"):
             if self.kl_in_reward and was_set(self, name):
                 yield f"--{name} has no effect with --kl_in_reward: the loss has no KL term then, and the reward has k1"
-        if self.loss_type == "vespo" and self.importance_correction != "none":
+        if self.loss_type == "vespo" and self.importance_correction not in (None, "none"):
             yield "--importance_correction has no effect with --loss_type vespo: it weighs whole completions by itself"
         if self.grpo_beta == 0:
             for name in ("kl_estimator", "kl_unbiased", "kl_in_reward"):
@@ -219,7 +230,7 @@ class ObjectiveOptions(TermOptions):
                     yield f"--{name} has no effect with --grpo_beta 0: there is no KL term"
 
     def _without_effect(self, name: str) -> str | None:
-        if self.num_iterations == 1:
+        if self.ratio_is_one:
             return "--num_iterations 1: the ratio is 1 then"
         if name in CLIP_OPTIONS and self.loss_type not in CLIPPED_LOSSES:
             return f"--loss_type {self.loss_type}: it does not clip the ratio"

@@ -48,6 +48,8 @@ SHOWN = {
     "loss/policy": Shown("stable", "policy term of the loss"),
     "loss/kl": Shown("stable", "KL term of the loss"),
     "ratio/mean": Shown("stable", "importance ratio"),
+    "async/staleness": Shown("stable", "age of the completions", "optimizer steps since the weights that sampled them"),
+    "async/wait_s": Shown("fast", "wait for completions sampled ahead", "seconds of a step"),
     "learning_rate": Shown("stable", "learning rate", noisy=False),
     "parity/mean": Shown("stable", "sampler against trainer, mean", "difference of log-probs of the same tokens"),
     "parity/max": Shown("stable", "sampler against trainer, largest"),

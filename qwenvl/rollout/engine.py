@@ -105,6 +105,21 @@ class EngineLostError(RuntimeError):
     """What samples in other processes is gone and did not come back, or can't be used. It says what happened."""
 
 
+@runtime_checkable
+class EngineAskedAhead(EngineWithWeights, Protocol):
+    """An engine with weights of its own whose requests can be made while the policy trains."""
+
+    def request(
+        self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
+    ) -> Callable[[], list[RolloutBatch]]:
+        """What is left of ``sample`` once all that needs the model was done.
+
+        It is called once, in another thread. There it uses neither the model nor other processes of the run. The
+        weights that sample are those of the last ``sync``.
+        """
+        ...
+
+
 def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutBatch]:
     """The rows of ``rollout`` cut into consecutive batches of the given sizes, each no wider than its longest row."""
     parts, start = [], 0

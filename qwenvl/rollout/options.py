@@ -148,6 +148,14 @@ class SamplingOptions(EngineOptions):
         "and of each start of a server) or none, and stop where they differ: it catches wrong positions, frames and "
         "templates.",
     )
+    async_rollouts: int = option(
+        0,
+        "Steps whose completions the servers sample while an earlier one trains, at least 0; 0 samples each step when "
+        "it is its turn. Completions are then up to this many steps older than the policy, which "
+        "--importance_correction corrects for. More: less waiting where sampling times vary, older completions. Needs "
+        "--rollout_engine vllm_server.",
+        least=0,
+    )
 
     def problems(self) -> Iterator[str]:
         if self.generation_top_k == 1:
@@ -156,3 +164,13 @@ class SamplingOptions(EngineOptions):
             yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
         if self.compile_decoding and self.engine_has_own_weights:
             yield f"--compile_decoding has no effect with --rollout_engine {self.rollout_engine}, which samples itself"
+        if self.async_rollouts and not self.engine_has_own_weights:
+            yield (
+                f"--async_rollouts {self.async_rollouts} needs --rollout_engine vllm_server: the local engine samples "
+                "from the very weights that are being trained; leave it out"
+            )
+        if self.async_rollouts and self.rollout_engine == "vllm_colocate":
+            yield (
+                f"--async_rollouts {self.async_rollouts} cannot be used with --rollout_engine vllm_colocate: its "
+                "server sleeps while the policy trains on the same GPU; take vllm_server, or leave it out"
+            )

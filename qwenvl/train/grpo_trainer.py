@@ -16,12 +16,13 @@ from qwenvl.grpo.chosen import objective_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.train.assemble import build_collector, build_rewards
+from qwenvl.train.collect.ahead import sampled_ahead
 from qwenvl.train.collect.filtering import filtering
 from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.parity import ParityCheck
 from qwenvl.train.parts import build_parts
-from qwenvl.train.policy_trainer import PolicyTrainer
+from qwenvl.train.run.drawn_ahead import DrawsAhead
 from qwenvl.train.run.entropy_target import followed
 from qwenvl.train.run.pass_rates import build_pass_rates
 from qwenvl.train.step import Experience, Step, TokenRules
@@ -30,7 +31,7 @@ from qwenvl.types import PromptBatch
 RewardFunction = Callable[..., list[float | None]]
 
 
-class GRPOTrainer(PolicyTrainer):
+class GRPOTrainer(DrawsAhead):
     """Teaches a Qwen-VL model by Group Relative Policy Optimization (arXiv:2402.03300).
 
     For each prompt the policy samples ``grpo_sample_size`` completions, the rewards score them, each completion's
@@ -80,11 +81,10 @@ class GRPOTrainer(PolicyTrainer):
         if self.pass_rates is not None:
             self.difficulty = self.pass_rates.difficulty
             self.add_callback(self.pass_rates)
-        self.collector = filtering(collector, args, parts, self.meter, self.difficulty)
+        self.collector = sampled_ahead(filtering(collector, args, parts, self.meter, self.difficulty), self.draws)
         self.objective = objective_of(args, args.generation_max_length)
         self.check_parity = ParityCheck(args, self.meter, self.journal.runlog)
         self.step: Step | None = None  # None until completions are sampled for what was drawn
-        self._drawn: list[PromptBatch] = []
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, PromptBatch], return_outputs: bool = False, num_items_in_batch=None
@@ -101,7 +101,7 @@ class GRPOTrainer(PolicyTrainer):
         with self.meter.time("time/logp_s"):
             likelihood = self._likelihood(model, experience, "trained" if self.objective.entropy_coef else "measured")
             if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
-                experience.old_logprobs = likelihood.logprobs.detach()
+                experience.old_logprobs = experience.first_logprobs(likelihood)
                 experience.ref_logprobs = self._reference_logprobs(experience)
                 self.check_parity(self.state.global_step, experience)
         output = self.objective(experience.loss_inputs(likelihood), step.counts)
@@ -143,7 +143,7 @@ class GRPOTrainer(PolicyTrainer):
         if self.state.global_step % self.args.num_iterations:
             self.step = self.step.again(places)
         else:
-            self.step, self._drawn = None, places
+            self.step, self.draws.present = None, places
             for batch in places:
                 self.journal.drawn(batch)
         return batches, items
@@ -151,7 +151,7 @@ class GRPOTrainer(PolicyTrainer):
     def _step_of(self, batch: PromptBatch) -> Step:
         """The step that a micro-batch belongs to. The first micro-batch of a step has all of them collected."""
         if self.step is None or not self.is_in_train:
-            places = self._drawn if self.is_in_train else [batch]  # a script may call compute_loss on its own
+            places = self.draws.present if self.is_in_train else [batch]  # a script may call compute_loss on its own
             with self.collector.ready(self.model, self.model_wrapped, self.version):
                 experiences = self.collector.collect(self.model, places, self.state)
             self.step = Step.of(places, experiences, TokenRules.of(self.args))

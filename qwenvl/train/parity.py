@@ -45,6 +45,8 @@ def wants_parity(args: GRPOConfig, finished_steps: int, new_process: bool = Fals
 class ParityCheck:
     """Compares completions where the settings ask for it: of the first step, and of the first of each server's start.
 
+    Completions that older weights sampled ahead have other log-probs by right: they are not compared.
+
     Args:
         log: where it is written down how far each completion is off.
     """
@@ -63,7 +65,7 @@ class ParityCheck:
             ParityError: see ``check_parity``.
         """
         rollout, logprobs = experience.rollout, experience.old_logprobs
-        if rollout.logprobs is None or logprobs is None:
+        if experience.staleness or rollout.logprobs is None or logprobs is None:
             return
         new = [self._begun.setdefault(boot, finished_steps) == finished_steps for boot in rollout.boots]
         if not wants_parity(self._args, finished_steps, any(new)):

@@ -30,12 +30,15 @@ class TokenRules:
         top_entropy: share of the counted tokens that the policy term takes, by the entropy that they were sampled with.
         reads_entropies: whether these entropies are needed.
         corrects_sampler: whether the log-probs of the engine are not those of the policy.
+        ratio_from_sampler: whether the importance ratio of completions that were sampled ahead is that of the policy to
+            the weights that sampled them.
     """
 
     mask_truncated: bool = False
     top_entropy: float = 1.0
     reads_entropies: bool = False
     corrects_sampler: bool = False
+    ratio_from_sampler: bool = False
 
     @classmethod
     def of(cls, args: GRPOConfig) -> TokenRules:
@@ -45,6 +48,7 @@ class TokenRules:
             top_entropy=args.top_entropy_quantile,
             reads_entropies=args.reads_sampled_entropies,
             corrects_sampler=args.engine_has_own_weights,
+            ratio_from_sampler=args.ratio_from_sampler,
         )
 
 
@@ -64,6 +68,8 @@ class Experience:
         old_logprobs, ref_logprobs: N x T, of the policy before it was trained on these completions, and of the
             reference. They are None until the first step on the experience, which leaves them for the further ones.
             With ``kl_in_reward`` the collector has given those of the reference.
+        staleness: optimizer steps that were made since the weights that sampled the completions (``async_rollouts``).
+        ratio_from_sampler: the old log-probs are those that the tokens were sampled with, also in the first step.
         penalties: N, what the reward of each completion was lowered by, in ``kl_in_reward``. None without.
         dropped: groups that were sampled for it and replaced by others (``filter_groups``), without media.
         refills: what was drawn in the place of prompts of its micro-batch, without media.
@@ -80,6 +86,8 @@ class Experience:
     sampler_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    staleness: int = 0
+    ratio_from_sampler: bool = False
     penalties: Tensor | None = None
     dropped: tuple[Scored, ...] = ()
     refills: tuple[PromptBatch, ...] = ()
@@ -89,6 +97,11 @@ class Experience:
         """N x T bool, the completion tokens that count in the loss."""
         kept = self.counted if self.kept is None else self.kept
         return self.rollout.completion_mask & kept[:, None]
+
+    def first_logprobs(self, policy: Likelihood) -> Tensor:
+        """N x T, the old log-probs, given what the policy makes of the completions before it is trained on them."""
+        sampled = self.rollout.logprobs if self.ratio_from_sampler else None
+        return policy.logprobs.detach() if sampled is None else sampled
 
     def loss_inputs(self, policy: Likelihood) -> LossInputs:
         """What the loss is computed from, given what the policy makes of the completions."""
@@ -199,6 +212,7 @@ class Step:
                 each.kept = each.counted & torch.tensor(whole, device=each.counted.device)
             if rules.corrects_sampler:
                 each.sampler_logprobs = _given_by_engine(each)
+            each.ratio_from_sampler = rules.ratio_from_sampler and each.staleness > 0
         entropy = _compared_entropies(experiences, rules.top_entropy) if rules.reads_entropies else None
         own = [(int(each.counted.sum()), int(each.mask.sum())) for each in experiences]
         by_process = gather_object([own])
@@ -241,7 +255,8 @@ def _given_by_engine(experience: Experience) -> Tensor | None:
         raise ValueError(
             "the engine gave "
             + ("no log-probs" if logprobs is None else "a token no finite log-prob")
-            + ": what corrects for its weights (--importance_correction, --off_policy_mask_threshold) needs them"
+            + ": what corrects for its weights (--importance_correction, --off_policy_mask_threshold, "
+            "--async_rollouts) needs them"
         )
     return logprobs
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from copying_engine import CopyingEngine
 from every_loss import run_every_loss
 from every_target import run_every_target
 from torch.distributed.fsdp import FSDPModule
@@ -24,9 +25,13 @@ from qwenvl import GRPOTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.held_out.command import main as evaluate_command
+from qwenvl.model.loading import unwrap
+from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.shared import SharedPrefixEngine
+from qwenvl.train import fast_paths
 from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint, newest_whole
 from qwenvl.train.run.saving import SavingTrainer
@@ -50,6 +55,19 @@ class EngineByPrompt(LocalEngine):
         mask = completion_mask(ids == self.end_ids[0])
         reasons = ["stop" if n % group_size == 0 else "length" for n in range(len(ids))]
         return RolloutBatch(ids, mask, texts, reasons, entropies=torch.cat(entropies))
+
+
+class EngineByPromptWithLogprobs(EngineByPrompt):
+    """Its tokens, with the log-probs that the model gives them."""
+
+    def draw(self, model, prompts, group_size, params, seed):
+        rollout = super().draw(model, prompts, group_size, params, seed)
+        ids, mask = rollout.completion_ids, rollout.completion_mask
+        with torch.no_grad():
+            given = completion_likelihood(
+                model, prompts, ids, mask, temperature=params.temperature, logit_chunk_tokens=999
+            )
+        return replace(rollout, logprobs=given.logprobs)
 
 
 class EngineThatStopsApart(SharedPrefixEngine):
@@ -94,6 +112,14 @@ def digits(completions, **columns):
 def alike(completions, id, **columns):
     """A reward that differs within the groups of records whose id ends with an even digit, and is 1 for the others."""
     return [float(n % 3 == 0) if int(each[-1]) % 2 == 0 else 1.0 for n, each in enumerate(id)]
+
+
+class KilledAfterStepOne(TrainerCallback):
+    """Ends this process as a kill of the kernel would, after step 1 and its checkpoint."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class SignalInStepOne(TrainerCallback):
@@ -168,6 +194,25 @@ def torchrun(log: str, words: list[str]) -> None:
     """The process that starts others."""
     begin({}, log)
     launch.main(words)
+
+
+def run_ahead(environment: dict[str, str], log: str, checkpoint: str, data: str, output: str, flags: list[str]) -> None:
+    """One process of a run whose engine has weights of its own."""
+    begin(environment, log)
+    SamplingOptions.engine_has_own_weights = True
+    fast_paths._engine_of = by_prompt_with_own_weights
+    args = parse_args([f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags])
+    trainer = GRPOTrainer(args=args, reward_funcs=[vowels])
+    if output.endswith("killed") and args.resume == "never":
+        trainer.add_callback(KilledAfterStepOne())
+    trainer.train()
+    trainer.save_model()
+    trainer.accelerator.end_training()
+
+
+def by_prompt_with_own_weights(args, policy, local):
+    """An engine that samples by the prompt, with a copy of the weights."""
+    return CopyingEngine(EngineByPromptWithLogprobs(local.tokenizer, unwrap(policy)))
 
 
 def run(environment: dict[str, str], log: str, checkpoint: str, data: str, output: str, flags: list[str]) -> None:

@@ -12,6 +12,7 @@ import torch
 from qwenvl.config.command_line import parse_args
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train import fast_paths
 from qwenvl.train.step import TokenRules
 from tests.train.test_grpo_trainer import first_batch, gradients_of_one_step
 
@@ -96,6 +97,7 @@ class Stale:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkeypatch, level):
     monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
+    monkeypatch.setattr(fast_paths, "_engine_of", lambda args, policy, local: Stale(local))
     trainer = make_trainer(
         per_device_train_batch_size=2,
         importance_correction=f"{level}_mask",
@@ -104,7 +106,6 @@ def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkey
         grpo_alpha=0.8,
         grpo_beta=0.0,
     )
-    trainer.collector = replace(trainer.collector, engine=Stale(trainer.collector.engine))
     loss = trainer.compute_loss(trainer.model, first_batch(trainer)).item()
     (experience,) = trainer.step.experiences
     total, masked = 0.0, 0

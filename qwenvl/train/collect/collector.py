@@ -167,7 +167,7 @@ class Collector:
     ) -> RewardBatch:
         """The rewards with the bonus for answers that need the order of the frames."""
         size = contrast.group_size(self.group_size)
-        parts = [contrast.shuffled(batch, self.seed) for batch in batches]
+        parts = [self._shuffled(contrast, batch) for batch in batches]
         with self.clock("time/contrast_s"):
             prompts = [self._encode(model, part) for part in parts]
             with lost_together(self.engine):
@@ -178,6 +178,10 @@ class Collector:
         means = iter([sum(values) / len(values) if values else None for values in known])
         videos = [count > 0 for batch in batches for count in batch.videos_per_prompt]
         return contrast.add(rewards, ordered, [next(means) if video else None for video in videos])
+
+    def _shuffled(self, contrast: TemporalContrast, batch: PromptBatch) -> PromptBatch:
+        """The video prompts of a batch with their frames in random order."""
+        return contrast.shuffled(batch, self.seed)
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""
@@ -197,12 +201,14 @@ class Collector:
         *purpose: object,
     ) -> list[RolloutBatch]:
         """Completions of all micro-batches, drawn together. For another purpose the same prompts have other draws."""
-        drawn = [pair for batch in batches for pair in zip(batch.epochs, (r.id for r in batch.records), strict=True)]
-        # The process is part of the seed: two that draw the same prompt should not draw the same completions.
-        seed = stable_random(self.seed, self.process, *drawn, *purpose).getrandbits(63)
         together = [EnginePrompts(*pair) for pair in zip(batches, prompts, strict=True)]
         with self.autocast():
-            return self.engine.sample(model, together, size, params, seed)
+            return self.engine.sample(model, together, size, params, self._seed_of(batches, *purpose))
+
+    def _seed_of(self, batches: Sequence[PromptBatch], *purpose: object) -> int:
+        drawn = [pair for batch in batches for pair in zip(batch.epochs, (r.id for r in batch.records), strict=True)]
+        # The process is part of the seed: two that draw the same prompt should not draw the same completions.
+        return stable_random(self.seed, self.process, *drawn, *purpose).getrandbits(63)
 
     def _score(
         self,

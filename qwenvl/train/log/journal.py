@@ -52,6 +52,8 @@ class Journal:
         own = (experience.batch, experience.rollout, experience.rewards)
         self._sampled(*own)
         self._penalties(experience)
+        if self._args.async_rollouts:
+            self._meter.mean("async/staleness", experience.staleness, weight=len(experience.batch))
         self.runlog.log_rollouts(rollout_rows(step, "train", *own, experience.advantages.tolist()))
         for each in experience.dropped:
             group = (each.batch, each.rollout, each.rewards)
@@ -72,7 +74,7 @@ class Journal:
         for name, value in output.metrics.items():
             if name.startswith("loss/"):
                 self._meter.mean(name, value * step.counts.micro_batches)  # the shares of a step sum to its loss
-            elif step.iteration or not name.startswith("ratio/"):
+            elif step.iteration or experience.ratio_from_sampler or not name.startswith("ratio/"):
                 self._meter.mean(name, value, weight=tokens)
 
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:

@@ -28,6 +28,7 @@ SHARED = {
     "data_seed": _ORDER,
     "train_sampling_strategy": _ORDER,
     "num_iterations": _ORDER,
+    "async_rollouts": "which weights sample which step hangs on it",
     "sync_ref_model": _REFERENCE,
     "difficulty_band": _ORDER,
     "difficulty_by": _ORDER,

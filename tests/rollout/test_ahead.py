@@ -1,0 +1,176 @@
+"""Asking an engine ahead: the order of requests, whose weights answer them, and what becomes of errors."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.rollout.ahead import AheadEngine, Ask
+from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, SamplingParams
+from qwenvl.rollout.kept import Kept, read_kept, write_kept
+from qwenvl.types import RolloutBatch
+
+PARAMS = SamplingParams(max_new_tokens=3)
+PROMPTS = [EnginePrompts(None, PromptInputs.of_text(torch.zeros(1, 2, dtype=torch.long)))]
+
+
+def rollouts(seed: int, version: int) -> list[RolloutBatch]:
+    """One completion that tells who made it."""
+    ids = torch.tensor([[seed, version]])
+    return [
+        RolloutBatch(
+            ids, torch.ones_like(ids).bool(), [f"{seed} by {version}"], ["stop"], -ids / 7, None, frozenset({"boot"})
+        )
+    ]
+
+
+class Held:
+    """An engine that answers a request when the test lets it."""
+
+    def __init__(self):
+        self.version, self.made, self.may = None, [], {}
+
+    def sync(self, model, version):
+        self.version = version
+
+    def rest(self):
+        raise AssertionError("it samples while the policy trains")
+
+    def sample(self, *args):
+        return self.request(*args)()
+
+    def request(self, model, prompts, group_size, params, seed):
+        version, may = self.version, self.may.setdefault(seed, threading.Event())
+
+        def make():
+            may.wait(60)
+            self.made.append((seed, threading.current_thread() is threading.main_thread()))
+            if seed == 13:
+                raise ConnectionError("the server is gone")
+            return rollouts(seed, version)
+
+        return make
+
+
+@pytest.fixture
+def held():
+    """An engine with the weights of step 0, which is to be asked ahead, and the one behind it."""
+    engine = Held()
+    ahead = AheadEngine(engine)
+    ahead.sync(None, 0)
+    yield ahead, engine
+    for may in engine.may.values():
+        may.set()
+    ahead.close()
+
+
+def ask(ahead, *seeds):
+    ahead.ask(None, [Ask(PROMPTS, 1, PARAMS, seed) for seed in seeds])
+
+
+def sampled(ahead, seed) -> str:
+    [[text]] = [each.texts for each in ahead.sample(None, PROMPTS, 1, PARAMS, seed)]
+    return text
+
+
+def test_steps_are_taken_in_order_with_the_version_that_was_asked(held):
+    ahead, engine = held
+    assert isinstance(ahead, EngineWithWeights)
+    ask(ahead, 1)
+    ask(ahead, 2, 3)
+    assert ahead.waiting == 2 and not engine.made
+    for seed in (1, 2, 3):
+        engine.may[seed].set()
+    ahead.sync(None, 5)  # waits: these are sampled by the weights of step 0
+    assert engine.made == [(1, False), (2, False), (3, False)] and engine.version == 5
+    ask(ahead, 4)
+    engine.may[4].set()
+    assert [ahead.take(seeds) for seeds in ([1], [2, 3], [4])] == [0, 0, 5]
+    ahead.rest()
+    assert ahead.waiting == 0 and sampled(ahead, 4) == "4 by 5"
+    engine.may[4].set()
+    assert sampled(ahead, 4) == "4 by 5" and engine.made[-1] == (4, True), "taken once, and sampled now then"
+
+
+def test_other_prompts_than_those_that_were_asked_are_refused(held):
+    ahead, engine = held
+    ask(ahead, 1)
+    engine.may[1].set()
+    with pytest.raises(RuntimeError, match="of other prompts than those of this step"):
+        ahead.take([2])
+
+
+def test_nothing_is_asked_of_unknown_weights(held):
+    ahead, _ = held
+    ahead.sync(None, None)
+    with pytest.raises(RuntimeError, match="call sync before ask"):
+        ask(ahead, 1)
+
+
+def test_an_error_is_told_at_once_and_nothing_is_asked_after_it(held):
+    ahead, engine = held
+    for seed in (1, 13, 2):
+        ask(ahead, seed)
+    ahead.check()
+    for seed in (1, 13, 2):
+        engine.may[seed].set()
+    assert ahead.take([1]) == 0
+    assert ahead._asked[-1].over.wait(60)
+    for told in (ahead.check, ahead.settle, lambda: ahead.take([13]), lambda: ahead.sync(None, 1)):
+        with pytest.raises(ConnectionError, match="the server is gone"):
+            told()
+    assert [seed for seed, _ in engine.made] == [1, 13]
+
+
+def test_closed_it_forgets_and_can_begin_anew(held):
+    ahead, engine = held
+    for seed in (1, 2):
+        ask(ahead, seed)
+    engine.may[1].set()
+    engine.may[2].set()
+    thread = ahead._thread
+    ahead.close()
+    assert not thread.is_alive() and ahead.waiting == 0 and ahead.version is None
+    ahead.sync(None, 3)
+    ask(ahead, 1)
+    assert ahead.take([1]) == 3
+
+
+def test_what_was_asked_is_kept_in_a_file(held, tmp_path):
+    ahead, engine = held
+    ahead.save(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    ask(ahead, 1)
+    ask(ahead, 2, 2**62 + 1)
+    for may in engine.may.values():
+        may.set()
+    ahead.save(tmp_path / "kept")
+    other = AheadEngine(Held())
+    other.load(tmp_path / "kept")
+    assert other.waiting == 2
+    assert other.take([1]) == 0 and other.take([2, 2**62 + 1]) == 0
+    (kept,) = other.sample(None, PROMPTS, 1, PARAMS, 2)
+    (own,) = rollouts(2, 0)
+    assert kept.boots == own.boots == {"boot"}
+    assert torch.equal(kept.completion_ids, own.completion_ids) and torch.equal(kept.logprobs, own.logprobs)
+    assert torch.equal(kept.completion_mask, own.completion_mask) and kept.entropies is None
+    assert (kept.texts, kept.finish_reasons) == (own.texts, own.finish_reasons)
+    other.load(tmp_path / "none")
+    assert other.waiting == 0
+
+
+def test_completions_of_no_prompts_are_kept_too(tmp_path):
+    ids = torch.zeros(0, 1, dtype=torch.long)
+    write_kept(tmp_path / "kept", [Kept(7, (1,), ([RolloutBatch(ids, ids.bool(), [], [])],))])
+    [kept] = read_kept(tmp_path / "kept")
+    assert kept.version == 7 and kept.answers[0][0].completion_ids.shape == (0, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"no such file", bytes(100)])
+def test_another_file_is_an_error_that_names_it(tmp_path, content):
+    (tmp_path / "kept").write_bytes(content)
+    with pytest.raises(ValueError, match="kept: expected completions that were sampled ahead, got something else"):
+        read_kept(tmp_path / "kept")

@@ -1,0 +1,67 @@
+"""Servers that sample ahead: which weights answer, and what a run leaves that loses them meanwhile."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from qwenvl.rollout.engine import EngineLostError
+from tests.train.collect.test_ahead import Snapshots, likelihoods, logged
+from tests.train.copying_engine import draw_by_thread
+from tests.train.remote.test_training import settings
+
+AHEAD = {"async_rollouts": 2, "max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def _own_random_numbers(monkeypatch):
+    draw_by_thread(monkeypatch)
+
+
+def test_the_weights_of_a_step_answer_for_the_next_ones(make_trainer, fake):
+    fakes = [fake(initializer_range=0.1) for _ in range(2)]
+    trainer = make_trainer(**settings(fakes, **AHEAD))
+    seen = Snapshots().follow(trainer)
+    trainer.train()
+    first = fakes[0].given[0][0].version
+    assert [request.version - first for request, _ in fakes[0].given] == [0, 1]  # before steps 1 and 3
+    for each in fakes:
+        assert sorted(request.version - first for request in each.asked) == [0, 0, 0, 1]
+    assert [row["async/staleness"] for row in logged(trainer)] == [0, 1, 2, 1]
+    assert logged(trainer)[0]["parity/max"] < 1e-4
+    for step, (late, [each]) in enumerate(zip([0, 1, 2, 1], seen.steps, strict=True)):
+        own = likelihoods(trainer, seen.policies[step - late], each)
+        mask = each.rollout.completion_mask
+        assert torch.allclose(own[mask], each.rollout.logprobs[mask], atol=1e-4)
+
+
+def test_a_run_that_loses_them_meanwhile_can_be_resumed(make_trainer, fake, tmp_path, caplog):
+    """It ends in step 2, when what was asked for step 3 does not come. What came for step 2 is in the checkpoint."""
+    server, begun = fake(initializer_range=0.1), threading.Event()
+
+    def die(answer):
+        begun.wait(60)
+        server.http.socket.close()
+        threading.Thread(target=server.die, daemon=True).start()
+        raise ConnectionError("brought about by the test")
+
+    class InStepTwo(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                begun.set()
+                assert trainer.collector.engine._asked[-1].over.wait(60)
+
+    server.faults = [lambda answer: answer] * 2 + [die]
+    run = {**settings([server], **AHEAD), "resume": "auto"}
+    trainer = make_trainer(**run, callbacks=[InStepTwo()])
+    with pytest.raises(EngineLostError, match="no server samples any more"):
+        trainer.train()
+    assert [each.name for each in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert "completions that were asked for (1 steps) did not come" in caplog.text
+    server = fake(initializer_range=0.1)
+    resumed = make_trainer(**{**run, "vllm_server": [server.address]})
+    resumed.train()
+    assert [row["async/staleness"] for row in logged(resumed)] == [0, 1, 1, 2]
