@@ -88,6 +88,10 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         check_training([word.endswith("train_grpo.py") for word in words].index(True), words)
     elif program == "bash" and rest[0].endswith("train_grpo.sh"):
         check_launcher(rest, environment)
+    elif program == "sbatch":
+        at = next(n for n, word in enumerate(rest) if word.endswith(".sbatch"))
+        assert (ROOT / rest[at]).is_file()
+        check_launcher(["scripts/train_grpo.sh", *rest[at + 1 :]], environment)
     elif program == "qwenvl":
         assert rest[0] in COMMANDS
         if rest[0] == "try":

@@ -154,7 +154,7 @@ class GRPOTrainer(DrawsAhead):
             places = self.draws.present if self.is_in_train else [batch]  # a script may call compute_loss on its own
             with self.collector.ready(self.model, self.model_wrapped, self.version):
                 experiences = self.collector.collect(self.model, places, self.state)
-            self.step = Step.of(places, experiences, TokenRules.of(self.args))
+            self.step = Step.of(places, experiences, TokenRules.of(self.args), self.meter.wait)
             if self.is_in_train:
                 self.objective = followed(self.callback_handler, self.objective, self.step.counts)
             for experience in experiences:

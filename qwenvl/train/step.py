@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -195,12 +196,17 @@ class Step:
 
     @classmethod
     def of(
-        cls, places: Sequence[PromptBatch], experiences: Sequence[Experience], rules: TokenRules | None = None
+        cls,
+        places: Sequence[PromptBatch],
+        experiences: Sequence[Experience],
+        rules: TokenRules | None = None,
+        clock: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> Step:
         """The first step on new experiences. All processes must call this together.
 
         Args:
             rules: how tokens enter the loss, which is noted in the experiences. None: all of them, and alike.
+            clock: measures what this process waits for those that are still sampling, within ``clock("time/wait_s")``.
 
         Raises:
             ValueError: the rules need entropies or log-probs that the engine did not give.
@@ -215,7 +221,8 @@ class Step:
             each.ratio_from_sampler = rules.ratio_from_sampler and each.staleness > 0
         entropy = _compared_entropies(experiences, rules.top_entropy) if rules.reads_entropies else None
         own = [(int(each.counted.sum()), int(each.mask.sum())) for each in experiences]
-        by_process = gather_object([own])
+        with clock("time/wait_s"):
+            by_process = gather_object([own])
         completions, tokens = (sum(pair[k] for process in by_process for pair in process) for k in (0, 1))
         counts = StepCounts(completions, tokens, len(places) * len(by_process), entropy)
         return cls(tuple(places), tuple(experiences), counts)

@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.data_sets import build_sampler
+from tests.train.test_distributed import launch
 
 
 @pytest.fixture
@@ -106,3 +107,21 @@ def test_a_data_set_of_another_kind_has_no_lengths(make_trainer, uneven):
     trainer = make_trainer(**settings(uneven, train_sampling_strategy="group_by_length"))
     with pytest.raises(ValueError, match="group_by_length: it can't measure this data set"):
         trainer._get_train_sampler([1, 2, 3])
+
+
+def test_processes_have_prompts_of_like_length_in_a_step(tiny_checkpoint, tmp_path):
+    """Two processes, a prompt each in a step. 16 prompts make pools of 16 // (4 * 2) = 2 steps."""
+    turns = lambda n: [{"from": "human", "value": "step " * n}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
+    data, out = tmp_path / "texts.json", tmp_path / "run"
+    data.write_text(json.dumps([{"id": str(n * 7 % 17), "conversations": turns(n * 7 % 17)} for n in range(1, 17)]))
+    launch(2, tiny_checkpoint(), data, out, max_steps=8, train_sampling_strategy="group_by_length")
+    drawn: dict[int, list[int]] = {}
+    for row in read_rollouts(out):
+        if row.sample == 0:
+            drawn.setdefault(row.step, []).append(int(row.record_id))
+    steps = [sorted(drawn[step]) for step in range(1, 9)]
+    assert sorted(n for pair in steps for n in pair) == list(range(1, 17))
+    for one, other in zip(steps[::2], steps[1::2], strict=True):
+        assert one[1] < other[0] or other[1] < one[0]
+    waited = [[row[f"time/wait_s/{n}"] for n in (0, 1)] for row in read_metrics(out) if "loss" in row]
+    assert len(waited) == 8 and min(map(min, waited)) >= 0

@@ -1,6 +1,7 @@
 """One optimizer step: its counts, the experience of each micro-batch, and the further steps on the same completions."""
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -34,6 +35,20 @@ def experience(lengths: list[int], counted: list[bool] | None = None, place: Pro
 def test_completions_and_tokens_are_counted_and_those_of_a_stand_in_are_not():
     step = Step.of([batch(1), batch(0), batch(1)], [experience([3, 1]), experience([1], [False]), experience([2, 4])])
     assert step.counts == StepCounts(completions=4, tokens=10, micro_batches=3)
+
+
+def test_the_wait_for_other_processes_is_measured(monkeypatch):
+    done = []
+
+    @contextmanager
+    def clock(name):
+        done.append(name)
+        yield
+        done.append("ends")
+
+    monkeypatch.setattr("qwenvl.train.step.gather_object", lambda own: done.append("gathers") or own)
+    Step.of([batch(1)], [experience([3])], clock=clock)
+    assert done == ["time/wait_s", "gathers", "ends"]
 
 
 def test_completions_and_tokens_of_all_processes_are_counted(monkeypatch):

@@ -69,7 +69,9 @@ class FilteringCollector(Collector):
         made = 0
         for number in range(1, self.rounds + 1):
             keys = self._drawn(places, number, state)
-            if not sum(gather_object([sum(map(len, keys))])):
+            with self.clock("time/wait_s"):  # for the processes that are still sampling
+                drawn = sum(gather_object([sum(map(len, keys))]))
+            if not drawn:
                 break
             made, step = number, _step(state)
             for place, refill in zip(

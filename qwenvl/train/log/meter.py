@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+BY_PROCESS = {"time/wait_s"}  # logged of each of several processes: the one that waits least is waited for
+
 
 class Meter:
     """Means, maxima and sums by name since the last ``flush``.
@@ -97,8 +99,12 @@ class Meter:
         }
         values |= {name: max(m[name] for m in maxima if name in m) for name in _names(maxima)}
         values |= {name: sum(s.get(name, 0.0) for s in sums) for name in _names(sums)}
-        # A step takes as long as its slowest process.
-        values |= {name: max(s.get(name, 0.0) for s in seconds) / max(1, steps[0]) for name in _names(seconds)}
+        per_step = {name: [s.get(name, 0.0) / max(1, steps[0]) for s in seconds] for name in _names(seconds)}
+        for name, each in per_step.items():
+            if name not in BY_PROCESS:
+                values[name] = max(each)  # a step takes as long as its slowest process
+            elif len(each) > 1:
+                values |= {f"{name}/{process}": value for process, value in enumerate(each)}
         return values
 
     def _wait(self) -> None:

@@ -41,6 +41,16 @@ def test_times_are_per_step_and_of_the_slowest_process():
     assert values["time/x_s"] == 2.0 and set(values) == {"time/x_s", "time/y_s"}
 
 
+def test_what_each_process_waited_is_told_of_each():
+    meter = Meter()
+    meter.step()
+    other = ({}, {}, {}, {"time/wait_s": 4.0, "time/x_s": 1.0}, 1)
+    assert meter.flush(lambda state: [state, other]) == {"time/wait_s/0": 0.0, "time/wait_s/1": 4.0, "time/x_s": 1.0}
+    with meter.wait("time/wait_s"):
+        pass
+    assert meter.flush() == {}, "a process alone waits for nobody"
+
+
 class Clock:
     """A clock that goes on when it is told to."""
 
