@@ -152,17 +152,25 @@ def _delimiter(file: BinaryIO, path: Path) -> str:
 def _csv_rows(file: BinaryIO, where: str, delimiter: str) -> Iterator[tuple[int, bytes]]:
     """First line, and an object of the cells that are not empty, or a string that says what is wrong with the row."""
     csv.field_size_limit(MAX_ROW_BYTES)
-    reader = csv.reader(_bounded_lines(_text_of(file), where), delimiter=delimiter)
+    lines = iter(partial(_text_of(file).readline, MAX_ROW_BYTES + 1), "")  # of a longer line the beginning, told below
+    reader = csv.reader(lines, delimiter=delimiter)
     try:
         names = next(reader, [])
+        check_row_size(len("".join(names)), f"{where}:1")
         _utf8("\n".join(names).encode("utf-8", "surrogateescape"), where)
         if twice := sorted({name for name in names if name and names.count(name) > 1}):
             raise RecordError(f"{where}:1: {', '.join(twice)}: a name of several columns; rename them", "CSV")
         keys, line = [f"{_quoted(name)}:" for name in names], reader.line_num + 1
+        full = "{" + ",".join(key.replace("%", "%%") + "%s" for key in keys) + "}"
         for cells in reader:
-            text = _quoted(f"expected {len(names)} cells as in the first line, got {len(cells)}")
-            if len(cells) == len(names):
+            if len(cells) != len(names):
+                text = _quoted(f"expected {len(names)} cells as in the first line, got {len(cells)}")
+            elif all(cells):  # in one go: it halves the time that a large file takes
+                text = full % tuple(map(_quoted, cells))
+            else:
                 text = f"{{{','.join([key + _quoted(cell) for key, cell in zip(keys, cells, strict=True) if cell])}}}"
+            if len(text) > MAX_ROW_BYTES:
+                check_row_size(len(text), f"{where}:{line}")
             if cells:
                 yield line, text.encode("utf-8", "surrogateescape")
             line = reader.line_num + 1
@@ -173,12 +181,6 @@ def _csv_rows(file: BinaryIO, where: str, delimiter: str) -> Iterator[tuple[int,
 def _text_of(file: BinaryIO) -> TextIO:
     """The text of a file. Bytes that are not UTF-8 become surrogates, which turn into the same bytes again."""
     return io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-
-
-def _bounded_lines(file: TextIO, where: str) -> Iterator[str]:
-    for number, line in enumerate(iter(partial(file.readline, MAX_ROW_BYTES + 1), ""), start=1):
-        check_row_size(len(line), f"{where}:{number}")
-        yield line
 
 
 def _value(text: bytes, where: str, is_csv: bool) -> Any:

@@ -1,5 +1,6 @@
 """The same rows in every kind of file."""
 
+import csv
 import gzip
 import json
 
@@ -40,7 +41,6 @@ def test_places_and_default_ids(tmp_path):
 
 @pytest.mark.parametrize(("name", "delimiter"), [("s.csv", ","), ("s.tsv", "\t")])
 def test_csv_with_quoted_line_breaks_counts_lines_as_editors_do(tmp_path, name, delimiter):
-    import csv
 
     with open(tmp_path / name, "w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file, delimiter=delimiter)
@@ -49,6 +49,15 @@ def test_csv_with_quoted_line_breaks_counts_lines_as_editors_do(tmp_path, name, 
     rows = list(open_rows(tmp_path / name))
     assert [row.read() for row in rows] == ROWS, "an empty cell is a missing value"
     assert [row.where.rpartition(":")[2] for row in rows] == ["2", "4"]
+
+
+def test_cells_and_names_of_csv_are_kept_to_the_letter(tmp_path):
+    names, full, gap = ["prompt", "solution", '50 %s of "é"'], ['a "b"', "c\\n%d\t", "ü\n日"], ["d", "", "%"]
+    with open(tmp_path / "s.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([names, full, gap])
+    first, second = open_rows(tmp_path / "s.csv")
+    assert first.read() == dict(zip(names, full, strict=True))
+    assert second.read() == {"prompt": "d", names[2]: "%"}
 
 
 def test_a_csv_line_of_another_length_is_an_error_of_that_line(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records import json_array, text_source
+from qwenvl.data.records import text as text_rows
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.formats import open_rows
 from qwenvl.data.records.record_file import RecordFile, open_records
@@ -59,7 +60,8 @@ def test_a_file_of_another_kind_is_told_by_its_first_bytes(tmp_path, data, messa
 
 
 def test_gigabytes_of_spaces_in_a_small_file_end_at_the_first_megabyte(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(text_source, "MAX_ROW_BYTES", 2**22)
+    for module in (text_source, text_rows):
+        monkeypatch.setattr(module, "MAX_ROW_BYTES", 2**22)
     nothing = b" " * (3 * 2**20)
     row = json.dumps(ROW).encode()
     files = {
