@@ -21,6 +21,18 @@ def cache_root() -> Path:
     return Path(os.environ.get("QWENVL_CACHE") or default)
 
 
+def plain_file(path: str | Path) -> Path:
+    """The path of a file that a user names, to read it as a whole.
+
+    Raises:
+        OSError: it is a pipe, a socket or a device, on which reading may wait or go on for ever.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(f"{path}: expected a regular file, this is a pipe, socket or device; write it to a file first")
+    return path
+
+
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
     """A path to write to, beside ``path``. It replaces ``path`` when the block ends, and is deleted if the block fails.

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from qwenvl.files import cache_root, check_installed, require, written_whole
+from qwenvl.files import cache_root, check_installed, plain_file, require, written_whole
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +58,13 @@ def test_a_package_that_is_missing_names_its_extra(tmp_path, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="No module named 'missing_two'"):
         require("broken_one", "some")
     check_installed("broken_one", "some")
+
+
+def test_what_a_user_names_is_no_pipe_or_device(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for a writer
+    (tmp_path / "words.txt").write_text("words")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(OSError, match=f"{path}: expected a regular file, this is a pipe, socket or device"):
+            plain_file(path)
+    assert plain_file(str(tmp_path / "words.txt")).read_text() == "words"
+    assert plain_file(tmp_path / "none") == tmp_path / "none", "that it is missing is told where it is read"

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from qwenvl.files import plain_file
 from qwenvl.yaml_text import PlainLoader, read_yaml, without_repeats
 
 
@@ -18,7 +19,7 @@ def read_settings(file: Path) -> Any:
         OSError: the file cannot be read.
         ValueError: it is not JSON or YAML, or gives a name twice.
     """
-    text = file.read_text(encoding="utf-8-sig")
+    text = plain_file(file).read_text(encoding="utf-8-sig")
     if file.suffix == ".json":
         return json.loads(text, object_pairs_hook=without_repeats)
     return read_yaml(text, StringLoader)

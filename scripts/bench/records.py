@@ -8,7 +8,7 @@ Each measurement runs in a process of its own, which imports the library and the
 
     start         what a training run does with default flags: the data set is opened, its records are checked by the
                   rewards and their clips looked for as far as that is done at the start, and the first one is drawn
-    load          all records become a list, as below --stream_above_mb
+    load          all records become a list, as below --stream_above_mb and --stream_above_records
     stream        the file is opened for reading at random, as above --stream_above_mb, with an empty cache folder
     stream again  the same, with the cache folder that the first opening left
     1,000 reads   records read in a random order afterwards
@@ -95,7 +95,8 @@ def measure(path: Path, stream: bool) -> dict[str, float]:
         import pyarrow.parquet  # noqa: F401 (loading the library is not what is measured)
     source = DatasetSource(path.name, path, path.parent)
     before, began = peak_mb(), time.process_time()
-    records = open_records(source, seed=0, stream_above=-1 if stream else 2**62)
+    above = -1 if stream else 2**62
+    records = open_records(source, seed=0, stream_above=above, stream_above_records=above)
     opened = time.process_time()
     if stream:
         for index in Random(0).sample(range(len(records)), min(READS, len(records))):

@@ -176,6 +176,7 @@ def kinds() -> Iterator[Kind]:
         "m1v": ("mpeg1",),
         "ivf": ("vp8", "vp9", "av1"),
         "obu": ("av1",),
+        "mjpeg": ("mjpeg",),
     }.items():
         forms = {"obu": "obu", "wmv": "asf"}
         for codec in codecs:

@@ -1,6 +1,7 @@
 """The commands as a user runs them, on data with one of everything that goes wrong."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -215,3 +216,29 @@ def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
     page = (tmp_path / "page.html").read_text()
     assert page.count("worth a look: clips of 1280 x 720 pixels are seen at 196 x 112") == 2
     assert page.count("worth a look: the options in the columns A, B") == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("check", "rows.json", "--prompt_template", "pipe.txt"),
+        ("stats", "rows.json", "--system", "pipe.txt"),
+        ("check", "pipe.txt"),
+        ("check", "mine", "--dataset_catalog", "pipe.txt"),
+        ("from-folder", ".", "--steps", "pipe.txt", "--answers", "folders"),
+        ("from-folder", ".", "--question", "pipe.txt", "--answers", "labels.csv"),
+        ("from-folder", ".", "--question", "What?", "--answers", "pipe.txt"),
+    ],
+)
+def test_no_flag_waits_for_a_pipe(argv, tmp_path, make_clip, make_row, write_rows, capsys, monkeypatch):
+    make_clip("a.mp4")
+    write_rows([make_row()]).rename(tmp_path / "rows.json")
+    (tmp_path / "labels.csv").write_text("clip,answer\na.mp4,1\n")
+    os.mkfifo(tmp_path / "pipe.txt")
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main([*argv])
+    except SystemExit as ended:
+        code = ended.code
+    told = capsys.readouterr()
+    assert code and "pipe.txt: " in told.out + told.err

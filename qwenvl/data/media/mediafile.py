@@ -11,10 +11,11 @@ import stat
 
 from qwenvl.data.errors import BadMediaError
 
+_JPEG = b"\xff\xd8\xff"
 # First bytes of files that are mistaken for clips, and what to call them.
 _KNOWN_OTHERS = (
     (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
+    (_JPEG, "a JPEG image"),
     (b"BM", "a BMP image"),
     (b"PK\x03\x04", "a zip archive"),
     (b"\x1f\x8b", "a gzip file"),
@@ -24,6 +25,8 @@ _KNOWN_OTHERS = (
     (b"{", "JSON"),
 )
 _STILL_BRANDS = (b"avif", b"heic", b"heix", b"mif1", b"msf1")
+_NEXT_JPEG = b"\xff\xd9" + _JPEG  # the end of one, and the beginning of another
+_BLOCK = 2**20
 _MOV_ATOMS = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"moof", b"styp")
 
 
@@ -58,6 +61,8 @@ def video_format(path: str) -> str:
     with open(path, "rb") as file:
         head = file.read(400)
     found = _container(head)
+    if found is None and head.startswith(_JPEG) and _holds_several_jpegs(path):
+        found = "mjpeg"
     if found is None:
         other = next((name for magic, name in _KNOWN_OTHERS if head.lstrip().startswith(magic)), None)
         if other is None and _is_text(head):
@@ -106,6 +111,21 @@ def _raw_stream(head: bytes) -> str | None:
     if first in (0x06, 0x09) or (first & 0x1F in (7, 8) and 0x20 <= first < 0x80):
         return "h264"
     return None
+
+
+def _holds_several_jpegs(path: str) -> bool:
+    """Whether a JPEG image is followed by another, as in Motion JPEG without a container.
+
+    Photographs that hold a second picture for their own ends (MPO) are no clips. They say so at their beginning.
+    """
+    with open(path, "rb") as file:
+        block = file.read(_BLOCK)
+        if b"MPF\0" in block[: 2**16]:
+            return False
+        while block and _NEXT_JPEG not in block:
+            rest = file.read(_BLOCK)
+            block = block[-len(_NEXT_JPEG) :] + rest if rest else b""
+    return bool(block)
 
 
 def _is_text(head: bytes) -> bool:

@@ -24,6 +24,7 @@ from qwenvl.data.media.source import media_path
 from qwenvl.data.records.presets.table import OURS, PRESETS, check_name, guessed, our_row
 from qwenvl.data.records.rows import Row
 from qwenvl.data.records.schemas import MAIN_KEYS, Draft, draft_of, with_types
+from qwenvl.files import plain_file
 from qwenvl.types import ClipMeta, Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
@@ -77,7 +78,7 @@ class ReadOptions:
             allow_outside_media=flags.allow_outside_media,
             allow_remote_media=flags.allow_remote_media,
             columns=parse_columns(flags.columns or ""),
-            prompt_template=None if template is None else Path(template).read_text("utf-8"),
+            prompt_template=None if template is None else plain_file(template).read_text("utf-8"),
             system=text_or_file(flags.system),
             format=flags.format,
         )
@@ -96,10 +97,14 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def text_or_file(text: str | None) -> str | None:
-    """The content of the file of that name if there is one, and otherwise the text itself."""
-    if text is None or "\n" in text or not os.path.isfile(text):  # Path.is_file raises for a text too long for a name
+    """The content of the file of that name if there is one, and otherwise the text itself.
+
+    Raises:
+        OSError: it names a pipe, a socket or a device.
+    """
+    if text is None or "\n" in text or not os.path.exists(text) or os.path.isdir(text):  # of pathlib's, some raise
         return text
-    return Path(text).read_text("utf-8").strip()
+    return plain_file(text).read_text("utf-8").strip()
 
 
 def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) -> Record:

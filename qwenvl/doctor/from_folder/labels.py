@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qwenvl.data.errors import RecordError
 from qwenvl.doctor.from_folder.steps import StepList
-from qwenvl.files import written_whole
+from qwenvl.files import plain_file, written_whole
 
 _CLIP, _ANSWER = "clip", "answer"
 # Columns that would be read as something else in a record.
@@ -109,7 +109,7 @@ def write_table(path: Path, clips: tuple[str, ...]) -> None:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str] | str]]:
     """Line and columns of each row that is not blank, or what is wrong with it."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = plain_file(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise RecordError(f"{path}: expected UTF-8 text; save the table as CSV with UTF-8") from None
     lines = text.splitlines(keepends=True)

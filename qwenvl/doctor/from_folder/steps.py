@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwenvl.data.errors import RecordError
+from qwenvl.files import plain_file
 from qwenvl.rewards.functions.actions import action_numbers
 from qwenvl.rewards.functions.text import normalized
 
@@ -52,7 +53,7 @@ class StepList:
         """
         names: list[str] = []
         numbered = 0
-        for line, text in enumerate(path.read_text("utf-8-sig").splitlines(), start=1):
+        for line, text in enumerate(plain_file(path).read_text("utf-8-sig").splitlines(), start=1):
             if not (text := " ".join(text.split())):
                 continue
             if found := _LISTED.fullmatch(text):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.files import cache_root, check_installed, require, written_whole
+from qwenvl.files import cache_root, check_installed, plain_file, require, written_whole
 from qwenvl.rewards.function import RewardError, RewardFunction, call_plain
 from qwenvl.rewards.functions.text import answer_of, solution_of
 from qwenvl.rewards.options import FunctionSettings
@@ -76,7 +76,7 @@ class JudgeReward:
             raise RewardError(f"--judge_base_url must begin with http:// or https://, got {judge_base_url!r}")
         self._correctness = correctness
         self._url, self._model = judge_base_url.rstrip("/"), judge_model
-        self._prompt = Path(judge_prompt).read_text(encoding="utf-8") if judge_prompt else PROMPT
+        self._prompt = plain_file(judge_prompt).read_text(encoding="utf-8") if judge_prompt else PROMPT
         if {"answer", "solution"} - set(_PLACE.findall(self._prompt)):
             raise RewardError(f"{judge_prompt}: the judge's prompt must contain {{solution}} and {{answer}}")
         self._values = {True: judge_correct, False: judge_wrong, None: judge_bad_format}

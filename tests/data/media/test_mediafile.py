@@ -1,5 +1,6 @@
 import os
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -49,6 +50,22 @@ def test_a_picture_named_mp4(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "clip.mp4", format="png")
     with pytest.raises(BadMediaError, match="it is a PNG image"):
         video_format(str(tmp_path / "clip.mp4"))
+
+
+def test_a_photograph_is_no_clip_and_motion_jpeg_is_one(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (800, 800, 3), dtype=np.uint8)  # more than a block of a read
+    Image.fromarray(noise).save(tmp_path / "one.jpg", quality=100)
+    one, path = (tmp_path / "one.jpg").read_bytes(), tmp_path / "clip.mp4"
+    assert len(one) > 2**20
+    path.write_bytes(one + one)
+    assert video_format(str(path)) == "mjpeg"
+    path.write_bytes(one)
+    with pytest.raises(BadMediaError, match="it is a JPEG image"):
+        video_format(str(path))
+    picture = Image.fromarray(noise[:8, :8])
+    picture.save(path, format="MPO", save_all=True, append_images=[picture])
+    with pytest.raises(BadMediaError, match="it is a JPEG image"):
+        video_format(str(path))
 
 
 def test_only_regular_files_are_opened(tmp_path):

@@ -185,6 +185,8 @@ class ClipReader:
             return self._decode_with_pyav(wanted)
         if pixel_shape(self._stream) != 1:
             raise BadMediaError(self.path, f"{self._backend} squeezes its pixels, which are not square: use pyav")
+        if self._index.by_count:  # the right times may stand at the wrong frames
+            raise BadMediaError(self.path, f"the times that {self._backend} gives prove nothing in it: use pyav")
         try:
             return FOREIGN_DECODERS[self._backend](self.path, self._index, wanted)
         except MemoryError:
