@@ -50,6 +50,22 @@ def test_a_frame_is_bad_where_one_is_damaged_that_it_is_predicted_from(source, t
                 clip.read([35])
 
 
+def test_one_wrong_byte_of_vp9_is_seen_by_the_decoder_of_its_authors(tmp_path):
+    whole = Source(encode_numbered(tmp_path / "whole.webm", "vp9"))
+    data, piece = (
+        bytearray((tmp_path / "whole.webm").read_bytes()),
+        max(whole.pieces[1:], key=lambda each: len(each.data)),
+    )
+    data[data.index(piece.data) + len(piece.data) // 2] ^= 0xFF
+    (tmp_path / "a.webm").write_bytes(data)
+    with open_clip(str(tmp_path / "whole.webm"), "pyav", strict=True) as clip:
+        clip.check_all()
+    with open_clip(str(tmp_path / "a.webm"), "pyav", strict=True) as clip:
+        with pytest.raises(BadMediaError, match=r"a.webm: can't be decoded without errors") as caught:
+            clip.check_all()
+    assert caught.value.kind == "damaged media"
+
+
 def test_a_lost_packet_of_a_broadcast(tmp_path):
     path = encode_numbered(tmp_path / "a.ts", "h264")
     packets = [path.read_bytes()[at : at + 188] for at in range(0, path.stat().st_size, 188)]
