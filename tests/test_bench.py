@@ -158,3 +158,16 @@ def test_planned_peaks_are_those_that_are_measured(monkeypatch, tmp_path):
     setting = plan.Setting("qwen3_vl", "short", {"generation_max_length": 12, "video_max_frames": 8})
     peak, case = plan.measured(setting, tmp_path)
     assert case.estimate().peak == pytest.approx(peak, rel=0.15)
+
+
+def test_engines_are_compared(monkeypatch, fake, tiny_checkpoint, capsys):
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.setattr(sys, "path", list(sys.path))  # which the script adds to
+    import engines
+
+    server, model = fake("qwen2_5_vl"), str(tiny_checkpoint("qwen2_5_vl"))
+    small = ["--case", "200,2,3", "--prompts", "1", "2", "--repeats", "1", "--threads", "1"]
+    engines.main(["--model", model, "--vllm_server", server.address, *small])
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
+    assert [int(row[0]) for row in rows] == [1, 2]
+    assert all(float(row[-1]) < 1e-4 for row in rows)  # the server was given the weights of the model

@@ -22,6 +22,7 @@ from qwenvl.evaluate.settings import settings_of
 from qwenvl.train.merge import make_parser as make_merge_parser
 from qwenvl.train.planning.settings import asked_of as settings_of_a_plan
 from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
+from qwenvl.vllm_server.settings import parse as parse_server
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -92,6 +93,10 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         at = next(n for n, word in enumerate(rest) if word.endswith(".sbatch"))
         assert (ROOT / rest[at]).is_file()
         check_launcher(["scripts/train_grpo.sh", *rest[at + 1 :]], environment)
+    elif program == "bash" and rest[0].endswith("serve_vllm.sh") and "--build" not in rest:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("QWENVL_VLLM_TOKEN", "a secret of both sides")
+            parse_server(rest[1:])
     elif program == "qwenvl":
         assert rest[0] in COMMANDS
         if rest[0] == "try":
