@@ -38,8 +38,6 @@ class Engine:
         on_cpu = not torch.cuda.is_available()
         cache_gb = settings.cache_gb if settings.cache_gb is not None or not on_cpu else 1.0
         most = min(settings.max_model_len, config.get_text_config().max_position_embeddings)
-        # On a CPU a prompt that is cut would have its generator set back, which generators of the CPU cannot.
-        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(most, 4096)} if on_cpu else {}
         limits: dict[str, Any] = (
             {} if family_of(config.model_type).tower else {"limit_mm_per_prompt": {"image": 0, "video": 0}}
         )
@@ -60,8 +58,10 @@ class Engine:
             skip_mm_profiling=True,
             mm_processor_cache_gb=0,  # it would give a prompt the positions of another one with the same video
             worker_extension_cls="qwenvl.vllm_server.worker.WorkerExtension",
+            max_num_batched_tokens=max(most, 4096),  # a video with more rows than that would be refused by vLLM
+            # A prompt that is cut has its generator set back, which those of a CPU cannot be.
+            enable_chunked_prefill=not on_cpu,
             **limits,
-            **whole,
         )
         self.shape = Shape.of(config, most)
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
