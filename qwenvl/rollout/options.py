@@ -133,7 +133,8 @@ class SamplingOptions(EngineOptions):
         "Prompts of an optimizer step are sampled together while their tokens, completions in full length included, "
         "stay below this, at least 1; a prompt counts once, padded to the longest, with --shared_prefix off once per "
         "completion; what linear attention keeps of a completion counts as the tokens that take as much memory (1,584 "
-        "for Qwen3.5-9B). Less: less memory, more time.",
+        "for Qwen3.5-9B). Less: less memory, more time. Of vLLM servers a step of training asks all of its "
+        "prompts at once.",
         least=1,
     )
     compile_decoding: bool = option(
