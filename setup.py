@@ -32,6 +32,9 @@ TRACKERS = ["tensorboard>=2.20", "trackio>=0.43"]
 
 DEEPSPEED = ["deepspeed>=0.19"]
 
+# What scripts/train_grpo_ray.py starts workers with. Not in dev: it is 250 MB, and its tests are skipped without it.
+RAY = ["ray[default,train]>=2.60"]
+
 # What the site of the documentation is built with, without a network, and what its notebook is run by.
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6", "nbclient>=0.10", "ipykernel>=6.29"]
 
@@ -73,6 +76,7 @@ setup(
     ],
     extras_require={
         "deepspeed": DEEPSPEED,
+        "ray": RAY,
         "flash-attn": ["flash-attn>=2.7"],
         "torchcodec": ["torchcodec>=0.17"],
         "rewards": REWARDS,

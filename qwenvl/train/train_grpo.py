@@ -15,19 +15,25 @@ from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
     from qwenvl.config.grpo_config import GRPOConfig
 
 
 COMMAND = "qwenvl train"
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags."""
+def main(argv: list[str] | None = None, callbacks: list[TrainerCallback] | None = None) -> None:
+    """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags.
+
+    Args:
+        callbacks: more callbacks of transformers.
+    """
     with tells_errors_once(), ends_at_ctrl_c(COMMAND):
-        start(sys.argv[1:] if argv is None else argv)
+        start(sys.argv[1:] if argv is None else argv, callbacks)
 
 
-def start(argv: list[str]) -> None:
+def start(argv: list[str], callbacks: list[TrainerCallback] | None = None) -> None:
     """Reads the settings, looks for the data, and runs what they describe, alone in its folder."""
     if not {"-h", "--help"} & set(argv):
         say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
@@ -37,10 +43,10 @@ def start(argv: list[str]) -> None:
     from qwenvl.train.run.command import alone_in_its_folder
 
     with alone_in_its_folder(COMMAND, args, dry):
-        run(args, argv, dry)
+        run(args, argv, dry, callbacks)
 
 
-def run(args: GRPOConfig, argv: list[str], dry: bool) -> None:
+def run(args: GRPOConfig, argv: list[str], dry: bool, callbacks: list[TrainerCallback] | None = None) -> None:
     """Trains, evaluates and saves, or says why there is nothing to do."""
     from qwenvl.train.display.dry_run import dry_run
     from qwenvl.train.display.summary import next_step, run_summary
@@ -59,7 +65,7 @@ def run(args: GRPOConfig, argv: list[str], dry: bool) -> None:
             if args.process_index == 0:
                 print(plan)
             return
-        trainer = GRPOTrainer(args=args)
+        trainer = GRPOTrainer(args=args, callbacks=callbacks)
     warnings = carry_out(COMMAND, trainer, beginning)
     if trainer.is_world_process_zero():
         say(run_summary(args.output_dir, warnings, next_step(args, argv, warnings)))

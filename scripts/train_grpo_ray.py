@@ -1,0 +1,124 @@
+"""A run as a job of Ray Train, on a cluster that stands or on one that is started on this machine.
+
+    python scripts/train_grpo_ray.py --workers 2 run.yaml --learning_rate 1e-6
+    python scripts/train_grpo_ray.py --address auto --workers 16 --max_failures 5 run.yaml --output_dir /shared/runs/sop
+
+It is the command qwenvl train in Ray's workers, one for each GPU: what stands besides the options below goes to it. Ray
+places the workers, watches them, and starts all of them again where one or its machine dies. They then go on from the
+newest whole checkpoint (--resume auto). So all machines must see output_dir, data and model, and have this package.
+Ray is told of each checkpoint, where it lies. accelerate, and DeepSpeed with --deepspeed, move the tensors.
+
+Ray's workers take no signals: a job that is stopped ends as if killed, and goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from qwenvl.files import require  # noqa: E402 (works without an installed package)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Starts the workers and waits for them. Ends with status 1 where they failed more often than they may."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--address", help="of the cluster: auto, or HOST:PORT [one is started on this machine]")
+    parser.add_argument("--workers", type=int, default=1, help="processes, one for each GPU [%(default)s]")
+    parser.add_argument("--cpus", type=float, default=1, help="cores that each worker is given [%(default)s]")
+    parser.add_argument("--max_failures", type=int, default=3, help="times that all may be started again [%(default)s]")
+    parser.add_argument("--storage", type=Path, default=Path("runs/ray"), help="what Ray writes down [%(default)s]")
+    options, flags = parser.parse_known_args(argv)
+    try:
+        ray = require("ray", "ray")
+        require("ray.train", "ray")
+    except ImportError as error:
+        raise SystemExit(f"train_grpo_ray.py: {error}") from None
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    passed_on = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+    ray.init(
+        address=options.address,
+        runtime_env={"env_vars": {"PYTHONPATH": path, **passed_on}},
+        **({} if options.address else {"num_cpus": max(os.cpu_count() or 1, int(options.workers * options.cpus) + 1)}),
+    )
+    try:
+        fit(options, ["--resume", "auto", *flags])
+    except ray.train.TrainingFailedError as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise SystemExit(f"train_grpo_ray.py: the run failed more than {options.max_failures} times: {first}") from None
+    finally:
+        ray.shutdown()
+
+
+def fit(options: argparse.Namespace, flags: list[str]) -> None:
+    """Train in the workers. Flags are those of ``qwenvl train``.
+
+    Raises:
+        ray.train.TrainingFailedError: they failed too often.
+    """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    on_cpu = "--use_cpu" in flags
+    trainer = TorchTrainer(
+        work,
+        train_loop_config={"flags": flags, "folder": os.getcwd()},
+        torch_config=TorchConfig(backend="gloo" if on_cpu else "nccl"),
+        scaling_config=ScalingConfig(
+            num_workers=options.workers, use_gpu=not on_cpu, resources_per_worker={"CPU": options.cpus}
+        ),
+        run_config=RunConfig(
+            storage_path=str(options.storage.resolve()),
+            failure_config=FailureConfig(max_failures=options.max_failures),
+        ),
+    )
+    trainer.fit()
+
+
+def work(config: dict[str, Any]) -> None:
+    """What each worker does: the command, from the folder that the job was started in.
+
+    Raises:
+        RuntimeError: the command ended with an error, which it has told.
+    """
+    from transformers import TrainerCallback
+
+    from qwenvl.train.train_grpo import main as train
+
+    class TellsRay(TrainerCallback):
+        """Each checkpoint, and the numbers of its step."""
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            report_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}", state)
+
+    os.chdir(config["folder"])
+    try:
+        train(config["flags"], callbacks=[TellsRay()])
+    except SystemExit as ended:
+        if ended.code:
+            raise RuntimeError(f"qwenvl train ended with status {ended.code}") from None
+
+
+def report_checkpoint(folder: Path, state: Any) -> None:
+    """Tell Ray where a checkpoint lies, and the numbers of its step. All workers do so together. Nothing is copied."""
+    from ray import train
+
+    logged = {name: value for name, value in (state.log_history or [{}])[-1].items() if isinstance(value, int | float)}
+    with tempfile.TemporaryDirectory() as pointer:
+        (Path(pointer) / "checkpoint.json").write_text(json.dumps({"folder": str(folder.resolve())}))
+        first = train.get_context().get_world_rank() == 0
+        told = train.Checkpoint.from_directory(pointer) if first else None
+        train.report({**logged, "step": state.global_step}, checkpoint=told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""``scripts/train_grpo_ray.py``: two workers of Ray on this machine, one of which dies. Without Ray it is skipped."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from qwenvl.runlog import read_config, read_metrics
+from tests.train.conftest import turns
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train_grpo_ray.py"
+REWARDS = Path(__file__).parent / "train" / "ends_in_a_step.py"
+
+
+def start(*flags: str, **variables: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+    return subprocess.run([sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_a_line_says_what_to_install():
+    done = start("--workers", "2", "run.yaml")
+    assert done.returncode == 1 and "pip install 'qwenvl[ray]'" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qwenvl[ray]'")
+def test_ray_starts_the_workers_again_when_one_dies(tiny_checkpoint, tmp_path):
+    data, out = tmp_path / "rows.json", tmp_path / "run"
+    data.write_text(json.dumps([{"conversations": turns(f"What comes after {n}?", "(1)")} for n in range(4)]))
+    flags = "--use_cpu --max_steps 3 --generation_max_length 4 --grpo_sample_size 3 --save_steps 1 --display none"
+    named = f"--model_name_or_path {tiny_checkpoint()} --dataset_use {data} --output_dir {out}"
+    ray = f"--workers 2 --max_failures 1 --storage {tmp_path / 'ray'} --reward_funcs {REWARDS}:killed_once"
+    done = start(*f"{ray} {flags} {named}".split(), DIED=str(tmp_path / "died"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "died").exists() and read_config(out)["finished"] == 3
+    assert [row["step"] for row in read_metrics(out) if "loss" in row] == [1, 2, 3]
+    told = [json.loads(each.read_text())["folder"] for each in (tmp_path / "ray").rglob("checkpoint.json")]
+    assert sorted(set(told)) == [str(out / f"checkpoint-{step}") for step in (1, 2, 3)]
