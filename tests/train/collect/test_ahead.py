@@ -321,3 +321,10 @@ def test_what_corrects_for_older_weights(tmp_path, monkeypatch):
     assert args("--async_rollouts", "2", "--importance_correction", "none", "--grpo_epsilon", "0.1").grpo_epsilon == 0.1
     with pytest.raises(SystemExit):
         args("--async_rollouts", "2", "--grpo_epsilon", "0.1")
+
+
+def test_a_script_that_asks_for_a_loss_has_its_prompts_sampled_now(make_trainer, engine_of_its_own):
+    trainer = make_trainer(async_rollouts=2)
+    trainer.compute_loss(trainer.model, next(iter(trainer.get_train_dataloader())))
+    assert trainer.collector.engine.engine.requests == [("MainThread", None)]
+    assert [each.staleness for each in trainer.step.experiences] == [0]
