@@ -27,7 +27,7 @@ from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
 from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.data.records.given import sources_of
+from qwenvl.data.records.given import RowStream, sources_of
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import (
     STREAM_ABOVE,
@@ -294,7 +294,8 @@ def load_dataset(
     for source, rows in sources_of(dataset_use, catalog_path, name, most_rows):
         file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows, **bounds)
         read.append(records_of(file))
-        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as))
+        streamed = isinstance(rows, RowStream)
+        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as, streamed))
     dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":
         for records in read:

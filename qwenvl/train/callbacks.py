@@ -23,6 +23,7 @@ from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite.weights import FiniteWeights
 from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resumed import Resumed
+from qwenvl.train.run.stream_rows import StreamRows
 from qwenvl.train.trackers.report_to import install_trackers
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     install_display(trainer, journal)
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
+    trainer.add_callback(StreamRows())
     if (target := EntropyTarget.of(trainer.args)) is not None:
         trainer.add_callback(target)
     trainer.add_callback(FiniteWeights(journal))

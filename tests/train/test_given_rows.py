@@ -12,6 +12,7 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.runlog import read_rollouts
+from qwenvl.train.run.resumed import SettingsError
 
 
 class Mapped(torch.utils.data.Dataset):
@@ -158,6 +159,13 @@ def test_a_longer_run_on_a_stream_goes_on_where_the_shorter_one_ended(rows, make
     resumed.train(resume_from_checkpoint=True)
     weights = dict(resumed.model.named_parameters())
     assert all(torch.equal(value, weights[name]) for name, value in whole.model.named_parameters())
+    longer = IN_ORDER | {"max_steps": 3, "output_dir": str(tmp_path / "cut")} | settings
+    other = make_trainer(datasets=[Stream([*rows[:3], rows[4], rows[3], *rows[5:]])], **longer)
+    with pytest.raises(SettingsError, match=r"gives other rows .*: rows 0 to 3, the last before step 2, differ"):
+        other.train(resume_from_checkpoint=True)
+    same_so_far = make_trainer(datasets=[Stream([*rows[:4], *rows[:3:-1]])], **longer)
+    same_so_far.train(resume_from_checkpoint=True)
+    assert same_so_far.state.global_step == 3
 
 
 @pytest.mark.parametrize(
