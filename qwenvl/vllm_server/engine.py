@@ -56,7 +56,7 @@ class Engine:
             logprobs_mode="raw_logprobs",
             enable_mm_embeds=True,
             skip_mm_profiling=True,
-            mm_processor_cache_gb=0,  # it would give a prompt the positions of another one with the same video
+            mm_processor_cache_gb=0,  # across processes it would give a prompt the positions of another with its video
             worker_extension_cls="qwenvl.vllm_server.worker.WorkerExtension",
             max_num_batched_tokens=max(most, 4096),  # a video with more rows than that would be refused by vLLM
             # A prompt that is cut has its generator set back, which those of a CPU cannot be.
