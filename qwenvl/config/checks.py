@@ -48,6 +48,7 @@ def problems_between_rooms(config: Any) -> Iterator[str]:
             yield "--on_nonfinite skip has no effect with --deepspeed: it updates before gradients can be looked at"
         if "lomo" in str(getattr(config.optim, "value", config.optim)):
             yield "--on_nonfinite skip has no effect with --optim lomo or adalomo: it updates during the backward pass"
+    yield from memory_problems(config)
     yield from display_problems(config)
     yield from problems_of_trainer(config)
 
@@ -66,6 +67,22 @@ def _of_servers(config: Any) -> Iterator[str]:
                 f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout {config.stall_timeout:g} "
                 "minutes, which ends the run before: lower the one or raise the other"
             )
+
+
+def memory_problems(config: Any) -> Iterator[str]:
+    """Problems with options that lower the memory of a step."""
+    if config.activation_offload:
+        if not config.gradient_checkpointing:
+            yield (
+                "--activation_offload has no effect without --gradient_checkpointing True: what it keeps elsewhere is "
+                "what enters each checkpointed layer"
+            )
+        if not hasattr(config, "activation_checkpointing_kwargs"):
+            yield "--activation_offload needs a newer version of transformers, 5.23 or above"
+    if config.load_in_4bit and (config.deepspeed or str(config.fsdp).lower() not in ("none", "false", "[]", "")):
+        yield "--load_in_4bit cannot be used with --deepspeed or --fsdp: weights in 4 bits are not split or gathered"
+    if config.load_in_4bit and config.ref_model_name_or_path is not None:
+        yield "--load_in_4bit: the reference is the model without its adapter; leave out --ref_model_name_or_path"
 
 
 def same_weights(config: Any) -> Iterator[str]:

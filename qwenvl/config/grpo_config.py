@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -96,6 +97,11 @@ class GRPOConfig(
         if getattr(self, "activation_checkpointing", True) is None:
             # The name in newer versions of transformers; the older one, which all versions know, would only warn.
             self.activation_checkpointing = self.gradient_checkpointing
+        if self.activation_offload:
+            given = self.activation_checkpointing_kwargs or self.gradient_checkpointing_kwargs or {}
+            known = json.loads(given) if isinstance(given, str) else given
+            self.activation_checkpointing_kwargs = {**known, "offload": True}
+            self.gradient_checkpointing_kwargs = None  # the same by an older name
         if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
             self.fsdp = str(self.fsdp).lower() == "true"
         self.auto_fitted: dict[str, Any] | None = None  # what --auto_fit took

@@ -180,6 +180,9 @@ def _missing_parts(config: Any) -> Iterator[str]:
     if config.save_only_model and config.load_best_model_at_end and (uses_fsdp or config.deepspeed):
         yield "--save_only_model: FSDP and DeepSpeed can't take it with --load_best_model_at_end; leave one out"
     optimizer = _text(config.optim)
+    if optimizer.startswith("paged_") and (config.use_cpu or not torch.cuda.is_available()):
+        plain = optimizer.removeprefix("paged_")
+        yield f"--optim {optimizer} has no effect on a CPU: there is no GPU to move states out of; take --optim {plain}"
     for package, names in OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(names) and find_spec(package) is None:
             pip = package.replace("_", "-")

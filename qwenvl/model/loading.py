@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,11 +23,18 @@ TURNED_EXPERTS = (
 
 
 def load_model(
-    path: str | Path, *, attn_implementation: str = ModelOptions.attn_implementation, dtype: torch.dtype | str = "auto"
+    path: str | Path,
+    *,
+    attn_implementation: str = ModelOptions.attn_implementation,
+    dtype: torch.dtype | str = "auto",
+    quantization: Any = None,
 ) -> nn.Module:
     """Load a Qwen-VL model for conditional generation, from a folder or a hub name.
 
     It takes safetensors alone and runs no code of the checkpoint.
+
+    Args:
+        quantization: settings of transformers for weights in fewer bits. None keeps them in ``dtype``.
 
     Raises:
         ValueError: if the checkpoint is not of a supported family, a weight file is cut short, or ZeRO-3 can't take it.
@@ -37,11 +45,11 @@ def load_model(
 
     config = _read_config(path)
     settle_router(config)
-    attention = resolve_attention(attn_implementation)
+    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": resolve_attention(attn_implementation)}
+    if quantization is not None:
+        how["quantization_config"] = quantization
     try:
-        return AutoModelForImageTextToText.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation=attention
-        )
+        return AutoModelForImageTextToText.from_pretrained(path, config=config, **how)
     except RuntimeError as error:
         if config.model_type == "qwen3_vl_moe" and is_deepspeed_zero3_enabled() and "size mismatch" in str(error):
             raise ValueError(TURNED_EXPERTS.format(path)) from error

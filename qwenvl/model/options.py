@@ -52,8 +52,15 @@ class LoraOptions(Options):
         unset="all linear layers and experts",
     )
 
+    load_in_4bit: bool = option(
+        False,
+        "Keep the frozen layers of the language model in 4 bits under the adapters (QLoRA): a quarter of the memory of "
+        "bfloat16 weights, slower products, and a policy that begins a little off the checkpoint. The reference is the "
+        "same model. Needs a CUDA device and bitsandbytes.",
+    )
+
     def problems(self) -> Iterator[str]:
-        for name in ("lora_r", "lora_alpha", "lora_dropout", "lora_targets"):
+        for name in ("lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit"):
             if not self.lora_enable and was_set(self, name):
                 yield f"--{name} has no effect without LoRA: add --lora_enable or leave it out"
 
@@ -135,6 +142,11 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
         "auto",
         "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "
         "with the same numbers; where a model cannot, the reason is logged. off: once per completion and pass.",
+    )
+    activation_offload: bool = option(
+        False,
+        "With --gradient_checkpointing, keep what enters each layer in CPU memory until the backward pass: GPU "
+        "memory then does not grow with layers x tokens, and the copies take time.",
     )
     logit_memory_gb: float = option(
         1.0,

@@ -123,8 +123,10 @@ class _Step:
             "cache": cache_bytes(text, job),
             "one-time buffers": self.rounded,
         }
-        return {
-            "vision": self.kept | {"activations": tower_bytes(self.vision, job, job.patches * job.prompts)},
+        vision = {"vision": self.kept | {"activations": tower_bytes(self.vision, job, job.patches * job.prompts)}}
+        if not job.samples:
+            return vision
+        return vision | {
             "prefill": sampled | {"activations": forward_bytes(text, prompts, job)},
             "decoding": sampled
             | {"activations": scores_bytes(text, job), "logits": drawn_logits_bytes(text.vocabulary, job)},

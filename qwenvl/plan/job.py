@@ -48,6 +48,7 @@ class Job:
         activation_offload: what the backward pass needs is kept in the memory of the host.
         precision: of the weights' stream and of products.
         rank: of adapters. 0 without them.
+        four_bit: the frozen layers of the language model are kept in 4 bits.
         tower_learns, mergers_learn: which parts of vision learn.
         reference: what the policy is held near.
         reference_offload: it is in the memory of the host but for its passes.
@@ -55,6 +56,7 @@ class Job:
         narrows: whether sampling sorts the vocabulary (top-p below 1).
         engine, processes: what splits the model, among how many.
         gathers: whether weights that are split are gathered to sample.
+        samples: completions are sampled here, and not by servers.
         on_host: the device is the CPU, whose memory holds the drawn prompts too.
     """
 
@@ -73,6 +75,7 @@ class Job:
     activation_offload: bool = False
     precision: Precision = Precision()
     rank: int = 0
+    four_bit: bool = False
     tower_learns: bool = False
     mergers_learn: bool = True
     reference: ReferenceKind = "copy"
@@ -82,6 +85,7 @@ class Job:
     engine: Engine = "none"
     processes: int = 1
     gathers: bool = True
+    samples: bool = True
     on_host: bool = False
 
     @property

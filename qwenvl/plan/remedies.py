@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from qwenvl.plan.estimate import Estimate, estimate
 from qwenvl.plan.job import Job, Precision
+from qwenvl.plan.seconds import layer_products
 from qwenvl.plan.shapes import Shapes, Text
 from qwenvl.plan.weights import Weights
 
@@ -35,13 +36,13 @@ class Remedy:
     Attributes:
         settings: flags by name, with their values.
         costs: what it costs, for people.
-        same_result: whether the run learns the same.
+        automatic: whether ``--auto_fit`` takes it: it changes nothing of what is learned.
         case: afterwards.
     """
 
     settings: dict[str, object]
     costs: str
-    same_result: bool
+    automatic: bool
     case: Case
 
     @property
@@ -49,6 +50,9 @@ class Remedy:
         """As typed on a command line."""
         return " ".join(f"--{name} {value}" for name, value in self.settings.items())
 
+
+FOUR_BITS = 0.52
+"""Bytes of a weight in 4 bits with its scales (arXiv:2305.14314, section 3)."""
 
 Maker = Callable[[Case], Iterator[Remedy]]
 """The remedies of one kind for a case."""
@@ -77,37 +81,37 @@ def _saved(case: Case, remedy: Remedy, phases: Collection[str] | None) -> int:
     return case.estimate().peak_of(phases) - remedy.case.estimate().peak_of(phases)
 
 
-def cheapest_way(case: Case, room: float, *, same_result: bool = False) -> tuple[list[Remedy], Case]:
+def cheapest_way(case: Case, room: float, *, automatic: bool = False) -> tuple[list[Remedy], Case]:
     """Remedies one after the other, the cheapest first, until the case fits into ``room`` bytes or none is left.
 
     Those that turn out to be needless are left out again, the dearest first.
 
     Args:
-        same_result: only those that change nothing of what is learned.
+        automatic: only those that ``--auto_fit`` takes.
 
     Returns:
         What was taken, and the case afterwards. Ask its estimate whether it fits.
     """
     chosen = list(TABLE)
-    taken, after = _applied(case, chosen, room, same_result)
+    taken, after = _applied(case, chosen, room, automatic)
     if after.estimate().peak > room:
         return taken, after
     for make in reversed(TABLE):
         fewer = [each for each in chosen if each is not make]
-        without, end = _applied(case, fewer, room, same_result)
+        without, end = _applied(case, fewer, room, automatic)
         if end.estimate().peak <= room:
             chosen, taken, after = fewer, without, end
     return taken, after
 
 
-def _applied(case: Case, makers: Sequence[Maker], room: float, same_result: bool) -> tuple[list[Remedy], Case]:
+def _applied(case: Case, makers: Sequence[Maker], room: float, automatic: bool) -> tuple[list[Remedy], Case]:
     """The remedies of some rows of the table, one after the other, until the case fits."""
     taken: list[Remedy] = []
     for make in makers:
         for each in make(case):
             if case.estimate().peak <= room:
                 return taken, case
-            if (each.same_result or not same_result) and each.case.estimate().peak < case.estimate().peak:
+            if (each.automatic or not automatic) and each.case.estimate().peak < case.estimate().peak:
                 taken, case = [*taken, each], each.case
     return taken, case
 
@@ -197,6 +201,21 @@ def _adapters(case: Case) -> Iterator[Remedy]:
         )
 
 
+def _four_bit(case: Case) -> Iterator[Remedy]:
+    job, text = case.job, case.shapes.text
+    if job.rank and not job.four_bit and not job.on_host and text.experts is None:
+        packed = sum(layer_products(text, kind) for kind in text.layers)
+        held = case.weights.held - round(packed * (job.precision.stream - FOUR_BITS))
+        changed = replace(case, weights=replace(case.weights, held=held), job=replace(job, four_bit=True))
+        yield Remedy({"load_in_4bit": True}, "needs bitsandbytes; slower, a little off the checkpoint", False, changed)
+
+
+def _offload(case: Case) -> Iterator[Remedy]:
+    job = case.job
+    if job.checkpointing and not job.activation_offload and not job.on_host:
+        yield Remedy({"activation_offload": True}, "time for copies", False, case.doing(activation_offload=True))
+
+
 def _smaller_groups(case: Case) -> Iterator[Remedy]:
     if case.job.group >= 4:
         half = case.job.group // 2
@@ -231,11 +250,13 @@ TABLE: tuple[Maker, ...] = (
     _fewer_logits,
     _fewer_drawn,
     _checkpointing,
+    _offload,
     _reference_offload,
     _optimizer,
     _fewer_frames,
     _adapters,
+    _four_bit,
     _smaller_groups,
     _more_processes,
 )
-"""The cheapest first: the first four change nothing of what is learned."""
+"""The cheapest first: ``--auto_fit`` takes of the first four alone."""

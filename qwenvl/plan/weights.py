@@ -34,7 +34,7 @@ class Weights:
     rounded: int
 
     @classmethod
-    def of(cls, parameters: Iterable[tuple[str, tuple[int, ...], int, bool]], layers: int) -> Weights:
+    def of(cls, parameters: Iterable[tuple[str, tuple[int, ...], float, bool]], layers: int) -> Weights:
         """From name, shape, bytes of an element and whether it learns, of each parameter, a tied one once.
 
         Args:
@@ -46,9 +46,9 @@ class Weights:
         heads = [name for name, *_ in rows if name.endswith("lm_head.weight")]
         embedded = [name for name, *_ in learn if "embed_tokens" in name or name in heads]
         return cls(
-            held=sum(size[name] * width for name, _, width, _ in rows),
+            held=round(sum(size[name] * width for name, _, width, _ in rows)),
             trained=sum(size[name] for name, *_ in learn),
-            trained_held=sum(size[name] * width for name, _, width in learn),
+            trained_held=round(sum(size[name] * width for name, _, width in learn)),
             layer=sum(size[name] for name, *_ in learn if "language_model.layers." in name) // max(1, layers),
             head=max((size[name] for name in embedded), default=0),
             tied=not heads,

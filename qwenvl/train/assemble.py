@@ -13,6 +13,7 @@ from transformers import set_seed
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.families import family_of
+from qwenvl.model.four_bit import four_bit_settings, require_four_bit
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import apply_tuning, load_model, lora_config, settle_router, unwrap
 from qwenvl.model.positions import position_rule
@@ -78,7 +79,11 @@ def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Modu
     """
     say(f"loading the model {path}")
     attention = "sdpa" if args.use_cpu and args.attn_implementation == "auto" else args.attn_implementation
-    return load_model(path, attn_implementation=attention, dtype=weight_dtype(args, frozen))
+    quantization = None
+    if args.load_in_4bit:
+        require_four_bit(args.device)
+        quantization = four_bit_settings(torch.bfloat16 if args.bf16 else torch.float32)
+    return load_model(path, attn_implementation=attention, dtype=weight_dtype(args, frozen), quantization=quantization)
 
 
 def weight_dtype(args: GRPOConfig, frozen: bool) -> torch.dtype:

@@ -69,6 +69,10 @@ def build_parts(
             "auto_fit is what the command does before it makes the trainer: call "
             "qwenvl.train.planning.auto_fit.fit_to_memory(args) first, or leave it out"
         )
+    if args.activation_offload and args.device.type == "cpu":
+        raise ValueError(
+            "--activation_offload has no effect on a CPU: activations are in its memory anyway; leave it out"
+        )
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
     set_seed(args.seed)
     policy = build_policy(model, args, peft_config)

@@ -104,7 +104,7 @@ def measured(setting: Setting, folder: Path) -> tuple[int, Case]:
             base |= storages(reference)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         trainer.train()
-    drawn = trainer._drawn[0]
+    drawn = trainer.draws.present[0]
     length = int(drawn.attention_mask.sum(1).max())
     merged = trainer.processing_class.video_processor.merge_size**2
     vision = len(drawn.pixel_values_videos) // len(drawn) // merged

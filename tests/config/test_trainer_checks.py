@@ -93,7 +93,7 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
 
 @pytest.mark.parametrize(
     ("optimizer", "package"),
-    [("adamw_bnb_8bit", "bitsandbytes"), ("paged_lion_8bit", "bitsandbytes"), ("galore_adamw", "galore-torch")],
+    [("adamw_bnb_8bit", "bitsandbytes"), ("lion_8bit", "bitsandbytes"), ("galore_adamw", "galore-torch")],
 )
 def test_an_optimizer_whose_package_is_missing_is_named(make, monkeypatch, optimizer, package):
     monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: None)
@@ -102,6 +102,15 @@ def test_an_optimizer_whose_package_is_missing_is_named(make, monkeypatch, optim
     assert make(optim="adafactor").optim == "adafactor"
     monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: name)
     assert make(optim=optimizer).optim == optimizer
+
+
+def test_a_paged_optimizer_needs_a_gpu_whose_memory_it_leaves(make, monkeypatch):
+    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: name)
+    told = "--optim paged_adamw_8bit has no effect on a CPU: there is no GPU to move states out of; take --optim adamw_"
+    assert told in refusal(make, optim="paged_adamw_8bit")
+    assert make(optim="adamw_8bit").optim == "adamw_8bit"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert "has no effect on a CPU" in refusal(make, optim="paged_adamw_8bit")
 
 
 def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):

@@ -1,5 +1,7 @@
 """Numbers redone by hand, on a model whose widths are small enough for that."""
 
+from dataclasses import replace
+
 import pytest
 
 from qwenvl.plan.activations import layer_bytes, saved_bytes
@@ -141,6 +143,11 @@ def test_phases_sum_up_their_parts():
     assert made.peak == max(phase.total for phase in made.phases) == made.fullest.total
     update = made.phases[-1].parts
     assert (update["gradients"], update["activations"]) == (4 * 1064, 0)
+
+
+def test_where_servers_sample_nothing_of_sampling_is_here():
+    names = [phase.name for phase in estimate(SHAPES, WEIGHTS, replace(JOB, samples=False)).phases]
+    assert "vision" in names and not {"prefill", "decoding"} & set(names)
 
 
 def test_gradients_of_earlier_micro_batches_stay():

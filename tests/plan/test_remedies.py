@@ -19,7 +19,7 @@ def test_the_cheapest_come_first_and_each_lowers_the_peak():
     peak = CASE.estimate().peak
     assert all(each.case.estimate().peak < peak for each in found)
     assert names(found)[:2] == ["per_device_train_batch_size", "gradient_accumulation_steps"]
-    assert [each.same_result for each in found] == sorted((each.same_result for each in found), reverse=True)
+    assert [each.automatic for each in found] == sorted((each.automatic for each in found), reverse=True)
 
 
 def test_nothing_is_taken_where_it_fits():
@@ -38,13 +38,13 @@ def test_what_is_taken_fits_and_nothing_of_it_is_needless():
 
 
 def test_only_what_changes_nothing_is_taken_where_that_is_asked():
-    room = cheapest_way(CASE, 1.0, same_result=True)[1].estimate().peak
-    taken, after = cheapest_way(CASE, room, same_result=True)
-    assert taken and all(each.same_result for each in taken) and after.estimate().peak <= room
+    room = cheapest_way(CASE, 1.0, automatic=True)[1].estimate().peak
+    taken, after = cheapest_way(CASE, room, automatic=True)
+    assert taken and all(each.automatic for each in taken) and after.estimate().peak <= room
 
 
-def test_the_same_result_does_not_reach_everywhere():
-    taken, after = cheapest_way(CASE, 1.0, same_result=True)
+def test_the_automatic_does_not_reach_everywhere():
+    taken, after = cheapest_way(CASE, 1.0, automatic=True)
     assert after.estimate().peak > 1.0
     assert set(names(taken)) <= {
         "per_device_train_batch_size", "gradient_accumulation_steps", "logit_memory_gb", "rollout_token_budget",

@@ -36,11 +36,11 @@ def fit_to_memory(args: GRPOConfig) -> None:
     case = case_of(args, policy, lengths.at(1.0), on_host=on_host, engine=engine, processes=args.world_size)
     room = room_of(args)
     peak = case.estimate().peak
-    taken, after = cheapest_way(case, room, same_result=True)
+    taken, after = cheapest_way(case, room, automatic=True)
     left = after.estimate()
     if left.peak > room:
         table = "\n".join(f"  {line}" for line in memory_lines(left))
-        others = [each for each in remedies(after) if not each.same_result]
+        others = [each for each in remedies(after) if not each.automatic]
         told = "\n".join(f"  {line}" for line in remedy_lines(others, left.peak, room))
         raise ValueError(
             f"--auto_fit: a step with prompts of {case.job.tokens:,} tokens takes {amount(left.peak)} of "

@@ -10,6 +10,7 @@ from torch import nn
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.prompt_length import PromptLength
+from qwenvl.model.four_bit import BYTES
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
@@ -43,7 +44,7 @@ def case_of(
     shapes = Shapes.of(bare.config)
     kept_elsewhere = engine in ("zero2", "zero3")  # DeepSpeed keeps float32 copies of what learns
     base = torch.empty(0, dtype=weight_dtype(args, args.lora_enable or kept_elsewhere)).element_size()
-    sizes = list(_parameters(policy, base))
+    sizes = list(_parameters(policy, base, args.load_in_4bit))
     learning = {part_of(name) for name, _, _, learns in sizes if learns}
     shares = args.shared_prefix == "auto"
     job = Job(
@@ -61,6 +62,8 @@ def case_of(
         checkpointing=args.gradient_checkpointing,
         precision=Precision(base, 2 if args.bf16 or args.fp16 else 4),
         rank=args.lora_r if args.lora_enable else 0,
+        four_bit=args.load_in_4bit,
+        activation_offload=args.activation_offload,
         tower_learns="vision" in learning,
         mergers_learn="mlp" in learning,
         reference=_reference(args, policy),
@@ -69,16 +72,19 @@ def case_of(
         narrows=args.generation_top_p < 1,
         engine=engine,
         processes=processes,
+        samples=not args.engine_has_own_weights,
         on_host=on_host,
     )
     return Case(shapes, Weights.of(sizes, len(shapes.text.layers)), job)
 
 
-def _parameters(policy: nn.Module, base: int) -> Iterator[tuple[str, tuple[int, ...], int, bool]]:
+def _parameters(policy: nn.Module, base: int, four_bit: bool) -> Iterator[tuple[str, tuple[int, ...], float, bool]]:
     """Name, shape, bytes of a number, and whether it learns. Weights that are not there have the type of a run."""
     for name, each in policy.named_parameters():
-        adapter = ".lora_" in name
-        width = (4 if adapter else base) if each.is_meta else each.element_size()
+        width: float = each.element_size()
+        if each.is_meta:
+            packed = four_bit and "language_model.layers." in name and each.dim() == 2
+            width = 4 if ".lora_" in name else BYTES if packed else base
         yield name, tuple(each.shape), width, each.requires_grad
 
 

@@ -43,7 +43,7 @@ def told_what_takes_memory(trainer: Any) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        drawn = getattr(trainer, "_drawn", None)
+        drawn = getattr(getattr(trainer, "draws", None), "present", None)
         if not is_full_memory(error) or not drawn:
             raise
         doing, first, which = what_it_did(error), first_line(error), which_memory(error)

@@ -34,7 +34,7 @@ def case_with(settings: dict):
 
 def test_what_changes_nothing_is_taken_until_it_fits(settings):
     case = case_with(settings)
-    least = cheapest_way(case, 1.0, same_result=True)[1].estimate().peak
+    least = cheapest_way(case, 1.0, automatic=True)[1].estimate().peak
     room = (case.estimate().peak + 2 * least) / 3
     args = GRPOConfig(**settings, auto_fit=True, fit_memory_gb=room / 1e9)
     fit_to_memory(args)
@@ -64,7 +64,7 @@ def test_what_would_not_fit_is_refused_with_what_helps(settings):
 
 def test_the_command_writes_down_what_it_took(settings, tmp_path, capfd):
     case = case_with(settings)
-    room = (case.estimate().peak + 2 * cheapest_way(case, 1.0, same_result=True)[1].estimate().peak) / 3
+    room = (case.estimate().peak + 2 * cheapest_way(case, 1.0, automatic=True)[1].estimate().peak) / 3
     flags = [f"--{name}={value}" for name, value in settings.items()]
     main([*flags, "--auto_fit", f"--fit_memory_gb={room / 1e9}", "--max_steps=1", "--save_strategy=no"])
     captured = capfd.readouterr()
