@@ -65,7 +65,8 @@ def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
     if fresh:
         _remove(demo.data, demo.data / "settings.json")
         _remove(demo.model, demo.folder / WARMUP)
-    usual = " (3 to 4 minutes on two cores)" if (demo.steps, demo.clips) == (STEPS, CLIPS) else ""
+    measured = (demo.steps, demo.clips, demo.family) == (STEPS, CLIPS, FAMILY)
+    usual = " (3 to 4 minutes on two cores)" if measured else ""
     print(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
     _make_clips(demo)
     _make_model(demo)

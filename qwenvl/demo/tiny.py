@@ -143,7 +143,8 @@ def make_model(
 ) -> PreTrainedModel:
     """A float32 model of ``family`` with random weights that fits ``processor``. The same seed gives the same weights.
 
-    Text heads are 16 wide up to ``hidden_size`` 64 and 32 wide above, two of them sharing one key-value head. With
+    Text heads are 16 wide up to ``hidden_size`` 64 and 32 wide above, two of them sharing one key-value head. Those of
+    Qwen3 are wider: queries and keys are normalised there, which bounds scores by the root of the width. With
     ``vision_depth`` 2 or more, Qwen2.5-VL's first blocks attend within windows and its last to everything. Linear
     attention begins with a memory that lasts.
     """
@@ -164,7 +165,7 @@ def make_model(
         "pad_token_id": ids["<|endoftext|>"],
     }
     if family.startswith("qwen3_vl"):
-        text["head_dim"] = head_dim
+        text |= {"head_dim": 2 * head_dim, "rope_parameters": _rope_parameters(family, 2 * head_dim)}
     if family.startswith("qwen3_5"):
         text |= _linear_attention(hidden_size, num_layers, 16 if hidden_size <= 64 else 32)
     if family.endswith("_moe"):
