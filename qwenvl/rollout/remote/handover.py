@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 
 
 class Handover:
-    """Gives weights to servers: all of them, or those that changed since the version that a server has.
+    """Gives weights to servers, side by side: all of them, or those that changed since the version that a server has.
 
     On the same host a server gets a file in shared memory, which is deleted when the block ends. On another host it
     gets messages. Within ``whole_weights``.
@@ -33,6 +34,7 @@ class Handover:
     def __init__(self, model: nn.Module, version: int, name: str, seconds: float):
         self._model, self._version, self._name, self._seconds = model, version, name, seconds
         self._files: dict[tuple[bool, torch.dtype], Path] = {}
+        self._one_writes = Lock()
 
     def __enter__(self) -> Handover:
         return self
@@ -59,12 +61,13 @@ class Handover:
             raise ServerLostError(f"{server.address}: it was started again while it was given weights")
 
     def _file(self, weights: list[Weight], changed: bool, dtype: torch.dtype) -> Path:
-        if (changed, dtype) not in self._files:
-            kind = f"{'changed' if changed else 'all'}-{str(dtype).removeprefix('torch.')}"
-            path = place_for(weights, f"qwenvl-{self._name}-{kind}.safetensors")
-            write_weights(path, weights)
-            self._files[changed, dtype] = path
-        return self._files[changed, dtype]
+        with self._one_writes:
+            if (changed, dtype) not in self._files:
+                kind = f"{'changed' if changed else 'all'}-{str(dtype).removeprefix('torch.')}"
+                path = place_for(weights, f"qwenvl-{self._name}-{kind}.safetensors")
+                write_weights(path, weights)
+                self._files[changed, dtype] = path
+            return self._files[changed, dtype]
 
     def _send(self, server: Server, base: int | None, weights: list[Weight]) -> WeightsAnswer:
         parts = [*in_parts(weights)] or [[]]

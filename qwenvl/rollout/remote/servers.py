@@ -25,7 +25,7 @@ class Hands(Protocol):
     """What gives a server weights."""
 
     def __call__(self, server: Server, health: Health, base: int | None) -> None:
-        """``base``: the version that it has. None: weights of nobody's choice."""
+        """Threads call it side by side. ``base``: the version that it has. None: weights of nobody's choice."""
 
 
 class Servers:
@@ -42,7 +42,7 @@ class Servers:
         self._patience, self._first = patience, first
 
     def ready(self, version: int, give: Hands | None) -> list[Server]:
-        """Those that have this version of the weights, once there is one. Lost servers are looked for each time.
+        """Those that have this version of the weights, once there is one. All are asked side by side, lost ones too.
 
         Args:
             give: gives the weights to those that have others. None: nobody can.
@@ -53,15 +53,11 @@ class Servers:
         """
         until, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
         while True:
-            able, reasons = [], []
-            for server in self.servers:
-                try:
-                    _bring(server, version, give)
-                    able.append(server)
-                except ServerLostError as error:
-                    reasons.append(str(error))
-            if able:
+            with ThreadPoolExecutor(len(self.servers)) as pool:
+                lost = [*pool.map(lambda server: _brought(server, version, give), self.servers)]
+            if able := [server for server, error in zip(self.servers, lost, strict=True) if error is None]:
                 return able
+            reasons = [*map(str, lost)]
             if time.monotonic() + pause > until:
                 raise EngineLostError(
                     f"no server samples any more, and none came back in {self._patience:g} s (--vllm_patience): "
@@ -125,13 +121,20 @@ def _outcome(
         return error
 
 
-def _bring(server: Server, version: int, give: Hands | None) -> None:
-    """Has a server have this version of the weights.
+def _brought(server: Server, version: int, give: Hands | None) -> ServerLostError | None:
+    """Has a server have this version of the weights. Return why it is lost, or None.
 
     Raises:
-        ServerLostError: it is not there, or nobody can give them.
-        ServerRefusedError: somebody else gives it weights.
+        ServerRefusedError: it does not take them, or somebody else gives it weights.
     """
+    try:
+        _bring(server, version, give)
+    except ServerLostError as error:
+        return error
+    return None
+
+
+def _bring(server: Server, version: int, give: Hands | None) -> None:
     health = server.health()
     if health.asleep:
         server.wake(WAKE_SECONDS)
