@@ -38,7 +38,7 @@ class ColocatedServer(Server):
         self._process: subprocess.Popen | None = None
         self._command = [*(server_command() if command is None else command), *arguments, "--port", "0"]
         self._command += ["--with_parent", *(["--sleeps"] if self.sleeps else [])]
-        self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-vllm-"))
+        self._folder = tempfile.TemporaryDirectory(prefix="qwenvl-vllm-")
 
     def health(self) -> Health:
         """See ``Server.health``. The process is started where none runs."""
@@ -58,7 +58,7 @@ class ColocatedServer(Server):
             _end(self._process)
 
     def _start(self) -> None:
-        ready, log = self._folder / "ready", self._folder / "log"
+        ready, log = (Path(self._folder.name) / name for name in ("ready", "log"))
         ready.unlink(missing_ok=True)
         if self.sleeps:
             torch.cuda.empty_cache()
@@ -78,11 +78,11 @@ class ColocatedServer(Server):
             if process.poll() is not None:
                 raise ServerRefusedError(
                     f"the vLLM server of this process ended with status {process.returncode} while it started. "
-                    f"Its last lines ({log}):\n{_last_lines(log)}"
+                    f"Its last lines:\n{_last_lines(log)}"
                 )
             if time.monotonic() > until:
                 self.end()
-                raise ServerLostError(f"the vLLM server was not ready in {START_SECONDS:g} s; see {log}")
+                raise ServerLostError(f"the vLLM server was not ready in {START_SECONDS:g} s:\n{_last_lines(log)}")
             time.sleep(0.1)
         self.address = ready.read_text(encoding="utf-8").strip().removeprefix("http://")
 
@@ -121,4 +121,4 @@ def _environment(device: torch.device) -> dict[str, str]:
 
 def _last_lines(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return "\n".join(lines[-8:])
+    return "\n".join(lines[-20:])
