@@ -21,23 +21,20 @@ import statistics
 import sys
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from kill_moments import PHASES, WRITES, Moment, live  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from kill_results import differences, table  # noqa: E402
 
 import qwenvl.train.grpo_trainer  # noqa: E402, F401 (here once, and not in each process that is forked)
 from qwenvl.demo.clips import encode  # noqa: E402
 from qwenvl.demo.tiny import save_tiny  # noqa: E402
-from qwenvl.runlog import read_metrics, read_rollouts  # noqa: E402
 from qwenvl.train.run.manifest import is_sealed  # noqa: E402
 
 RUNS = {
@@ -144,7 +141,7 @@ class Bench:
             name = signal.Signals(os.WTERMSIG(status)).name
             killed.append(Killed(run, number, moment, name, _at(attempt), whole, unfinished, left))
         self._write("kills", [asdict(each) for each in killed])
-        differ = differences(unharmed, out)
+        differ = differences(unharmed, out, STEPS)
         self._write("runs", [{"chain": number, "run": run, "kills": len(killed), "differs": differ}])
         for each in [] if differ else [out, *self.folder.glob(f"{out.name}-attempt-*")]:
             shutil.rmtree(each) if each.is_dir() else each.unlink()
@@ -271,57 +268,6 @@ def _checkpoints(out: Path) -> tuple[list[int], list[int]]:
     for each in out.glob("checkpoint-*"):
         steps[is_sealed(each)].append(int(each.name.rpartition("-")[2]))
     return sorted(steps[True]), sorted(steps[False])
-
-
-def differences(unharmed: Path, out: Path) -> list[str]:
-    """What a run that was killed has otherwise than the one that was not."""
-    files = [each.name for each in unharmed.glob("*.safetensors")]
-    files += [f"checkpoint-{STEPS}/{name}" for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")]
-    pairs = {name: (unharmed / name, out / name) for name in files}
-    differ = [name for name, (one, other) in pairs.items() if not (other.exists() and _same(_read(one), _read(other)))]
-    logged = [_logged(folder) for folder in (unharmed, out)]
-    rows = [sorted(map(repr, read_rollouts(folder))) for folder in (unharmed, out)]
-    return differ + ["metrics.jsonl"] * (logged[0] != logged[1]) + ["rollouts"] * (rows[0] != rows[1])
-
-
-def _read(path: Path) -> Any:
-    return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=False)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal to the last bit. The bytes of a pickle hang on which of its texts are one object."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return np.array_equal(one, other)
-
-
-def _logged(folder: Path) -> list[dict]:
-    """The log without times, and without the row of the end, which tells of the last process alone."""
-    rows = [row for row in read_metrics(folder) if "train_runtime" not in row]
-    changes = ("time/", "memory/"), ("_runtime", "_per_second")
-    return [{k: v for k, v in row.items() if not (k.startswith(changes[0]) or k.endswith(changes[1]))} for row in rows]
-
-
-def table(kills: list[dict], runs: list[dict]) -> str:
-    """What was seen, by the phase that a run was in."""
-    equal = {row["chain"]: not row["differs"] for row in runs}
-    lines = ["| killed in | kills | after calls, in a file, by time | an unfinished checkpoint lay there | equal |"]
-    lines.append("|---" * 5 + "|")
-    phases = Counter(row["at"].rpartition(" > ")[2] for row in kills)
-    for phase, count in sorted(phases.items()):
-        own = [row for row in kills if row["at"].rpartition(" > ")[2] == phase]
-        kinds = Counter(row["moment"]["kind"] for row in own)
-        told = ", ".join(str(kinds[kind]) for kind in ("call", "write", "time"))
-        torn = sum(bool(row["unfinished"]) for row in own)
-        lines.append(f"| {phase} | {count} | {told} | {torn} | {sum(equal[row['chain']] for row in own)} |")
-    again = sum(row["resumed_from"] is None for row in kills)
-    ended = f"{len(runs)} runs, {sum(equal.values())} of them equal; {again} kills came before the next step began"
-    lines += ["", ended, *(f"chain {row['chain']}: {row['differs']}" for row in runs if row["differs"])]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
