@@ -35,12 +35,18 @@ def saved_bytes(text: Text, job: Job) -> int:
     return sum(layer_bytes(text, kind, job) for kind in text.layers)
 
 
-def around_bytes(text: Text, job: Job) -> int:
-    """What is kept outside of the layers: embeddings with vision features in them and the mask that put them there,
-    angles, the last norm, and the hidden states that meet the head."""
+def before_bytes(text: Text, job: Job) -> int:
+    """What is kept before the layers: embeddings with vision features in them, the mask that put them there, and
+    angles. Of frozen embeddings the angles alone."""
     stream = job.precision.stream
-    whole = text.hidden * (2 * stream + 1) + 2 * text.head * stream + _norm(text.hidden, job, 1)
-    return round(job.row_tokens * whole + 2 * job.completions * job.length * text.hidden * stream)
+    embeddings = 0 if job.rank else text.hidden * (2 * stream + 1)
+    return job.row_tokens * (embeddings + 2 * text.head * stream)
+
+
+def after_bytes(text: Text, job: Job) -> int:
+    """What is kept after the layers: the last norm, and the hidden states that meet the head."""
+    hidden = 2 * job.completions * job.length * text.hidden * job.precision.stream
+    return round(job.row_tokens * _norm(text.hidden, job, 1) + hidden)
 
 
 def deepest_bytes(text: Text, job: Job) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from qwenvl.plan.activations import (
-    around_bytes,
+    after_bytes,
     backward_bytes,
+    before_bytes,
     deepest_bytes,
     forward_bytes,
     layer_bytes,
@@ -109,7 +110,8 @@ class _Step:
         self.earlier = self.gradients if job.micro_batches > 1 else 0  # of the micro-batches before
         self.rounded = rounded_bytes(weights, job)
         self.head = weights.head * GRADIENT_BYTES
-        self.activations = saved_bytes(self.text, job) + around_bytes(self.text, job)
+        self.after = after_bytes(self.text, job)
+        self.activations = saved_bytes(self.text, job) + before_bytes(self.text, job) + self.after
         self.activations += merger_saved_bytes(self.vision, job)
         if job.tower_learns and not job.encoded:
             self.activations += tower_saved_bytes(self.vision, job)
@@ -152,7 +154,7 @@ class _Step:
     def descent(self) -> dict[str, dict[str, int]]:
         """The backward pass of the last and the first layer: what layers keep goes, and their gradients come."""
         job, text, depth = self.job, self.text, len(self.text.layers)
-        back = backward_bytes(text, job)
+        back = backward_bytes(text, job) - self.after  # the pass has been there already
         back += deepest_bytes(text, job) if job.checkpointing or job.activation_offload else 0
         moments = {}
         for done, name in ((0, "backward of the last layer"), (depth - 1, "backward of the first layer")):
