@@ -151,6 +151,9 @@ def begin(environment: dict[str, str], log: str) -> None:
             os.dup2(printed.fileno(), stream.fileno())
     os.environ.update(environment)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    # A shell that started the tests in the background, or nohup, has them ignore these.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def evaluate(environment: dict[str, str], log: str, words: list[str]) -> None:
