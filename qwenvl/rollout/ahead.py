@@ -110,6 +110,11 @@ class AheadEngine:
         self.engine.sync(model, version)
         self.version = version
 
+    def forget(self) -> None:
+        """See ``EngineWithWeights.forget``."""
+        self.engine.forget()
+        self.version = None
+
     def rest(self) -> None:
         """See ``EngineWithWeights.rest``. It does not rest: it samples while the policy trains."""
 

@@ -96,6 +96,10 @@ class EngineWithWeights(RolloutEngine, Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """A training begins, whose versions count from 0 again: the next ``sync`` gives weights in any case."""
+        ...
+
     def rest(self) -> None:
         """Nothing is sampled until the next ``sync``. An engine on the trainer's own GPU gives its memory back."""
         ...

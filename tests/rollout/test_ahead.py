@@ -36,6 +36,9 @@ class Held:
     def sync(self, model, version):
         self.version = version
 
+    def forget(self):
+        pass
+
     def rest(self):
         raise AssertionError("it samples while the policy trains")
 

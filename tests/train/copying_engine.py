@@ -40,11 +40,15 @@ class CopyingEngine:
 
     def __init__(self, engine):
         self.engine, self.copy, self.versions, self.requests = engine, None, [], []
+        self.known = None
 
     def sync(self, model, version):
-        if version is None or version not in self.versions[-1:]:
-            self.copy = copy.deepcopy(model)
+        if version is None or version != self.known:
+            self.copy, self.known = copy.deepcopy(model), version
             self.versions.append(version)
+
+    def forget(self):
+        self.known = None
 
     def rest(self):
         pass

@@ -106,6 +106,10 @@ class VllmEngine:
         asked = self._asked(model, prompts, group_size, params, seed)
         return lambda: self._answered(asked, None)
 
+    def forget(self) -> None:
+        """See ``EngineWithWeights.forget``."""
+        self._version = None
+
     def rest(self) -> None:
         """See ``EngineWithWeights.rest``."""
         self._servers.sleep()

@@ -12,6 +12,7 @@ from transformers.trainer_utils import TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.rollout.ahead import AheadEngine
+from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.collect.ahead import Draws
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.parts import Parts
@@ -43,6 +44,8 @@ class DrawsAhead(PolicyTrainer):
 
     def train(self, *args: Any, **settings: Any) -> TrainOutput:
         """Trains, as the base class does. In the end nothing is sampled any more."""
+        if isinstance(self.collector.engine, EngineWithWeights):
+            self.collector.engine.forget()
         try:
             return super().train(*args, **settings)
         finally:

@@ -280,6 +280,18 @@ def test_an_error_of_what_is_sampled_meanwhile_ends_training(make_trainer, engin
     assert [row["async/staleness"] for row in logged(trainer)] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_second_training_of_a_script_samples_by_the_weights_that_the_first_one_left(
+    ahead, make_trainer, engine_of_its_own
+):
+    """Its first step has the number of the only step whose weights the engine had."""
+    trainer = make_trainer(async_rollouts=ahead, max_steps=1, **EPOCH_OF_4)
+    trainer.train()
+    trainer.train()  # the parity check of its first step would end it
+    engine = trainer.collector.engine
+    assert (engine.engine if ahead else engine).versions[-2:] == [0, 0]
+
+
 def test_a_checkpoint_of_other_data_is_refused(make_trainer, engine_of_its_own, tmp_path):
     settings = {**EPOCH_OF_4, "async_rollouts": 2, "save_strategy": "steps", "save_steps": 1}
     make_trainer(max_steps=3, **settings).train()
