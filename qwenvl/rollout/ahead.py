@@ -6,15 +6,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-import torch
 from accelerate.utils import gather_object
 from torch import nn
 
-from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, SamplingParams, lost_together
+from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, SamplingParams, lost_together, on_device
 from qwenvl.rollout.kept import Kept, read_kept, write_kept
 from qwenvl.types import RolloutBatch
 
@@ -124,7 +123,7 @@ class AheadEngine:
         """See ``RolloutEngine.sample``. Completions of the step that was taken are there, others are sampled now."""
         if seed in self._taken:
             device = prompts[0].inputs.input_ids.device
-            return [_moved(each, device) for each in self._taken.pop(seed)]
+            return [on_device(each, device) for each in self._taken.pop(seed)]
         self.settle()
         return self.engine.sample(model, prompts, group_size, params, seed)
 
@@ -232,9 +231,3 @@ def _make_all(steps: SimpleQueue[_Step | None]) -> None:
         else:
             step.error, step.requests = error, ()
             step.over.set()
-
-
-def _moved(rollout: RolloutBatch, device: torch.device) -> RolloutBatch:
-    names = ("completion_ids", "completion_mask", "logprobs", "entropies")
-    tensors = {name: value for name in names if (value := getattr(rollout, name)) is not None}
-    return replace(rollout, **{name: value.to(device) for name, value in tensors.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -122,6 +122,18 @@ class EngineAskedAhead(EngineWithWeights, Protocol):
         weights that sample are those of the last ``sync``.
         """
         ...
+
+
+def no_completions() -> RolloutBatch:
+    """What is sampled for a batch without prompts."""
+    ids = torch.zeros(0, 1, dtype=torch.long)
+    return RolloutBatch(ids, ids.bool(), texts=[], finish_reasons=[])
+
+
+def on_device(rollout: RolloutBatch, device: torch.device | str) -> RolloutBatch:
+    """The same completions with every tensor on ``device``."""
+    tensors = {f.name: value for f in fields(rollout) if isinstance(value := getattr(rollout, f.name), Tensor)}
+    return replace(rollout, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutBatch]:

@@ -26,6 +26,7 @@ from qwenvl.rollout.engine import (
     SamplingParams,
     completion_mask,
     joined_draws,
+    no_completions,
     split_rollouts,
     within_budget,
 )
@@ -60,8 +61,7 @@ class LocalEngine:
         """See ``RolloutEngine.sample``. The prompts of all micro-batches are drawn together."""
         some = [each.inputs for each in prompts if len(each.batch)]
         if not some:  # all samples were bad
-            empty = torch.zeros(0, 1, dtype=torch.long)
-            return [RolloutBatch(empty, empty.bool(), texts=[], finish_reasons=[]) for _ in prompts]
+            return [no_completions() for _ in prompts]
         rollout = self.draw(model, PromptInputs.join(some), group_size, params, seed)
         return split_rollouts(rollout, [len(each.batch) * group_size for each in prompts])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 from accelerate import PartialState
@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
-from qwenvl.rollout.engine import EnginePrompts, SamplingParams, split_rollouts
+from qwenvl.rollout.engine import EnginePrompts, SamplingParams, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.remote.handover import Handover
 from qwenvl.rollout.remote.prompts import prompts_for_server
@@ -94,7 +94,7 @@ class VllmEngine:
         with self._handover(model) as give:
             rollouts = self._answered(asked, self._to_fitting(model, give))
         devices = [each.inputs.input_ids.device for each in prompts]
-        return [_on(device, each) for device, each in zip(devices, rollouts, strict=True)]
+        return [on_device(each, device) for device, each in zip(devices, rollouts, strict=True)]
 
     def request(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
@@ -127,8 +127,7 @@ class VllmEngine:
 
     def _answered(self, asked: Asked, give: Hands | None) -> list[RolloutBatch]:
         if not asked.prompts:
-            empty = torch.zeros(0, 1, dtype=torch.long)
-            return [RolloutBatch(empty, empty.bool(), texts=[], finish_reasons=[]) for _ in asked.sizes]
+            return [no_completions() for _ in asked.sizes]
         draw = Draw(**{name: value for name, value in asdict(asked.params).items() if name != "entropies"})
 
         def ask(server: Server, share: Sequence[int]) -> SampleAnswer:
@@ -236,10 +235,3 @@ def _wrong(request: SampleRequest, answer: SampleAnswer) -> str | None:
         if reason == "length" and len(tokens) != most:
             return f"{where}: cut after {len(tokens)} tokens, not after {most}"
     return None
-
-
-def _on(device: torch.device, rollout: RolloutBatch) -> RolloutBatch:
-    names = ("completion_ids", "completion_mask", "logprobs")
-    return replace(
-        rollout, **{name: value.to(device) for name in names if (value := getattr(rollout, name)) is not None}
-    )

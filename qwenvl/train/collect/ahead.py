@@ -21,7 +21,7 @@ from qwenvl.model.sharding import whole_weights
 from qwenvl.rollout.ahead import AheadEngine, Ask
 from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, SamplingParams, lost_together
 from qwenvl.train.collect.collector import Collector
-from qwenvl.train.collect.contrast import NAME, TemporalContrast
+from qwenvl.train.collect.contrast import NAME, TemporalContrast, with_videos
 from qwenvl.train.collect.filtering import FilteringCollector
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RolloutBatch
@@ -129,8 +129,7 @@ class AheadCollector(Collector):
         """The seeds of what was asked for a step."""
         seeds = [self._seed_of(batches)]
         if self.contrast is not None:
-            parts = [batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count]) for batch in batches]
-            seeds.append(self._seed_of(parts, NAME))
+            seeds.append(self._seed_of([with_videos(batch) for batch in batches], NAME))
         return seeds
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
