@@ -19,11 +19,11 @@ from qwenvl.train.display.choice import install_display
 from qwenvl.train.display.summary import RunSummary
 from qwenvl.train.log.journal import Journal
 from qwenvl.train.reference import ReferenceSync
-from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite.weights import FiniteWeights
 from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resumed import Resumed
-from qwenvl.train.run.stream_rows import StreamRows
+from qwenvl.train.run.state.entropy_target import EntropyTarget
+from qwenvl.train.run.state.stream_rows import StreamRows
 from qwenvl.train.trackers.report_to import install_trackers
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.parity import ParityCheck
 from qwenvl.train.parts import build_parts
-from qwenvl.train.run.drawn_ahead import DrawsAhead
-from qwenvl.train.run.entropy_target import followed
-from qwenvl.train.run.pass_rates import build_pass_rates
+from qwenvl.train.run.state.drawn_ahead import DrawsAhead
+from qwenvl.train.run.state.entropy_target import followed
+from qwenvl.train.run.state.pass_rates import build_pass_rates
 from qwenvl.train.step import Experience, Step, TokenRules
 from qwenvl.types import PromptBatch
 
