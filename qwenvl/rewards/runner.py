@@ -102,13 +102,14 @@ class Runner:
         except RewardError:
             raise
         except Exception as error:
-            if isinstance(error, RewardTimeout) or len(call.completions) == 1:
-                return [error] * len(call.completions)
-            rows = [call.only(row) for row in range(len(call.completions))]
-            alone = [value for values in self.run(rows) for value in values]
-            # A function that fails on no row by itself fails on their company: all of them are affected.
-            failed_alone = any(isinstance(value, Exception) for value in alone)
-            return alone if failed_alone else [error] * len(call.completions)
+            failure = error  # what follows stands outside: a row's own error would be told as one of two
+        if isinstance(failure, RewardTimeout) or len(call.completions) == 1:
+            return [failure] * len(call.completions)
+        rows = [call.only(row) for row in range(len(call.completions))]
+        alone = [value for values in self.run(rows) for value in values]
+        # A function that fails on no row by itself fails on their company: all of them are affected.
+        failed_alone = any(isinstance(value, Exception) for value in alone)
+        return alone if failed_alone else [failure] * len(call.completions)
 
     def _begin_in_workers(self, call: Call) -> Callable[[], list[Any]]:
         shared = {name: value for name, value in call.shared.items() if name != "log_metric"}

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import traceback
 
 import pytest
 import torch
@@ -86,6 +87,19 @@ def test_an_error_in_an_async_function_names_its_row():
 
     with pytest.raises(RewardError, match="record 'r2': ZeroDivisionError"):
         rubric(fussy).score(["a", ""], {"id": ["r1", "r2"]})
+
+
+def test_the_cause_of_an_error_is_told_once():
+    def fussy(completions, **columns):
+        if "" in completions:
+            raise LookupError("an empty one")
+        return [1.0] * len(completions)
+
+    with pytest.raises(RewardError) as caught:  # the function is called with both rows, and with each
+        rubric(fussy).score(["a", ""], {"id": ["r1", "r2"]})
+    told = "".join(traceback.format_exception(caught.value))
+    assert told.count('raise LookupError("an empty one")') == 1
+    assert told.count("Traceback (most recent call last)") == 2  # where it failed, and what was asked for
 
 
 def test_a_function_that_fails_only_in_company_affects_all_rows():
