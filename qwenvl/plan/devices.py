@@ -12,7 +12,8 @@ class Device:
     Attributes:
         name: as ``--device`` takes it.
         memory: in GB.
-        tflops: 10^12 operations a second in bfloat16 products without sparsity.
+        tflops: 10^12 operations a second in dense bfloat16 products that are summed in float32. Data sheets often print
+            the rate with sparsity first, which is twice this one.
         gbs: 10^9 bytes a second from its memory.
     """
 
@@ -27,8 +28,8 @@ DEVICES = {
     for device in (
         Device("l4", 24, 121, 300),
         Device("a10g", 24, 70, 600),
-        Device("rtx4090", 24, 165, 1008),
-        Device("rtx5090", 32, 209, 1792),
+        Device("rtx4090", 24, 165.2, 1008),
+        Device("rtx5090", 32, 209.5, 1792),
         Device("a100-40", 40, 312, 1555),
         Device("l40s", 48, 362, 864),
         Device("a100-80", 80, 312, 2039),
@@ -37,7 +38,11 @@ DEVICES = {
         Device("b200", 180, 2250, 8000),
     )
 }
-"""Nominal numbers of data sheets. A step reaches a part of them: see ``REACHED``."""
+"""Nominal numbers of NVIDIA's data sheets. A step reaches a part of them: see ``REACHED``.
+
+Of the A100, the H100 and the H200 they are those of the SXM modules, of the B200 those of one GPU of eight in an HGX or
+DGX system. The PCIe cards of these names are slower: give rates of your own by ``--device_tflops`` and ``--device_gbs``.
+"""
 
 REACHED = 0.4
 """The part of nominal products that a training step is taken to reach. It is an assumption, not a measurement."""
