@@ -41,7 +41,7 @@ DEVICES = {
 """Nominal numbers of NVIDIA's data sheets. A step reaches a part of them: see ``REACHED``.
 
 Of the A100, the H100 and the H200 they are those of the SXM modules, of the B200 those of one GPU of eight in an HGX or
-DGX system. The PCIe cards of these names are slower: give rates of your own by ``--device_tflops`` and ``--device_gbs``.
+DGX system. PCIe cards of these names are slower: give rates of your own by ``--device_tflops`` and ``--device_gbs``.
 """
 
 REACHED = 0.4
