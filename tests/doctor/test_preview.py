@@ -125,9 +125,9 @@ def test_the_page_fits_a_phone_and_enlarges_a_frame_in_place(tmp_path, make_clip
         for width in (1280, 390):
             browser.show(width, dark=dark)
             browser.open((tmp_path / "page.html").as_uri())
-            assert browser.run(overflow) <= 0
-            assert browser.run("document.querySelector('.frames img').width") == 160
+            browser.wait(f"{overflow} <= 0")  # a new size of the window takes a moment
+            browser.wait("document.querySelector('.frames img').width === 160")
             browser.run("document.querySelector('.frames input').click()")
-            assert browser.run("document.querySelector('.frames img').width") > 300
-            assert browser.run(overflow) <= 0
+            browser.wait("document.querySelector('.frames img').width > 300")
+            browser.wait(f"{overflow} <= 0")
     assert browser.errors == []

@@ -138,7 +138,7 @@ def test_values_under_the_pointer(opened):
 def test_it_fits_a_phone(opened, browser, dark):
     browser.show(390, 844, dark)
     page = opened()
-    assert page.run("document.documentElement.scrollWidth") == 390
+    page.wait("document.documentElement.scrollWidth === 390")  # a new size of the window takes a moment
     ground = page.run("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(16, 20, 25)" if dark else "rgb(246, 247, 249)")
 
