@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,13 @@ class Page:
             self.send(f"{domain}.enable")
 
     def close(self) -> None:
-        """End the browser."""
-        os.killpg(self._process.pid, signal.SIGKILL)  # and the processes that it started
+        """End the browser, which then removes its files of the system's temporary folder."""
+        self._session = None
+        with suppress(AssertionError, OSError, subprocess.TimeoutExpired):
+            self.send("Browser.close")
+            self._process.wait(10)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # and the processes that it started
         self._process.wait()
         os.close(self._read)
         os.close(self._write)

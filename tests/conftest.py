@@ -14,7 +14,7 @@ import torch
 from tests.chromium import Page, find_chromium
 from tests.environment import THREADS
 
-pytest_plugins = ["tests.made_clips", "tests.fake_server"]
+pytest_plugins = ["tests.made_clips", "tests.fake_server", "tests.left_behind"]
 
 
 def pytest_addoption(parser):
