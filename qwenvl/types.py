@@ -46,10 +46,9 @@ class ClipMeta:
         frame_counts: source frames of each concatenated segment, in order, or None where the clip is not segmented.
         min_frames, max_frames: bounds on the frames taken, of each segment with ``dynamic_sample``, else of the clip.
         dynamic_sample: draw the number of frames and their places anew each epoch.
-        video_fps: frames per second to take, in place of the flags'.
-        video_start, video_end: seconds between which frames are taken.
+        video_fps: frames per second to take, in place of the flags'. frames_fps: those of a clip stored as images.
+        video_start, video_end: seconds between which frames are taken. spans: several of these, rising, in their place.
         min_pixels, max_pixels: bounds on the pixels of a frame, in place of the flags'.
-        frames_fps: frames per second of a clip stored as images.
     """
 
     frame_counts: tuple[float, ...] | None = None
@@ -62,6 +61,7 @@ class ClipMeta:
     min_pixels: int | None = None
     max_pixels: int | None = None
     frames_fps: float | None = None
+    spans: tuple[tuple[float, float], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class FrameInfo:
         path: the clip.
         indices: F source frame numbers, rising. Where their number would be odd, the last one is repeated.
         times: F presentation times in seconds, from the stream and not from index / rate.
-        segments: for each frame the number of its segment, from 0, or None where the clip is not segmented.
+        segments: for each frame the number of its segment or span, from 0, or None where the clip has neither.
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
         rescaled: the segments of ``meta`` did not sum to the clip's frames and were rescaled.
         cached: found in the frame cache, not decoded.

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from qwenvl.data.errors import FramePlanError
 from qwenvl.data.options import FrameOptions
+from qwenvl.data.places import stratified_indices, uniform_indices
 from qwenvl.data.seeds import stable_random
+from qwenvl.data.spans import pairs_of_each, stretches_of
 from qwenvl.types import ClipMeta, Record
 
 FRAMES_PER_PATCH = 2
@@ -30,7 +32,7 @@ class FramePlan:
 
     Attributes:
         indices: an even number of source frame numbers, rising, the last one repeated where the count was odd.
-        segments: for each index the number of its segment, from 0, or None where the clip is not segmented.
+        segments: for each index the number of its segment or span, from 0, or None where the clip has neither.
         rescaled: the segments did not sum to the clip's length and were stretched or shrunk to it.
     """
 
@@ -69,6 +71,10 @@ class FrameRule:
         meta = record.clip_meta[number] or ClipMeta()
         draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
         try:
+            if meta.spans is not None:
+                stretches = stretches_of(meta.spans, *timeline)
+                duration = timeline.duration * sum(b - a for a, b in stretches) / len(timeline.times)
+                return plan_spans(stretches, duration, self.options, meta, draw, most)
             first, stop = frames_between(timeline.times, meta.video_start, meta.video_end)
             duration = timeline.duration * (stop - first) / len(timeline.times)
             plan = plan_frames(stop - first, duration, self.options, meta, draw, most)
@@ -134,33 +140,70 @@ def plan_frames(
             for offset in _dynamic_offsets(end - start, low, high, most, draw)
         ]
     else:
-        rate = options.video_fps if meta is None or meta.video_fps is None else meta.video_fps
-        asked = duration / options.base_interval if rate is None else duration * rate
-        indices = uniform_indices(frame_count, min(_frames_wanted(asked, low, high), most))
-    indices += indices[-1:] * (-len(indices) % FRAMES_PER_PATCH)
+        wanted = _frames_wanted(_frames_asked(duration, options, meta), low, high)
+        indices = uniform_indices(frame_count, min(wanted, most))
+    indices = _made_even(indices)
     segments = None
     if meta is not None and meta.frame_counts is not None:
         segments = tuple(_segment_of(index, edges) for index in indices)
     return FramePlan(tuple(indices), segments, rescaled)
 
 
-def uniform_indices(frame_count: int, n: int) -> list[int]:
-    """Return at most ``n`` rising frame numbers, evenly spaced from the first frame to the last.
+def plan_spans(
+    stretches: Sequence[tuple[int, int]],
+    duration: float,
+    options: FrameOptions,
+    meta: ClipMeta,
+    draw: Random | None = None,
+    most: int | None = None,
+) -> FramePlan:
+    """Choose the frames of a clip of which a record names spans.
 
-    For n = 1 it is the middle one.
+    The number of frames is that of a clip as long as all spans together. It is split among them in pairs, at least one
+    for each, so that no temporal patch joins two spans. A span with an odd number of frames repeats its last one. With
+    ``meta.dynamic_sample`` the spans are what segments are in ``plan_frames``.
+
+    Args:
+        stretches: the first frame of each span, and the one after its last.
+        duration: of all spans together, in seconds.
+        draw, most: as for ``plan_frames``.
+
+    Raises:
+        FramePlanError: more spans than pairs of frames.
+
+    Example:
+        >>> plan_spans([(10, 20), (50, 60)], 4.0, FrameOptions(base_interval=1.0), ClipMeta()).indices
+        (10, 19, 50, 59)
     """
-    n = min(n, frame_count)
-    if n == 1:
-        return [(frame_count - 1) // 2]
-    last, gaps = frame_count - 1, n - 1
-    return [(2 * i * last + gaps) // (2 * gaps) for i in range(n)]  # i * last / gaps, rounded half up
+    low, high = _bounds(options, meta)
+    most = high if most is None else max(most, low)
+    if meta.dynamic_sample:
+        chosen = [_dynamic_offsets(stop - first, low, high, most, draw) for first, stop in stretches]
+    else:
+        if len(stretches) > _in_pairs(high):
+            raise FramePlanError(
+                f"meta.spans: {len(stretches)} spans need {FRAMES_PER_PATCH * len(stretches)} frames, a pair for each, "
+                f"but at most {high} are taken: raise --video_max_frames or max_frames, or name fewer spans"
+            )
+        wanted = min(_frames_wanted(_frames_asked(duration, options, meta), low, high), most)
+        pairs = pairs_of_each(stretches, max(_in_pairs(wanted), len(stretches)))
+        chosen = [
+            _made_even(uniform_indices(stop - first, FRAMES_PER_PATCH * own))
+            for (first, stop), own in zip(stretches, pairs, strict=True)
+        ]
+    indices = [first + offset for (first, _), offsets in zip(stretches, chosen, strict=True) for offset in offsets]
+    segments = [number for number, offsets in enumerate(chosen) for _ in offsets]
+    return FramePlan(tuple(_made_even(indices)), tuple(_made_even(segments)))
 
 
-def stratified_indices(frame_count: int, n: int, draw: Random) -> list[int]:
-    """Return at most ``n`` rising frame numbers, one at random from each of ``n`` equal stretches of the frames."""
-    n = min(n, frame_count)
-    stretches = pairwise(frame_count * i // n for i in range(n + 1))
-    return [draw.randrange(start, end) for start, end in stretches]
+def _in_pairs(n: int) -> int:
+    """How many pairs hold ``n`` frames."""
+    return -(-n // FRAMES_PER_PATCH)
+
+
+def _made_even(numbers: list[int]) -> list[int]:
+    """The numbers, the last one again where they are odd in number."""
+    return numbers + numbers[-1:] * (-len(numbers) % FRAMES_PER_PATCH)
 
 
 def _bounds(options: FrameOptions, meta: ClipMeta | None) -> tuple[int, int]:
@@ -177,6 +220,12 @@ def _bounds(options: FrameOptions, meta: ClipMeta | None) -> tuple[int, int]:
     if not 1 <= low <= high:
         raise FramePlanError(f"expected 1 <= min_frames <= max_frames, got {low} and {high}")
     return low, high
+
+
+def _frames_asked(duration: float, options: FrameOptions, meta: ClipMeta | None) -> float:
+    """The number of frames that so many seconds ask for."""
+    rate = options.video_fps if meta is None or meta.video_fps is None else meta.video_fps
+    return duration / options.base_interval if rate is None else duration * rate
 
 
 def _frames_wanted(asked: float, low: int, high: int) -> int:

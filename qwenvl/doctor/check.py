@@ -36,7 +36,8 @@ ADVICE = {
     "not a video": "The name says video, the content does not: look at how these files were made.",
     "unreadable media": "Fetch or encode these files again, or take the rows out with --write-clean.",
     "damaged media": "Fetch these files again, or record them anew. --decode_check fast takes what decoders hide.",
-    "meta and clip disagree": "frame_cnts must sum to the clip's frames: were the clips cut or re-encoded after it?",
+    "meta and clip disagree": "frame_cnts must sum to the clip's frames, and spans lie within its seconds: were "
+    "the clips cut or re-encoded after it?",
     "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
     "duplicate id": "Give each record its own id, or none.",
     "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "

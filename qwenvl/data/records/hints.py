@@ -7,7 +7,7 @@ from itertools import takewhile
 from string import ascii_uppercase
 from typing import Any
 
-from qwenvl.data.records.parse import META_KEYS, unknown_meta_keys
+from qwenvl.data.records.clip_meta import META_KEYS, unknown_meta_keys
 from qwenvl.hint import Hint
 from qwenvl.types import Record
 

@@ -156,6 +156,16 @@ def test_a_bad_conversation_says_where_and_what(write_rows, row, message):
             "[0].meta: the key 'dynamic_sampling' is not known; did you mean 'dynamic_sample'?",
         ),
         ({"dynamic_sample": "yes"}, '[0].meta.dynamic_sample: expected true or false, got string "yes"'),
+        ({"span": [[1, 2]]}, "[0].meta: the key 'span' is not known; did you mean 'spans'?"),
+        ({"spans": []}, "[0].meta.spans: expected a list of spans in seconds such as [[12.5, 20], [31, 40]], got list"),
+        ({"spans": [1, 2]}, "[0].meta.spans[0]: expected two numbers of at least 0, got number 1"),
+        ({"spans": [[1, 2, 3]]}, "[0].meta.spans[0]: expected two numbers of at least 0, got list [1, 2, 3]"),
+        ({"spans": [[-1, 2]]}, "[0].meta.spans[0]: expected two numbers of at least 0, got list [-1, 2]"),
+        ({"spans": [[1, 2], [5, 4]]}, "[0].meta.spans[1]: expected a start before the end, got 5 and 4"),
+        ({"spans": [[3, 4], [1, 2]]}, "[0].meta.spans[1]: begins at 1 s, before the end of the one before it, 4 s; "),
+        ({"spans": [[1, 3], [2, 4]]}, "[0].meta.spans[1]: begins at 2 s, before the end of the one before it, 3 s; "),
+        ({"spans": [[1, 2]], "video_end": 5}, "[0].meta: spans say where frames are taken; expected no frame_cnts, "),
+        ({"spans": [[1, 2]], "frame_cnts": [5]}, "[0].meta: spans say where frames are taken; expected no frame_cnts"),
     ],
 )
 def test_a_bad_meta_says_where_and_what(write_rows, make_row, meta, message):
