@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qwenvl.model.positions import PositionRule, prompt_positions
+from qwenvl.model.waiting_media import let_go, rows_of
 from qwenvl.types import PromptBatch, places_of
 
 
@@ -69,7 +70,7 @@ class PromptInputs:
 
         def media(name: str) -> Tensor | None:
             values = [value for part in parts if (value := getattr(part, name)) is not None]
-            return torch.cat(values) if values else None
+            return rows_of(values) if values else None
 
         tensors = {name: rows(name) for name in ("input_ids", "attention_mask", "position_ids")}
         names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
@@ -81,9 +82,10 @@ class PromptInputs:
         )
 
     def vision(self) -> dict[str, Tensor]:
-        """The vision arguments of a forward, those that are there."""
+        """The vision arguments of a forward, those that are there, on the device of the prompts."""
         names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        device = self.input_ids.device  # media that wait in files are on the CPU
+        return {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
 
     def repeat(self, group_size: int) -> PromptInputs:
         """Every prompt ``group_size`` times in a row, its media too: N rows."""
@@ -92,6 +94,7 @@ class PromptInputs:
 
     def select(self, rows: list[int]) -> PromptInputs:
         """The prompts ``rows``, as often as named, with their media. Columns of nothing but padding are cut."""
+        let_go(self)  # what was selected before
         images, image_grids = _select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
         videos, video_grids = _select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
         mask = self.attention_mask[rows]
@@ -185,4 +188,4 @@ def _select_media(
     media = places_of(per_prompt, rows)
     if not media:
         return None, None
-    return torch.cat([by_medium[m] for m in media]), grids[media]
+    return rows_of([by_medium[m] for m in media]), grids[media]

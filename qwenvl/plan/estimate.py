@@ -104,7 +104,7 @@ class _Step:
             "weights": round(weights.held * self.shares.weights),
             "optimizer": round(optimizer_bytes(weights, job) * self.shares.optimizer),
             "reference": 0 if job.reference_offload else self.reference,
-            "features": features_bytes(self.vision, job) + (host_bytes(self.vision, job) if job.on_host else 0),
+            "features": self._features(job.prompts),
         }
         self.gradients = round(gradient_bytes(weights, job) * (self.shares.gradients + self.shares.buckets))
         self.earlier = self.gradients if job.micro_batches > 1 else 0  # of the micro-batches before
@@ -116,11 +116,18 @@ class _Step:
         if job.tower_learns and not job.encoded:
             self.activations += tower_saved_bytes(self.vision, job)
 
+    def _features(self, prompts: int) -> int:
+        """Of the prompts that are at hand, with the pixels of those that a CPU holds."""
+        return features_bytes(self.vision, self.job, prompts) + (
+            host_bytes(self.vision, self.job) if self.job.on_host else 0
+        )
+
     def collected(self) -> dict[str, dict[str, int]]:
         """Features, and completions sampled from them."""
         job, text = self.job, self.text
         prompts = job.drawn_together * job.tokens * (1 if job.shared else job.group)
         sampled = self.kept | {
+            "features": self._features(job.drawn_together),
             "weights": round(self.weights.held * self.shares.sampled),
             "cache": cache_bytes(text, job),
             "one-time buffers": self.rounded,

@@ -58,6 +58,7 @@ class Job:
         gathers: whether weights that are split are gathered to sample.
         samples: completions are sampled here, and not by servers.
         on_host: the device is the CPU, whose memory holds the drawn prompts too.
+        in_files: media are so large that they wait in files until their turn comes.
     """
 
     tokens: int
@@ -87,6 +88,7 @@ class Job:
     gathers: bool = True
     samples: bool = True
     on_host: bool = False
+    in_files: bool = False
 
     @property
     def completions(self) -> int:

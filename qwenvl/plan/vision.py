@@ -8,18 +8,21 @@ from qwenvl.plan.shapes import Vision
 WIDE = 4
 
 
-def features_bytes(vision: Vision, job: Job) -> int:
+def features_bytes(vision: Vision, job: Job, prompts: int | None = None) -> int:
     """What stands in the place of pixels for all prompts of a step: what enters each merger, or float32 pixels where
-    the tower runs in every forward."""
-    patches = job.patches * job.prompts * job.micro_batches
+    the tower runs in every forward. Of several micro-batches with large media all but ``prompts`` wait in files."""
+    held = job.prompts * job.micro_batches
+    if job.in_files and prompts is not None:
+        held = min(prompts, held)
+    patches = job.patches * held
     if not job.encoded:
         return patches * vision.patch_values * WIDE
     return patches * vision.hidden * vision.mergers * job.precision.products
 
 
 def host_bytes(vision: Vision, job: Job) -> int:
-    """The drawn prompts of a step: pixels as bytes. They are in the memory of the host."""
-    return job.patches * job.prompts * job.micro_batches * vision.patch_values
+    """The drawn prompts of a step: pixels as bytes. They are in the memory of the host, large ones in files."""
+    return 0 if job.in_files else job.patches * job.prompts * job.micro_batches * vision.patch_values
 
 
 def tower_bytes(vision: Vision, job: Job, patches: int) -> int:

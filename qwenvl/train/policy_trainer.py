@@ -18,6 +18,7 @@ from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
+from qwenvl.model.waiting_media import put_aside
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card.trainer import DescribedTrainer
 from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
@@ -108,9 +109,13 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
             return super().evaluate(self._held_out(eval_dataset), *args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """The micro-batches of one optimizer step. How long the step waits for them is measured."""
+        """The micro-batches of one optimizer step. How long the step waits for them is measured.
+
+        Where one is large, its pixels wait in a file.
+        """
+        drawn = ({**inputs, "prompts": put_aside(inputs["prompts"])} for inputs in epoch_iterator)
         with self.meter.wait("time/data_wait_s"):
-            return super().get_batch_samples(epoch_iterator, num_batches, device)
+            return super().get_batch_samples(drawn, num_batches, device)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.

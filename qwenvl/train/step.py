@@ -18,6 +18,7 @@ from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.grpo.weighting import entropy_floor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
+from qwenvl.model.waiting_media import let_go
 from qwenvl.train.collect.scored import Scored
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
@@ -228,11 +229,12 @@ class Step:
         return cls(tuple(places), tuple(experiences), counts)
 
     def experience_of(self, place: PromptBatch) -> Experience:
-        """The experience of a micro-batch that was drawn for this step.
+        """The experience of a micro-batch that was drawn for this step. The media of the others take no memory.
 
         Raises:
             RuntimeError: it was drawn for another one.
         """
+        let_go(*(each.prompts for each in self.experiences))
         for known, experience in zip(self.places, self.experiences, strict=True):
             if known is place:
                 return experience

@@ -106,6 +106,9 @@ def test_features_and_pixels():
     assert features_bytes(VISION, job) == 6 * 16 * 4 * 4
     assert host_bytes(VISION, job) == 6 * 16 * 12
     assert features_bytes(VISION, Job(tokens=10, patches=16, encoded=False)) == 16 * 12 * 4
+    waiting = replace(job, in_files=True)
+    assert features_bytes(VISION, waiting, 2) == 2 * 16 * 4 * 4 and features_bytes(VISION, waiting, 9) == 6 * 16 * 4 * 4
+    assert features_bytes(VISION, job, 2) == 6 * 16 * 4 * 4 and host_bytes(VISION, waiting) == 0
     assert merger_saved_bytes(VISION, JOB) == 16 * 4 * 4 * 4
     assert merger_saved_bytes(VISION, Job(tokens=10, patches=16, mergers_learn=False)) == 0
 

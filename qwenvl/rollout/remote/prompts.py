@@ -55,7 +55,7 @@ def _media(bare: nn.Module, values: Tensor | None, grids: Tensor | None, count: 
     if values is None or grids is None or not count:
         return iter(())
     visual = bare.model.visual
-    output = visual(values.to(visual.dtype), grid_thw=grids)
+    output = visual(values.to(grids.device, visual.dtype), grid_thw=grids)
     deepstack = getattr(output, "deepstack_features", None) or ()
     features = torch.cat([output.pooler_output, *deepstack], dim=-1).cpu()
     rows = (grids.prod(-1) // visual.spatial_merge_size**2).tolist()

@@ -120,8 +120,7 @@ class AheadCollector(Collector):
 
     def _request(self, model: nn.Module, batches: Sequence[PromptBatch], size: int, *purpose: object) -> Ask:
         with self.clock("time/vision_s"):
-            for batch in batches:
-                self.draws.inputs[id(batch)] = super()._encode(model, batch)
+            self.draws.inputs |= zip(map(id, batches), self._encoded(model, batches), strict=True)
         prompts = [EnginePrompts(batch, self.draws.inputs[id(batch)]) for batch in batches]
         return Ask(prompts, size, self.params, self._seed_of(batches, *purpose))
 

@@ -17,11 +17,12 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.sharding import whole_weights
+from qwenvl.model.waiting_media import in_files, is_large, let_go
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, SamplingParams, lost_together
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
 from qwenvl.train.collect.penalty import KlPenalty, Penalty, lowered
-from qwenvl.train.collect.scored import Scored, join_rewards
+from qwenvl.train.collect.scored import Scored, join_rewards, without_pixels
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
@@ -101,14 +102,14 @@ class Collector:
         """Completions and rewards of the prompts of all micro-batches."""
         sizes = [len(batch) * self.group_size for batch in batches]
         with self.clock("time/vision_s") if self.encode is not None else nullcontext():
-            prompts = [self._encode(model, batch) for batch in batches]
+            prompts = self._encoded(model, batches)
         with self.clock("time/sample_s"), lost_together(self.engine):
             rollouts = self._sample(model, batches, prompts, self.group_size, self.params, *purpose)
         with self.clock("time/reward_s"):
             rewards = self._score(batches, rollouts, state, group_size=self.group_size)
         if self.contrast is not None:
             rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state, *purpose)
-        parts = zip(batches, prompts, rollouts, split_rewards(rewards, sizes), strict=True)
+        parts = zip(map(without_pixels, batches), prompts, rollouts, split_rewards(rewards, sizes), strict=True)
         return [Scored(*part) for part in parts]
 
     def _compared(self, scored: Sequence[Scored]) -> list[Experience]:
@@ -169,7 +170,7 @@ class Collector:
         size = contrast.group_size(self.group_size)
         parts = [self._shuffled(contrast, batch) for batch in batches]
         with self.clock("time/contrast_s"):
-            prompts = [self._encode(model, part) for part in parts]
+            prompts = self._encoded(model, parts)
             with lost_together(self.engine):
                 again = self._sample(model, parts, prompts, size, self.params, NAME, *purpose)
             (other,) = contrast.correctness.values(*_texts_and_columns(parts, again), trainer_state=state)
@@ -183,9 +184,15 @@ class Collector:
         """The video prompts of a batch with their frames in random order."""
         return contrast.shuffled(batch, self.seed)
 
+    def _encoded(self, model: nn.Module, batches: Sequence[PromptBatch]) -> list[PromptInputs]:
+        """Model inputs of the micro-batches of a step. Where one is large, their media wait in files."""
+        inputs = (self._encode(model, batch) for batch in batches)
+        return in_files(inputs) if len(batches) > 1 and any(map(is_large, batches)) else [*inputs]
+
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""
         inputs = self.build_inputs(batch.to(self.device))
+        let_go(batch)
         if self.encode is None:
             return inputs
         with self.autocast():

@@ -18,6 +18,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.refill import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
+from qwenvl.model.waiting_media import put_aside
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
 from qwenvl.train.collect.scored import Scored
@@ -106,7 +107,8 @@ class FilteringCollector(Collector):
 
     def _loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
         with self.clock("time/refill_s"):
-            return [self.collate([self.dataset[key] for key in each])["prompts"].to(self.device) for each in keys]
+            drawn = (self.collate([self.dataset[key] for key in each])["prompts"] for each in keys)
+            return [put_aside(batch.to(self.device)) for batch in drawn]
 
     def _report(self, places: Sequence[_Place], rounds: int) -> None:
         """Counts what was kept, and raises where too little was."""
@@ -212,7 +214,8 @@ class _Place:
         if all(number == 0 for number, _ in self._kept):
             return self.first
         starts = list(accumulate((len(part) for part in self._parts), initial=0))
-        return Scored.join(self._parts).select([starts[number] + row for number, row in self._kept])
+        joined = Scored.join(self._parts).select([starts[number] + row for number, row in self._kept])
+        return replace(joined, prompts=put_aside(joined.prompts))
 
     def noted(self, experience: Experience) -> Experience:
         """The experience with what was drawn and dropped on the way to it."""

@@ -19,7 +19,7 @@ _COMPLETION_ROWS = ("completion_ids", "completion_mask", "logprobs")
 
 @dataclass(frozen=True)
 class Scored:
-    """P prompts whose N completions have rewards, and are not compared yet."""
+    """P prompts whose N completions have rewards, and are not compared yet. The batch is without pixels."""
 
     batch: PromptBatch
     prompts: PromptInputs
@@ -54,8 +54,7 @@ class Scored:
 
     def without_media(self) -> Scored:
         """The same without pixels and features, for the run folder: these take most of the memory."""
-        batch = replace(self.batch, pixel_values=None, pixel_values_videos=None)
-        return replace(self, batch=batch, prompts=self.prompts.select([]))
+        return replace(self, batch=without_pixels(self.batch), prompts=self.prompts.select([]))
 
     @classmethod
     def join(cls, parts: Sequence[Scored]) -> Scored:
@@ -67,6 +66,11 @@ class Scored:
             join_rollouts([part.rollout for part in parts]),
             join_rewards([part.rewards for part in parts]),
         )
+
+
+def without_pixels(batch: PromptBatch) -> PromptBatch:
+    """The same prompts without the patches of their media, which nothing asks for once they are sampled for."""
+    return replace(batch, pixel_values=None, pixel_values_videos=None)
 
 
 def join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:

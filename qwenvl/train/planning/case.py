@@ -15,6 +15,7 @@ from qwenvl.model.loading import part_of, unwrap
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision import supports_encode_once
+from qwenvl.model.waiting_media import LARGE
 from qwenvl.plan.job import Engine, Job, Precision, ReferenceKind
 from qwenvl.plan.remedies import Case
 from qwenvl.plan.shapes import Shapes
@@ -47,9 +48,10 @@ def case_of(
     sizes = list(_parameters(policy, base, args.load_in_4bit))
     learning = {part_of(name) for name, _, _, learns in sizes if learns}
     shares = args.shared_prefix == "auto"
+    patches = prompt.vision * shapes.vision.merged
     job = Job(
         tokens=prompt.tokens,
-        patches=prompt.vision * shapes.vision.merged,
+        patches=patches,
         prompts=args.per_device_train_batch_size,
         micro_batches=args.gradient_accumulation_steps,
         group=args.grpo_sample_size,
@@ -74,6 +76,7 @@ def case_of(
         processes=processes,
         samples=not args.engine_has_own_weights,
         on_host=on_host,
+        in_files=args.per_device_train_batch_size * patches * shapes.vision.patch_values > LARGE,
     )
     return Case(shapes, Weights.of(sizes, len(shapes.text.layers)), job)
 

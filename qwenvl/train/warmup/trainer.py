@@ -22,6 +22,7 @@ from qwenvl.model.loading import evaluating, unwrap
 from qwenvl.model.merging import merged_weights
 from qwenvl.model.positions import position_rule
 from qwenvl.model.sharding import whole_weights
+from qwenvl.model.waiting_media import let_go
 from qwenvl.train.parts import build_parts
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.config import WarmupConfig
@@ -99,7 +100,8 @@ class WarmupTrainer(PolicyTrainer):
         """
         if not len(batch):
             return PromptInputs.of_text(torch.zeros(1, 1, dtype=torch.long, device=self.args.device))
-        prompts = self.build_inputs(batch)
+        prompts = self.build_inputs(batch.to(self.args.device))  # what waited its turn in a file is on the CPU
+        let_go(batch)
         if self.paths.encode is None:
             return prompts
         with self.accelerator.autocast():
