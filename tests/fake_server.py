@@ -24,8 +24,10 @@ from qwenvl.rollout.remote import server as server_module
 from qwenvl.rollout.remote import servers as servers_module
 from qwenvl.vllm_server.wire.body import Refusal
 from qwenvl.vllm_server.wire.health import PROTOCOL, Health
+from qwenvl.vllm_server.wire.link import GlooGroup, LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
+from tests.vllm_server.fake_engine import linked, received
 
 _ONE_DRAWS = threading.Lock()  # random numbers are those of the process, and threads would take each other's
 
@@ -43,9 +45,11 @@ class FakeServer:
     Attributes:
         faults: what is done to the next requests for completions, one each: ``drop`` (no answer), ``die`` (no answer
             now or ever), ``engine``, ``busy`` (refusals), ``slow`` (an answer after the deadline), or a function from
-            an answer to another one. ``drop weights`` and ``die weights`` are for requests with weights.
+            an answer to another one. ``drop weights`` and ``die weights`` are for requests with weights,
+            ``die link`` for one for a link.
         asked: requests for completions that were answered.
         given: requests with weights, with the names in each.
+        links: requests for a link, of which the last is the one that there is.
     """
 
     def __init__(self, model, tokenizer, port: int = 0, token: str | None = None):
@@ -60,6 +64,8 @@ class FakeServer:
         self.given: list[tuple[WeightsRequest, set[str]]] = []
         self.version: int | None = 0
         self.parts: dict[str, torch.Tensor] = {}
+        self.link: tuple[str, GlooGroup] | None = None
+        self.links: list[LinkRequest] = []
         self.asleep, self.lock, self.boot = False, threading.Lock(), f"boot-{id(self)}"
         self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
         self.http.daemon_threads = True
@@ -98,13 +104,20 @@ class FakeServer:
             seconds_up=1.0,
             busy=False,
             asleep=self.asleep,
+            workers=1,
+            nccl=0,
             raised=None,
         )
 
     def take(self, request: WeightsRequest) -> WeightsAnswer:
-        if request.base is not None and request.base != self.version:
+        if request.part == 0 and request.base is not None and request.base != self.version:
             raise Refusal("version", f"has {self.version}, not {request.base}")
-        tensors = load_file(request.path) if request.path else dict(request.tensors)
+        if request.link is not None and (self.link is None or request.link != self.link[0]):
+            raise Refusal("link", "the server has another link")
+        if request.link is not None:
+            tensors = received(self.link[1], request)
+        else:
+            tensors = load_file(request.path) if request.path else dict(request.tensors)
         self.given.append((request, set(tensors)))
         self.parts |= tensors
         self.version = None
@@ -177,6 +190,13 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.fake
         if self.path in ("/sleep", "/wake"):
             fake.asleep = self.path == "/sleep"
+            return self.reply(200, fake.health().pack())
+        if self.path == "/link":
+            if fake.faults and str(fake.faults[0]).endswith(" link"):
+                return self.vanish(fake.faults.pop(0))
+            request = LinkRequest.unpack(body)
+            fake.links.append(request)
+            fake.link = (request.link, linked(request))
             return self.reply(200, fake.health().pack())
         if self.path == "/weights":
             if fake.faults and str(fake.faults[0]).endswith(" weights"):

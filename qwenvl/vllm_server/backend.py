@@ -8,7 +8,9 @@ from typing import Protocol
 from torch import Tensor
 
 from qwenvl.vllm_server.family import Shape
+from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleRequest
+from qwenvl.vllm_server.wire.weights import WeightsRequest
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,14 @@ class Backend(Protocol):
     Attributes:
         shape: what a request must fit.
         dtype: of its weights.
+        workers: processes that the model is split over.
+        nccl: the version of NCCL. 0: it computes on a CPU.
     """
 
     shape: Shape
     dtype: str
+    workers: int
+    nccl: int
 
     def check(self, request: SampleRequest) -> None:
         """Raises `Refusal` for what the model cannot take, before anything is sampled."""
@@ -42,6 +48,14 @@ class Backend(Protocol):
 
     def load(self, path: str) -> set[str]:
         """Takes the weights of a file, forgets what was computed with others, and says which parameters it wrote."""
+        ...
+
+    def join(self, request: LinkRequest) -> None:
+        """Takes part in a link, in the place of the one that it had."""
+        ...
+
+    def receive(self, request: WeightsRequest) -> set[str]:
+        """Takes weights that come along the link, and does as ``load``."""
         ...
 
     def language_parameters(self) -> set[str]:

@@ -13,10 +13,13 @@ from vllm import LLM, CompletionOutput, RequestOutput
 from qwenvl.vllm_server.backend import Completions
 from qwenvl.vllm_server.draw import sampling_params
 from qwenvl.vllm_server.family import Shape, family_of
+from qwenvl.vllm_server.link import nccl_version
 from qwenvl.vllm_server.prompts import check_prompt, engine_input
 from qwenvl.vllm_server.settings import Settings
 from qwenvl.vllm_server.wire.body import require
+from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleRequest
+from qwenvl.vllm_server.wire.weights import WeightsRequest
 
 GIB = 2**30
 
@@ -27,6 +30,8 @@ class Engine:
     Attributes:
         shape: what a request must fit.
         dtype: of its weights.
+        workers: processes that the model is split over.
+        nccl: the version of NCCL. 0: it computes on a CPU.
     """
 
     def __init__(self, settings: Settings, config: Any):
@@ -65,6 +70,8 @@ class Engine:
         )
         self.shape = Shape.of(config, most)
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
+        self.workers = settings.tensor_parallel_size
+        self.nccl = 0 if on_cpu else nccl_version()
         self.llm.collective_rpc("install_hooks")
 
     def check(self, request: SampleRequest) -> None:
@@ -100,7 +107,19 @@ class Engine:
 
     def load(self, path: str) -> set[str]:
         """Takes the weights of a file, forgets all that was computed with others, and says what was written."""
-        (written, *_) = self.llm.collective_rpc("load_weights_file", args=(path,))
+        return self._taken("load_weights_file", path)
+
+    def join(self, request: LinkRequest) -> None:
+        """Has the workers take part in a link."""
+        self.llm.collective_rpc("join_link", args=(request.kind, dict(request.settings)))
+
+    def receive(self, request: WeightsRequest) -> set[str]:
+        """Takes weights that come along the link, and does as ``load``."""
+        shapes = {name: list(shape) for name, shape in request.shapes.items()}
+        return self._taken("receive_weights", shapes, self.dtype, request.handle)
+
+    def _taken(self, method: str, *args: Any) -> set[str]:
+        (written, *_) = self.llm.collective_rpc(method, args=args)
         self.forget()
         return set(written)
 

@@ -18,6 +18,7 @@ from qwenvl.vllm_server.weights import Weights
 from qwenvl.vllm_server.weights_file import file_of, names_of
 from qwenvl.vllm_server.wire.body import Refusal, require
 from qwenvl.vllm_server.wire.health import PROTOCOL, Health
+from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 
@@ -44,6 +45,7 @@ class Server:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._engine: Backend | None = None
         self._weights: Weights | None = None
+        self._link: str | None = None
         self._busy = self._asleep = False
 
     def load(self, make: Callable[[], Backend]) -> None:
@@ -74,6 +76,8 @@ class Server:
             seconds_up=time.monotonic() - self._started,
             busy=self._busy,
             asleep=self._asleep,
+            workers=engine.workers,
+            nccl=engine.nccl,
             raised=self.raised,
         )
 
@@ -90,6 +94,15 @@ class Server:
             Refusal: see its kinds.
         """
         return self._in_turn(lambda: self._take_weights(request), request.deadline_s)
+
+    def join(self, request: LinkRequest) -> Health:
+        """Takes part in a link for weights.
+
+        Raises:
+            Refusal: see its kinds.
+        """
+        self._in_turn(lambda: self._join(request), request.deadline_s)
+        return self.health()
 
     def sleep(self, asleep: bool, deadline_s: float = 600.0) -> Health:
         """Gives memory back, or takes it again. It may be repeated."""
@@ -114,11 +127,24 @@ class Server:
         )
 
     def _take_weights(self, request: WeightsRequest) -> WeightsAnswer:
-        _, weights = self._awake()
+        engine, weights = self._awake()
         started = time.monotonic()
-        with file_of(request) as path:
-            weights.take(request, names_of(path), path)
+        if request.link is None:
+            with file_of(request) as path:
+                weights.take(request, names_of(path), lambda: engine.load(path))
+        elif request.link == self._link:
+            weights.take(request, [*request.shapes], lambda: engine.receive(request))
+        else:
+            raise Refusal("link", f"the weights come along link {request.link}, the server has {self._link or 'none'}")
         return WeightsAnswer(weights.version, time.monotonic() - started, self.boot)
+
+    def _join(self, request: LinkRequest) -> None:
+        engine, _ = self._awake()
+        on_gpu = engine.nccl > 0
+        require(on_gpu or request.kind == "gloo", f"this server computes on a CPU, where there is no {request.kind}")
+        self._link = None
+        engine.join(request)
+        self._link = request.link
 
     def _sleep(self, asleep: bool) -> None:
         engine, _ = self._ready()

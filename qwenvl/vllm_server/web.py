@@ -10,6 +10,7 @@ from socketserver import TCPServer
 
 from qwenvl.vllm_server.server import Server
 from qwenvl.vllm_server.wire.body import MOST_BYTES, Refusal
+from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsRequest
 
@@ -58,9 +59,11 @@ class _Handler(BaseHTTPRequestHandler):
             return answers.sample(SampleRequest.unpack(body)).pack()
         if self.path == "/weights":
             return answers.take_weights(WeightsRequest.unpack(body)).pack()
+        if self.path == "/link":
+            return answers.join(LinkRequest.unpack(body)).pack()
         if self.path in ("/sleep", "/wake"):
             return answers.sleep(self.path == "/sleep").pack()
-        raise Refusal("request", f"POST {self.path}: there are /sample, /weights, /sleep and /wake")
+        raise Refusal("request", f"POST {self.path}: there are /sample, /weights, /link, /sleep and /wake")
 
     def _reply(self, answer: Callable[[], bytes]) -> None:
         length = self.headers.get("Content-Length", "0")

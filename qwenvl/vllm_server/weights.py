@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from qwenvl.vllm_server.backend import Backend
 from qwenvl.vllm_server.wire.body import Refusal, require
@@ -32,11 +32,12 @@ class Weights:
             has = "a part of a version" if self.version is None else f"version {self.version}"
             raise Refusal("version", f"the request is for weights of version {version}, the server has {has}")
 
-    def take(self, request: WeightsRequest, names: Sequence[str], path: str) -> None:
+    def take(self, request: WeightsRequest, names: Sequence[str], load: Callable[[], set[str]]) -> None:
         """Takes one part.
 
         Args:
-            names: that are in the file at ``path``.
+            names: of its weights.
+            load: has the engine take them, and says which parameters it wrote.
 
         Raises:
             Refusal: before anything is changed, or, where the parts together are not all weights, afterwards.
@@ -47,7 +48,7 @@ class Weights:
         self.version, self._coming, self._names = None, (request.version, request.base), before | set(names)
         if request.part == 0:
             self._parts, self._written = 0, set()
-        self._written |= self._engine.load(path)
+        self._written |= load()
         self._parts += 1
         if self._parts == request.parts:
             self._finish(request)

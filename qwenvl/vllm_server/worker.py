@@ -12,6 +12,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
+from qwenvl.vllm_server.link import transfer_engine, update_of
 from qwenvl.vllm_server.prompts import POSITIONS
 from qwenvl.vllm_server.weights_file import is_of_vision, tensors_of
 
@@ -19,7 +20,15 @@ from qwenvl.vllm_server.weights_file import is_of_vision, tensors_of
 class WorkerExtension:
     """Methods that vLLM adds to its worker class. Each is called in all workers with ``LLM.collective_rpc``."""
 
-    model_runner: Any  # the worker's own
+    # The worker's own.
+    model_runner: Any
+    vllm_config: Any
+    device: Any
+    weight_transfer_engine: Any
+    init_weight_transfer_engine: Any
+    start_weight_update: Any
+    update_weights: Any
+    finish_weight_update: Any
 
     def install_hooks(self) -> None:
         """Lets the model take positions from the request, and divide its logits by the temperature."""
@@ -50,24 +59,67 @@ class WorkerExtension:
         Raises:
             RuntimeError: a layer was written in part. What else it holds now is anything.
         """
-        runner = self.model_runner
-        model = runner.get_model()
+        model = self.model_runner.get_model()
         # The steps of vLLM's reload_weights, which would let a layer that was written in part pass.
         initialize_layerwise_reload(model)
         written = model.load_weights(tensors_of(path))
-        partial = [name for name, layer in model.named_modules() if _written_in_part(layer)]
-        finalize_layerwise_reload(model, runner.model_config)
+        partial = _layers_in_part(model)
+        finalize_layerwise_reload(model, self.model_runner.model_config)
+        self._settle(partial)
+        return sorted(written)
+
+    def join_link(self, kind: str, settings: dict[str, Any]) -> None:
+        """Takes part in a link, by an engine of vLLM's for the transfer of weights."""
+        if self.weight_transfer_engine is not None:
+            self.weight_transfer_engine.shutdown()
+        self.weight_transfer_engine = transfer_engine(
+            kind, self.vllm_config, self.device, self.model_runner.get_model()
+        )
+        self.init_weight_transfer_engine(settings)
+
+    def receive_weights(self, shapes: dict[str, list[int]], dtype: str, handle: dict[str, Any] | None) -> list[str]:
+        """Takes weights that come along the link, by the steps of vLLM. Gives the parameters that were written.
+
+        Raises:
+            RuntimeError: the link broke, or a layer was written in part.
+        """
+        model = self.model_runner.get_model()
+        written: set[str] = set()
+        load = model.load_weights
+
+        def noted(weights: Any) -> set[str]:
+            names = load(weights)
+            written.update(names)
+            return names
+
+        self.start_weight_update()
+        model.load_weights = noted  # vLLM's engines do not say what they wrote
+        try:
+            self.update_weights(update_of(shapes, dtype, handle))
+        finally:
+            del model.load_weights
+        partial = _layers_in_part(model)
+        self.finish_weight_update()
+        self._settle(partial)
+        return sorted(written)
+
+    def _settle(self, partial: list[str]) -> None:
+        """What has to follow new weights."""
+        runner = self.model_runner
         runner.reset_lora_state()
         runner.reset_encoder_cache()
         runner.reset_mm_cache()
         if partial:
             raise RuntimeError(f"layers were given in part: {', '.join(partial)}")
-        _repack_tied_head(model)
-        return sorted(written)
+        _repack_tied_head(runner.get_model())
 
     def language_parameters(self) -> list[str]:
         """The parameters that a sync of all weights must write."""
         return [name for name, _ in self.model_runner.get_model().named_parameters() if not is_of_vision(name)]
+
+
+def _layers_in_part(model: nn.Module) -> list[str]:
+    return [name for name, layer in model.named_modules() if _written_in_part(layer)]
 
 
 def _written_in_part(layer: nn.Module) -> bool:

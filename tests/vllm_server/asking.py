@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from qwenvl.vllm_server.wire.body import Refusal
 from qwenvl.vllm_server.wire.health import Health
+from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 
@@ -27,6 +28,9 @@ class Client:
 
     def weights(self, request: WeightsRequest) -> WeightsAnswer:
         return WeightsAnswer.unpack(self.ask("/weights", request.pack()))
+
+    def link(self, request: LinkRequest) -> Health:
+        return Health.unpack(self.ask("/link", request.pack()))
 
     def ask(self, path: str, body: bytes | None = None) -> bytes:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}

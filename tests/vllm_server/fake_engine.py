@@ -13,7 +13,24 @@ from qwenvl.vllm_server.family import Shape
 from qwenvl.vllm_server.server import Server
 from qwenvl.vllm_server.settings import parse
 from qwenvl.vllm_server.web import Web
+from qwenvl.vllm_server.wire.link import GlooGroup, LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleRequest
+from qwenvl.vllm_server.wire.weights import WeightsRequest
+
+
+def linked(request: LinkRequest) -> GlooGroup:
+    """The end of a link at its only worker."""
+    assert request.kind == "gloo"
+    return GlooGroup(request.settings["store"], 1, request.settings["size"], request.settings["seconds"])
+
+
+def received(group: GlooGroup, request: WeightsRequest) -> dict[str, torch.Tensor]:
+    """The weights of float32 that come along it."""
+    shapes = {name: torch.Size(shape) for name, shape in request.shapes.items()}
+    flat = torch.empty(sum(shape.numel() for shape in shapes.values()))
+    group.broadcast(flat.view(torch.uint8))
+    parts = flat.split([shape.numel() for shape in shapes.values()])
+    return {name: part.view(shape).clone() for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 
 class FakeEngine:
@@ -27,6 +44,7 @@ class FakeEngine:
 
     shape = Shape("qwen2_vl", vocab_size=100, merge_size=2, feature_width=3, max_model_len=64, tied=True)
     dtype = "float32"
+    workers, nccl = 1, 0
 
     def __init__(self, parameters: set[str] | None = None):
         self.gate = threading.Event()
@@ -51,6 +69,14 @@ class FakeEngine:
 
     def load(self, path: str) -> set[str]:
         given = load_file(path)
+        self.weights |= given
+        return set(given)
+
+    def join(self, request: LinkRequest) -> None:
+        self.link = linked(request)
+
+    def receive(self, request: WeightsRequest) -> set[str]:
+        given = received(self.link, request)
         self.weights |= given
         return set(given)
 

@@ -14,6 +14,7 @@ from qwenvl.vllm_server import web
 from qwenvl.vllm_server.server import Server
 from qwenvl.vllm_server.settings import parse
 from qwenvl.vllm_server.wire.body import Refusal
+from qwenvl.vllm_server.wire.link import GlooGroup, LinkRequest
 from qwenvl.vllm_server.wire.sampling import Draw, Prompt, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsRequest
 from tests.vllm_server.asking import Client
@@ -91,6 +92,47 @@ def test_a_part_goes_over_the_version_that_it_was_made_for():
         assert "a.q_proj.weight is missing" in refused("request", client.weights, lone)
         assert client.health().version == 1  # refused before anything was changed
         assert client.weights(WeightsRequest(2, base=1, tensors=WEIGHTS)).version == 2
+
+
+def test_weights_along_a_link(tmp_path):
+    """The server waits for the trainer's end, and takes only what comes along the link that it has."""
+    engine = FakeEngine(set(WEIGHTS))
+    with serving(engine) as (_, url), ThreadPoolExecutor(1) as pool:
+        client, settings = Client(url), {"store": str(tmp_path / "store"), "size": 2, "seconds": 30.0}
+        shapes = {name: tuple(value.shape) for name, value in WEIGHTS.items()}
+        along = WeightsRequest(1, None, link="one", shapes=shapes)
+        assert "along link one, the server has none" in refused("link", client.weights, along)
+        said = refused("request", client.link, LinkRequest("one", "nccl"))
+        assert said == "this server computes on a CPU, where there is no nccl"
+        assert "expected one of nccl, ipc, gloo, got 'radio'" in refused(
+            "request", client.link, LinkRequest("one", "radio")
+        )
+        joined = pool.submit(client.link, LinkRequest("one", "gloo", settings))
+        group = GlooGroup(settings["store"], 0, 2, 30.0)
+        joined.result()
+        other = WeightsRequest(1, None, link="two", shapes=shapes)
+        assert "along link two, the server has one" in refused("link", client.weights, other)
+        assert client.health().version == 0
+        taken = pool.submit(client.weights, along)
+        group.broadcast(torch.cat([value.view(-1) for value in WEIGHTS.values()]).view(torch.uint8))
+        assert taken.result().version == 1
+        assert all(engine.weights[name].equal(value) for name, value in WEIGHTS.items())
+        both = WeightsRequest(2, None, link="one", tensors=WEIGHTS)
+        assert "not by several" in refused("request", client.weights, both)
+        assert "along a link" in refused("request", client.weights, WeightsRequest(2, None, shapes=shapes))
+
+
+def test_a_link_that_breaks_ends_the_server(tmp_path):
+    engine = FakeEngine(set(WEIGHTS))
+    with serving(engine) as (_, url), ThreadPoolExecutor(1) as pool:
+        client, settings = Client(url), {"store": str(tmp_path / "store"), "size": 2, "seconds": 0.5}
+        joined = pool.submit(client.link, LinkRequest("one", "gloo", settings))
+        group = GlooGroup(settings["store"], 0, 2, 30.0)
+        joined.result()
+        shapes = {name: tuple(value.shape) for name, value in WEIGHTS.items()}
+        refused("engine", client.weights, WeightsRequest(1, None, link="one", shapes=shapes))
+        assert "500ms" in client.health().raised and client.health().version is None
+        group.close()
 
 
 def test_weights_by_a_file(tmp_path):

@@ -144,7 +144,9 @@ def test_a_refusal_arrives_as_it_was_raised():
 
 
 def test_health_tells_another_program_from_a_server():
-    health = Health(PROTOCOL, "ab", 1, 0, "m", "qwen2_vl", 9, 8, "float32", True, "0.32.0", 99, 1.5, False, False, None)
+    health = Health(
+        PROTOCOL, "ab", 1, 0, "m", "qwen2_vl", 9, 8, "float32", True, "0.32.0", 99, 1.5, False, False, 1, 0, None
+    )
     assert Health.unpack(health.pack()) == health
     other = json.loads(health.pack()) | {"protocol": PROTOCOL + 1}
     with pytest.raises(ValueError, match="run both from one version"):

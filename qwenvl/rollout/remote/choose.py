@@ -8,6 +8,7 @@ from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import EngineOptions
 from qwenvl.rollout.remote.colocate import ColocatedServer
 from qwenvl.rollout.remote.engine import VllmEngine
+from qwenvl.rollout.remote.link import Links
 from qwenvl.rollout.remote.server import Server
 from qwenvl.rollout.remote.servers import Servers
 
@@ -28,7 +29,7 @@ def remote_engine(
         local: the engine that samples from the policy itself.
         model: the checkpoint that a server of one's own is started with.
         process: the number of this process. Its first prompt is dealt to the server of this number.
-        device: that a server of one's own shares.
+        device: of the policy. A server of one's own shares it.
         dtype: that it computes in.
         max_tokens: of a prompt and its completion. None: not known.
 
@@ -37,9 +38,10 @@ def remote_engine(
         ValueError: there is no checkpoint to start one with.
     """
     deadline, patience = options.vllm_deadline, options.vllm_patience
+    links = Links(device, deadline) if options.vllm_weights == "direct" else None
     if options.rollout_engine == "vllm_server":
         servers = Servers([Server(each) for each in options.vllm_server or []], patience=patience, first=process)
-        return VllmEngine(local, servers, deadline=deadline)
+        return VllmEngine(local, servers, deadline=deadline, links=links)
     if not model:
         raise ValueError(
             "--rollout_engine vllm_colocate starts vLLM with the policy's checkpoint, and this model is of none: save "
@@ -51,4 +53,4 @@ def remote_engine(
     if max_tokens is not None:
         arguments += ["--max_model_len", str(max_tokens)]
     own = ColocatedServer(arguments, device)
-    return VllmEngine(local, Servers([own], patience=patience), deadline=deadline, own=True)
+    return VllmEngine(local, Servers([own], patience=patience), deadline=deadline, own=True, links=links)

@@ -18,6 +18,7 @@ from qwenvl.model.loading import unwrap
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.remote.handover import Handover
+from qwenvl.rollout.remote.link import Links
 from qwenvl.rollout.remote.prompts import prompts_for_server
 from qwenvl.rollout.remote.server import Server, ServerRefusedError
 from qwenvl.rollout.remote.servers import Hands, Servers
@@ -54,10 +55,20 @@ class VllmEngine:
         servers: the same in all processes of the run, or those of this process alone.
         deadline: seconds that an answer may take.
         own: the servers are those of this process alone, which gives them their weights.
+        links: for weights that go from device to device.
     """
 
-    def __init__(self, local: LocalEngine, servers: Servers, *, deadline: float, own: bool = False):
+    def __init__(
+        self,
+        local: LocalEngine,
+        servers: Servers,
+        *,
+        deadline: float,
+        own: bool = False,
+        links: Links | None = None,
+    ):
         self._local, self._servers, self._deadline, self._own = local, servers, deadline, own
+        self._links = links
         self._run: int | None = None  # the same in all processes
         self._given = 0
         self._version: int | None = None
@@ -182,7 +193,7 @@ class VllmEngine:
 
     def _handover(self, model: nn.Module) -> Handover:
         name = f"{self._on_the_wire}-{PartialState().process_index}-{os.getpid()}"
-        return Handover(model, self._on_the_wire, name, self._deadline)
+        return Handover(model, self._on_the_wire, name, self._deadline, self._links)
 
     def _to_fitting(self, model: nn.Module, give: Handover) -> Hands:
         """Gives weights to servers that were started with this kind of model."""

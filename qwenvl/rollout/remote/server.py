@@ -11,6 +11,7 @@ from qwenvl.rollout.address import host_and_port, is_this_machine
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.vllm_server.wire.body import Refusal
 from qwenvl.vllm_server.wire.health import Health
+from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 
@@ -24,6 +25,7 @@ _PASSES = {
     "asleep",
     "starting",
     "version",
+    "link",
 }  # another try, or another server, may have an answer
 
 
@@ -82,6 +84,10 @@ class Server:
     def put(self, request: WeightsRequest, seconds: float) -> WeightsAnswer:
         """Hands over weights, or a part of them."""
         return self._read(WeightsAnswer.unpack, self._ask("POST", "/weights", request.pack(), seconds))
+
+    def join(self, request: LinkRequest, seconds: float) -> None:
+        """Has it take part in a link for weights."""
+        self._ask("POST", "/link", request.pack(), seconds)
 
     def sleep(self, seconds: float) -> None:
         """Has it give back the memory of its GPU."""

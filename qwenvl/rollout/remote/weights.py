@@ -107,6 +107,14 @@ def write_weights(path: Path, weights: Sequence[Weight]) -> None:
                 file.write(each.tensor().view(-1).view(torch.uint8).numpy().data)
 
 
+def in_one(weights: Sequence[Weight], device: torch.device) -> Tensor:
+    """The bytes of weights of one type, one after the other, on a device. No other two copies exist at a time."""
+    flat = torch.empty(sum(each.bytes for each in weights), dtype=torch.uint8, device=device)
+    for each, own in zip(weights, flat.split([each.bytes for each in weights]), strict=True):
+        own.view(each.dtype).view(each.shape).copy_(each.value())
+    return flat
+
+
 def place_for(weights: Sequence[Weight], name: str) -> Path:
     """Where a file with these weights fits: in shared memory, else in the folder of temporary files.
 

@@ -5,6 +5,7 @@ Both sides make and read messages by these files, so that they cannot differ. Pa
     GET  /health    -> Health (JSON)
     POST /sample    SampleRequest -> SampleAnswer
     POST /weights   WeightsRequest -> WeightsAnswer (JSON)
+    POST /link      LinkRequest -> Health (JSON), for weights that come from device to device
     POST /sleep     -> Health (JSON), for a server that shares the trainer's GPU
     POST /wake      -> Health (JSON)
 

@@ -22,6 +22,7 @@ KINDS = {
     "request": 400,  # it is malformed, or asks for what the model cannot do
     "token": 401,  # the token is missing or another
     "version": 409,  # the server has other weights, or lays parts over others
+    "link": 409,  # the weights come along another link than the server has
     "size": 413,  # the body is larger than the server takes
     "asleep": 423,  # its memory was given back: POST /wake first
     "starting": 503,  # the model is being loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-PROTOCOL = 2  # both sides must have the same
+PROTOCOL = 3  # both sides must have the same
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Health:
         model, model_type: the checkpoint it was started with, and its family.
         feature_width: of the rows of features that it takes.
         tied: the head is the embedding: it is not among the weights.
+        workers: processes that the model is split over.
+        nccl: the version of NCCL that they have, such as 23007 for 2.30.7. 0: they compute on a CPU.
         raised: why the server is about to end, if it is.
     """
 
@@ -36,6 +38,8 @@ class Health:
     seconds_up: float
     busy: bool
     asleep: bool
+    workers: int
+    nccl: int
     raised: str | None
 
     def pack(self) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +28,10 @@ class WeightsRequest:
         version: that the server has with the last part.
         base: the version whose weights stay where none are sent. None: all weights of the language model are sent.
         path: a file of safetensors on the server's host. Its names are those of the checkpoint or of the loaded model.
-            None: the weights are in the message.
+            None: the weights are in the message, or come along a link.
+        link: the name of the link that they come along, see ``LinkRequest``.
+        shapes: name to shape of what comes along the link, in this order, in the server's type.
+        handle: where they lie, for a link that does not move them (``ipc``).
         sha256: of that file, in hex. None: not compared.
         part, parts: this message is number ``part`` of ``parts``, from 0. They are sent in order.
         deadline_s: seconds from its arrival after which nobody waits for the answer.
@@ -44,12 +48,13 @@ class WeightsRequest:
     part: int = 0
     parts: int = 1
     deadline_s: float = 600.0
+    link: str | None = None
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    handle: Mapping[str, Any] | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        head = {
-            name: getattr(self, name) for name in ("version", "base", "path", "sha256", "part", "parts", "deadline_s")
-        }
+        head = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tensors"}
         return pack(head, self.tensors)
 
     @classmethod
@@ -65,7 +70,9 @@ class WeightsRequest:
             require(0 <= request.part < request.parts, f"part {request.part} of {request.parts}")
         except TypeError as error:
             raise Refusal("request", f"not a request with weights: {error}") from error
-        require(request.path is None or not tensors, "weights come by a path or in the message, not both")
+        ways = (request.path is not None, bool(tensors), request.link is not None)
+        require(sum(ways) <= 1, "weights come by a path, in the message or along a link, not by several")
+        require(request.link is not None or not request.shapes, "shapes are of weights that come along a link")
         return request
 
 
