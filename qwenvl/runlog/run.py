@@ -144,12 +144,15 @@ class RunLog:
         """Append groups to the file of this process."""
         self._append(self._parity_path(self.rank), [asdict(group) for group in groups])
 
-    def begin(self, step: int = 0) -> None:
+    def begin(self, step: int = 0, *, evaluates: bool = False) -> None:
         """Keep the rows that a run goes on from: one resumed after ``step``, or a new one (0).
 
         Later steps come again, and so does an evaluation that was cut short: it has completions, but no line of
         metrics. A new run keeps what this process has written before it, such as an evaluation of the untrained model.
         Each process calls it before it writes. Rank 0 also drops the lines of processes that are no more.
+
+        Args:
+            evaluates: the evaluations after ``step`` come again, those that were not cut short too.
 
         Raises:
             RunLogError: a file holds something else than rows.
@@ -157,6 +160,8 @@ class RunLog:
         evaluated: dict[float, set[str]] = {}
         for row in read_metrics(self.folder):
             evaluated.setdefault(row["step"], set()).update(row)
+        if evaluates:
+            evaluated[step] = set()
         paths = [self._rollout_path(self.rank), self._parity_path(self.rank)]
         if self.rank == 0:
             gone = (path for path in _paths(self.folder, "*") if _rank_of(path) >= self.world_size)
@@ -166,7 +171,8 @@ class RunLog:
                 earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
                 lines, at = [], 0
                 for line, row in _rows(path):
-                    if at >= earlier and _is_done(row, step, evaluated):
+                    again = evaluates and row["step"] == step and any(name.startswith("eval_") for name in row)
+                    if at >= earlier and not again and _is_done(row, step, evaluated):
                         lines.append(line)
                     at += len(line.encode())
                 _replace(path, "".join(lines))

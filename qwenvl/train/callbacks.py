@@ -21,6 +21,7 @@ from qwenvl.train.log.journal import Journal
 from qwenvl.train.reference import ReferenceSync
 from qwenvl.train.run.finite.weights import FiniteWeights
 from qwenvl.train.run.lock import hold, release
+from qwenvl.train.run.owed import is_owed
 from qwenvl.train.run.resumed import Resumed
 from qwenvl.train.run.state.entropy_target import EntropyTarget
 from qwenvl.train.run.state.stream_rows import StreamRows
@@ -43,7 +44,7 @@ class RunFolder(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Settings and versions. A resumed run writes the rows after its checkpoint anew."""
         hold(args.output_dir, args.process_index)
-        self._journal.begin(state.global_step)
+        self._journal.begin(state.global_step, evaluates=is_owed(state))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """One row of metrics."""

@@ -85,9 +85,13 @@ class Journal:
         if self.seen_answers is not None:
             self.seen_answers.add(split, batch, rows)
 
-    def begin(self, finished_steps: int) -> None:
-        """Writes the settings and versions, and forgets rows of steps that a resumed run does anew."""
-        self.runlog.begin(finished_steps)
+    def begin(self, finished_steps: int, *, evaluates: bool) -> None:
+        """Writes the settings and versions, and forgets rows of steps that a resumed run does anew.
+
+        Args:
+            evaluates: the evaluation after these steps is done anew too.
+        """
+        self.runlog.begin(finished_steps, evaluates=evaluates)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
         if self._args.auto_fitted is not None:
             settings["auto_fitted"] = self._args.auto_fitted

@@ -17,6 +17,7 @@ from qwenvl.train.display.console import say
 from qwenvl.train.run.beginning import checkpoint_of
 from qwenvl.train.run.checkpoints import find_checkpoint, load_weights, read_state
 from qwenvl.train.run.manifest import is_sealed
+from qwenvl.train.run.owed import OwedEvaluation
 from qwenvl.train.run.resumed import require_resumable
 from qwenvl.train.run.saving import SavingTrainer
 from qwenvl.train.run.stalled import StallWatch
@@ -33,6 +34,7 @@ class ResumableTrainer(SavingTrainer):
 
     steps_trained = 0
     reference: Reference | None = None
+    _evaluates = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Trains, from the beginning or from a checkpoint.
@@ -55,17 +57,19 @@ class ResumableTrainer(SavingTrainer):
             require_resumable(checkpoint, self.args)
             begun = read_state(checkpoint)["global_step"]
         stop, stall = StopOnSignal(self.args), StallWatch(self.args)
-        self.add_callback(stop)
-        self.add_callback(stall)
+        added = (stop, stall, OwedEvaluation(self))
+        for each in added:
+            self.add_callback(each)
         try:
+            self._evaluates = False
             with stop.listens(), stall.watches():
                 output = super().train(checkpoint, *args, **kwargs)
         except EngineLostError:  # while a step or an evaluation had its completions sampled
             self._save_where_it_stands()
             raise
         finally:
-            self.remove_callback(stop)
-            self.remove_callback(stall)
+            for each in added:
+                self.remove_callback(each)
         self.steps_trained = output.global_step - begun
         if stop.stopped_by is not None:
             self.accelerator.end_training()
@@ -73,10 +77,17 @@ class ResumableTrainer(SavingTrainer):
             raise SystemExit(0)
         return output
 
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._evaluates = True
+        metrics = super()._evaluate(*args, **kwargs)
+        self._evaluates = False
+        return metrics
+
     def _save_where_it_stands(self) -> None:
         """A checkpoint of the last step, unless there is one. Nothing was added to its weights and gradients since."""
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.state.global_step and not is_sealed(folder):
+            self.control.should_evaluate = self._evaluates  # see ``is_owed``
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
