@@ -26,6 +26,7 @@ from qwenvl.data.media.resize import FrameSizes, check_size, read_resized
 from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
+from qwenvl.data.places import Looks
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.given import RowStream, sources_of
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
@@ -157,7 +158,7 @@ class GRPODataset(Dataset):
                 clip = self.open(record, number)
                 opened.callback(clip.__exit__, None, None, None)
                 check_size(record.videos[number], clip.size)
-                timelines.append(Timeline(clip.frame_times, clip.duration))
+                timelines.append(self._timeline(record, number, clip))
                 sizes.append(clip.size)
                 if len(numbers) > 1:  # the time limit of an open clip runs on while others are read
                     opened.close()
@@ -170,7 +171,7 @@ class GRPODataset(Dataset):
                 return [[line.times[i] for i in plan.indices] for plan, line in zip(plans, timelines, strict=True)]
 
             def loaded(lowered: Lowered) -> Sample:
-                clips = tuple(self._load_clip(record, number, epoch, lowered, clip) for number in numbers)
+                clips = tuple(self._load_clip(record, n, epoch, lowered, clip, timelines[n]) for n in numbers)
                 return Sample(record, chat, clips, images, epoch)
 
             lowered = limit.settle(record, chat, media, times_with)
@@ -190,15 +191,18 @@ class GRPODataset(Dataset):
         epoch: int,
         lowered: Lowered = Lowered(),  # noqa: B008 (immutable)
         opened: Clip | CachedClip | None = None,
+        timeline: Timeline | None = None,
     ) -> VideoClip:
         """A clip with its frames. With a cache or a ruler they are resized to what is left by ``lowered``.
 
         Args:
             opened: the clip, where it is open already. It stays open.
+            timeline: of the clip, where it is known already.
         """
         path = record.videos[number]
         with nullcontext(opened) if opened is not None else self.open(record, number) as clip:
-            plan = self.rule.plan(record, number, epoch, Timeline(clip.frame_times, clip.duration), lowered.frames)
+            timeline = timeline or self._timeline(record, number, clip)
+            plan = self.rule.plan(record, number, epoch, timeline, lowered.frames)
             cached, decoded_size = False, None
             if isinstance(clip, CachedClip):
                 frames = clip.read(plan.indices, lowered.share)
@@ -221,6 +225,12 @@ class GRPODataset(Dataset):
                 notes=clip.notes,
             )
         return VideoClip(frames, info, decoded_size)
+
+    def _timeline(self, record: Record, number: int, clip: Clip | CachedClip) -> Timeline:
+        """When the frames of an open clip are shown, and how much changes where their places depend on it."""
+        timeline = Timeline(clip.frame_times, clip.duration)
+        looked = self.rule.frames_to_look_at(record, number, timeline)
+        return timeline._replace(looks=Looks(looked, clip.look(looked))) if looked else timeline
 
     def open(self, record: Record, number: int) -> Clip | CachedClip:
         """Open the clip ``number`` of a record as its sample does. It is a context manager."""

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from qwenvl.data.errors import FramePlanError
 from qwenvl.data.options import FrameOptions
-from qwenvl.data.places import stratified_indices, uniform_indices
+from qwenvl.data.places import FEWEST_LOOKS, LOOKS_PER_SECOND, Looks, places, uniform_indices
 from qwenvl.data.seeds import stable_random
-from qwenvl.data.spans import pairs_of_each, stretches_of
+from qwenvl.data.spans import frames_of_spans, pairs_of_each
 from qwenvl.types import ClipMeta, Record
 
 FRAMES_PER_PATCH = 2
@@ -42,10 +42,11 @@ class FramePlan:
 
 
 class Timeline(NamedTuple):
-    """When the frames of a clip are shown, and how long it lasts, in seconds."""
+    """When the frames of a clip are shown, how long it lasts, in seconds, and how much changes, where that is known."""
 
     times: Sequence[float]
     duration: float
+    looks: Looks | None = None
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,49 @@ class FrameRule:
         meta = record.clip_meta[number] or ClipMeta()
         draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
         try:
+            stretches = stretches_of(meta, timeline)
+            duration = _seconds_of(stretches, timeline)
             if meta.spans is not None:
-                stretches = stretches_of(meta.spans, *timeline)
-                duration = timeline.duration * sum(b - a for a, b in stretches) / len(timeline.times)
-                return plan_spans(stretches, duration, self.options, meta, draw, most)
-            first, stop = frames_between(timeline.times, meta.video_start, meta.video_end)
-            duration = timeline.duration * (stop - first) / len(timeline.times)
-            plan = plan_frames(stop - first, duration, self.options, meta, draw, most)
+                return plan_spans(stretches, duration, self.options, meta, draw, most, timeline.looks)
+            ((first, stop),) = stretches
+            looks = timeline.looks and timeline.looks.within(first, stop)
+            plan = plan_frames(stop - first, duration, self.options, meta, draw, most, looks)
         except FramePlanError as error:
             raise FramePlanError(f"{record.videos[number]}: {error}") from None
         return replace(plan, indices=tuple(first + index for index in plan.indices))
+
+    def frames_to_look_at(self, record: Record, number: int, timeline: Timeline) -> list[int]:
+        """Return at which frames of a clip to look before its frames are chosen: none with ``frame_sampler`` uniform.
+
+        Raises:
+            FramePlanError: as ``plan`` raises it.
+        """
+        if self.options.frame_sampler == "uniform":
+            return []
+        try:
+            stretches = stretches_of(record.clip_meta[number] or ClipMeta(), timeline)
+        except FramePlanError as error:
+            raise FramePlanError(f"{record.videos[number]}: {error}") from None
+        looked = []
+        for first, stop in stretches:
+            n = max(FEWEST_LOOKS, round(LOOKS_PER_SECOND * _seconds_of([(first, stop)], timeline)))
+            looked += [first + index for index in uniform_indices(stop - first, n)]
+        return looked
+
+
+def stretches_of(meta: ClipMeta, timeline: Timeline) -> list[tuple[int, int]]:
+    """Return where frames may be taken: runs of frames, each as the first one and the one after its last.
+
+    Raises:
+        FramePlanError: there are none where ``meta`` says.
+    """
+    if meta.spans is not None:
+        return frames_of_spans(meta.spans, timeline.times, timeline.duration)
+    return [frames_between(timeline.times, meta.video_start, meta.video_end)]
+
+
+def _seconds_of(stretches: Sequence[tuple[int, int]], timeline: Timeline) -> float:
+    return timeline.duration * sum(stop - first for first, stop in stretches) / len(timeline.times)
 
 
 def frames_between(times: Sequence[float], start: float | None, end: float | None) -> tuple[int, int]:
@@ -105,6 +139,7 @@ def plan_frames(
     meta: ClipMeta | None = None,
     draw: Random | None = None,
     most: int | None = None,
+    looks: Looks | None = None,
 ) -> FramePlan:
     """Choose the frames of one clip.
 
@@ -112,13 +147,15 @@ def plan_frames(
     from the first to the last. With ``meta.dynamic_sample`` each segment gives its own frames: in training (``draw``
     given) a number drawn uniformly from [min_frames, max_frames] and one random frame from each of as many equal
     stretches of the segment. In evaluation (``draw`` None) max_frames of them, uniformly spaced. Without
-    ``dynamic_sample`` the bounds of ``meta`` take the place of the options' for the whole clip.
+    ``dynamic_sample`` the bounds of ``meta`` take the place of the options' for the whole clip. With ``looks`` frames
+    and stretches are even in what changes, as ``places`` says, and their number is the same.
 
     Args:
         frame_count: frames in the clip.
         duration: seconds.
         draw: the random numbers of (run seed, epoch, record), or None to choose without chance.
         most: at most so many frames (of each segment with ``dynamic_sample``), but never fewer than the lower bound.
+        looks: how much the clip changes.
 
     Raises:
         FramePlanError: the segments differ from ``frame_count`` by more than two frames and more than 10 %, or the
@@ -137,11 +174,11 @@ def plan_frames(
         indices = [
             start + offset
             for start, end in pairwise(edges)
-            for offset in _dynamic_offsets(end - start, low, high, most, draw)
+            for offset in _dynamic_offsets(end - start, low, high, most, draw, looks and looks.within(start, end))
         ]
     else:
         wanted = _frames_wanted(_frames_asked(duration, options, meta), low, high)
-        indices = uniform_indices(frame_count, min(wanted, most))
+        indices = places(frame_count, min(wanted, most), None, looks)
     indices = _made_even(indices)
     segments = None
     if meta is not None and meta.frame_counts is not None:
@@ -156,6 +193,7 @@ def plan_spans(
     meta: ClipMeta,
     draw: Random | None = None,
     most: int | None = None,
+    looks: Looks | None = None,
 ) -> FramePlan:
     """Choose the frames of a clip of which a record names spans.
 
@@ -166,7 +204,7 @@ def plan_spans(
     Args:
         stretches: the first frame of each span, and the one after its last.
         duration: of all spans together, in seconds.
-        draw, most: as for ``plan_frames``.
+        draw, most, looks: as for ``plan_frames``.
 
     Raises:
         FramePlanError: more spans than pairs of frames.
@@ -177,8 +215,10 @@ def plan_spans(
     """
     low, high = _bounds(options, meta)
     most = high if most is None else max(most, low)
+    own_looks = [looks and looks.within(*stretch) for stretch in stretches]
+    own = list(zip((stop - first for first, stop in stretches), own_looks, strict=True))
     if meta.dynamic_sample:
-        chosen = [_dynamic_offsets(stop - first, low, high, most, draw) for first, stop in stretches]
+        chosen = [_dynamic_offsets(length, low, high, most, draw, seen) for length, seen in own]
     else:
         if len(stretches) > _in_pairs(high):
             raise FramePlanError(
@@ -188,8 +228,8 @@ def plan_spans(
         wanted = min(_frames_wanted(_frames_asked(duration, options, meta), low, high), most)
         pairs = pairs_of_each(stretches, max(_in_pairs(wanted), len(stretches)))
         chosen = [
-            _made_even(uniform_indices(stop - first, FRAMES_PER_PATCH * own))
-            for (first, stop), own in zip(stretches, pairs, strict=True)
+            _made_even(places(length, FRAMES_PER_PATCH * n, None, seen))
+            for (length, seen), n in zip(own, pairs, strict=True)
         ]
     indices = [first + offset for (first, _), offsets in zip(stretches, chosen, strict=True) for offset in offsets]
     segments = [number for number, offsets in enumerate(chosen) for _ in offsets]
@@ -238,13 +278,13 @@ def _frames_wanted(asked: float, low: int, high: int) -> int:
     return n - 1 if n - 1 >= max(low, 1) else n
 
 
-def _dynamic_offsets(length: int, low: int, high: int, most: int, draw: Random | None) -> list[int]:
+def _dynamic_offsets(
+    length: int, low: int, high: int, most: int, draw: Random | None, looks: Looks | None
+) -> list[int]:
     """Frames of one segment, counted from its start. A segment emptied by rescaling gives none."""
     if length == 0:
         return []
-    if draw is None:
-        return uniform_indices(length, min(high, most))
-    return stratified_indices(length, min(draw.randrange(low, high + 1), most), draw)
+    return places(length, min(high if draw is None else draw.randrange(low, high + 1), most), draw, looks)
 
 
 def _segment_edges(frame_count: int, counts: tuple[float, ...] | None) -> tuple[list[int], bool]:

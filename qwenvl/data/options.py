@@ -67,6 +67,13 @@ class FrameOptions(Options):
         8, "Most frames of a clip, at least --video_min_frames. An odd number is made even: temporal patches are pairs."
     )
 
+    frame_sampler: Literal["uniform", "change"] = option(
+        "uniform",
+        "Where the frames of a clip are taken, however many. uniform: evenly, from the first to the last. change: half "
+        "evenly and half where the picture changes, for long clips in which little happens. It looks at every clip 4 "
+        "times a second, and so decodes all of it.",
+    )
+
     def problems(self) -> Iterator[str]:
         if self.video_fps is not None and was_set(self, "base_interval"):
             yield "--video_fps and --base_interval say the same thing twice: give one of them"

@@ -14,7 +14,7 @@ Spans = Sequence[tuple[float, float]]
 """Starts and ends in seconds, rising, that do not overlap."""
 
 
-def stretches_of(spans: Spans, times: Sequence[float], duration: float) -> list[tuple[int, int]]:
+def frames_of_spans(spans: Spans, times: Sequence[float], duration: float) -> list[tuple[int, int]]:
     """Return the first frame of each span, and the one after its last.
 
     A frame belongs to a span if it is shown at its start, at its end or between them. One that is shown where a span
@@ -28,7 +28,7 @@ def stretches_of(spans: Spans, times: Sequence[float], duration: float) -> list[
         FramePlanError: a span ends after the clip, or no frame is shown in it.
 
     Example:
-        >>> stretches_of([(0.5, 1.0), (3.0, 3.5)], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], 4.0)
+        >>> frames_of_spans([(0.5, 1.0), (3.0, 3.5)], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], 4.0)
         [(1, 3), (6, 8)]
     """
     stretches: list[tuple[int, int]] = []

@@ -58,12 +58,15 @@ def hints_by(
 ) -> Callable[[Record, MediaSizes], list[Hint]]:
     """What says of a record and the sizes of its media what is worth a look."""
     from qwenvl.data.seen_size import SeenSizes
+    from qwenvl.data.uneven import uneven_hints
 
-    seen = SeenSizes.of(PromptOptions.of(args, on_long_prompt="error"), collator and collator.processor)
+    processor = collator and collator.processor
+    seen = SeenSizes.of(PromptOptions.of(args, on_long_prompt="error"), processor)
     return lambda record, media: [
         *record_hints(record),
         *form_hints(record, reward_funcs),
         *seen.hints(media),
+        *uneven_hints(record, args.frame_sampler, processor),
     ]
 
 

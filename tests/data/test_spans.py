@@ -10,7 +10,7 @@ from qwenvl.data.errors import BadMediaError, FramePlanError
 from qwenvl.data.frames import plan_spans
 from qwenvl.data.options import FrameOptions
 from qwenvl.data.seeds import stable_random
-from qwenvl.data.spans import pairs_of_each, stretches_of
+from qwenvl.data.spans import frames_of_spans, pairs_of_each
 from qwenvl.model.loading import load_processor
 from qwenvl.types import ClipMeta
 
@@ -20,13 +20,13 @@ WIDE = FrameOptions(base_interval=1.0, video_min_frames=2, video_max_frames=100)
 
 class TestStretches:
     def test_frames_at_both_ends_belong_to_a_span(self):
-        assert stretches_of([(0.5, 1.0), (10.2, 11.4)], HALVES, 60.0) == [(1, 3), (21, 23)]
+        assert frames_of_spans([(0.5, 1.0), (10.2, 11.4)], HALVES, 60.0) == [(1, 3), (21, 23)]
 
     def test_a_frame_at_a_border_belongs_to_the_earlier_span(self):
-        assert stretches_of([(1, 2), (2, 3)], HALVES, 60.0) == [(2, 5), (5, 7)]
+        assert frames_of_spans([(1, 2), (2, 3)], HALVES, 60.0) == [(2, 5), (5, 7)]
 
     def test_the_end_may_be_rounded_up(self):
-        assert stretches_of([(59, 61)], HALVES, 60.0) == [(118, 120)]
+        assert frames_of_spans([(59, 61)], HALVES, 60.0) == [(118, 120)]
 
     @pytest.mark.parametrize(
         ("spans", "message"),
@@ -39,7 +39,7 @@ class TestStretches:
     )
     def test_spans_without_frames_are_errors(self, spans, message):
         with pytest.raises(FramePlanError, match=message):
-            stretches_of(spans, HALVES, 60.0)
+            frames_of_spans(spans, HALVES, 60.0)
 
 
 class TestPlan:

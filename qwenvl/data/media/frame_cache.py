@@ -27,7 +27,7 @@ from qwenvl.data.prompt_length import Ruler
 from qwenvl.disk_store import DiskStore
 from qwenvl.types import ClipMeta
 
-FORMAT = 2  # goes up when this library makes other pixels or times of the same file
+FORMAT = 2  # goes up when this library makes other pixels, times or changes of the same file
 
 
 class FrameCache:
@@ -131,6 +131,17 @@ class CachedClip:
             return self._decode(indices, share)
         self.hit = True
         return load(found)["frames"].permute(0, 3, 1, 2)
+
+    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """Return how much the picture changes up to each frame, as ``ClipReader.look`` does. It is always kept."""
+        key = _digest("looks", *self._base, tuple(indices))
+        known = self._cache.store.get(key)
+        if known is not None:
+            return tuple(load(known)["change"].tolist())
+        change = self._opened.look(indices)
+        if self._cache.content(self.path) == self._content:  # it may have been replaced meanwhile
+            self._cache.store.put(key, save({"change": torch.tensor(change)}))
+        return change
 
     def _decode(self, indices: Sequence[int], share: float) -> Tensor:
         ruler = self._cache.ruler

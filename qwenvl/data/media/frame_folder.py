@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.clip.look import changes
 from qwenvl.data.media.clip.reader import PART_BYTES
 from qwenvl.data.media.images import image_size, load_image
 from qwenvl.data.media.source import frame_list
@@ -70,6 +71,10 @@ class FrameFolder:
                 first, other = ("{2} x {1}".format(*f.shape) for f in (frames[0], frame))
                 raise BadMediaError(self.files[index], f"{other} pixels in a clip whose first frame has {first}")
         return torch.stack(frames)
+
+    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """Return how much the picture changes up to each frame, as ``ClipReader.look`` does, by the images' green."""
+        return changes(load_image(self.files[index])[1].numpy() for index in indices)
 
     def check_all(self) -> None:
         """Load all images and keep none. It raises BadMediaError for a bad one."""

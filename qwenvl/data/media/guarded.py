@@ -91,6 +91,10 @@ class GuardedClip:
         own = read.copy() if read.nbytes <= REUSED_BYTES else read  # the child uses the memory of few frames again
         return torch.from_numpy(own).permute(0, 3, 1, 2)
 
+    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """Return how much the picture changes up to each frame, as ``ClipReader.look`` does."""
+        return self._ask("look", tuple(indices))
+
     def check_all(self) -> None:
         """Decode all frames and keep none, as ``ClipReader.check_all`` does."""
         self._ask("check", None)
@@ -159,6 +163,8 @@ def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:
         try:
             if kind == "check":
                 return clip.check_all()
+            if kind == "look":
+                return clip.look(argument)
             if kind == "read":
                 return shared.give(clip.read_array(argument, shared.empty).shape)
             if kind == "parts":

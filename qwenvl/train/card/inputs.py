@@ -6,6 +6,12 @@ from transformers import ProcessorMixin
 
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings, bounds_whole_clips
 
+PLACES = {
+    "uniform": "evenly from the first to the last",
+    "change": "half of them evenly and half where the picture changes (`frame_sampler change`)",
+}
+"""Where frames are taken, by ``frame_sampler``."""
+
 
 def inputs_section(settings: PromptSettings, processor: ProcessorMixin) -> str:
     """Return what the card says of frames, sizes and prompts, with code that asks about a clip.
@@ -18,7 +24,7 @@ def inputs_section(settings: PromptSettings, processor: ProcessorMixin) -> str:
         "## Inputs",
         "",
         f"- Frames: {settings.frames_per_second:g} per second of a clip, {frames.video_min_frames} to "
-        f"{frames.video_max_frames} in all, evenly from the first to the last.",
+        f"{frames.video_max_frames} in all, {PLACES[frames.frame_sampler]}.",
         f"- Pixels of a frame: {prompts.video_min_frame_pixels:,} to {prompts.video_max_frame_pixels:,}.",
         f"- Pixels of an image: {prompts.min_pixels:,} to {prompts.max_pixels:,}.",
     ]

@@ -14,6 +14,7 @@ from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.hints import record_hints
 from qwenvl.data.records.record_file import spot_checked
 from qwenvl.data.seen_size import SeenSizes
+from qwenvl.data.uneven import uneven_hints
 from qwenvl.hint import Hint
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.asked import form_hints
@@ -36,9 +37,11 @@ def first_look(dataset: Any, collator: GRPOCollator, checker: Any, by_name: bool
     names = checker.names if isinstance(checker, Rubric) else ()
     found: Counter[Hint] = Counter()
     first: dict[Hint, str] = {}
+    sampler = getattr(getattr(dataset, "options", None), "frame_sampler", "uniform")
     seen, looked = SeenSizes.of(collator.options, collator.processor), 0
     for looked, record in enumerate(spot_checked(records), start=1):
         hints = [*record_hints(record), *form_hints(record, names, by_name)]
+        hints += uneven_hints(record, sampler, collator.processor)
         if looked <= MEASURED:
             hints += seen.hints(_sizes(record))
         for hint in hints:

@@ -29,6 +29,7 @@ from qwenvl.data.media.clip.container import (
     reason_of,
 )
 from qwenvl.data.media.clip.index import index_clip
+from qwenvl.data.media.clip.look import changes, luma_of
 from qwenvl.data.media.clip.playing import decoded, play
 from qwenvl.data.media.clip.strict import check_all_frames, check_packets, damage
 
@@ -134,6 +135,17 @@ class ClipReader:
         """All frames one by one, H x W x 3 each, as ``read`` has them. It raises as ``read`` does."""
         yield from self._decode(list(range(self.frame_count)))
 
+    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """Return how much the picture changes up to each of these rising frames since the one before: see ``changes``.
+
+        PyAV decodes them, whatever the backend.
+
+        Raises:
+            IndexError, BadMediaError: as ``read`` raises them.
+        """
+        self._check_numbers(indices)
+        return changes(map(luma_of, self._found(list(indices))))
+
     def check_all(self) -> None:
         """Decode all frames and keep none.
 
@@ -198,6 +210,15 @@ class ClipReader:
         reformatter = VideoReformatter()  # one for all frames: it keeps its tables
         shape = pixel_shape(self._stream)
         scaling = None if shape == 1 else "BICUBIC"
+        for frame in self._found(wanted):
+            height, width = in_square_pixels(frame.height, frame.width, shape)
+            rgb = reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling, threads=1)
+            (plane,) = rgb.planes
+            picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
+            yield _upright(picture, round(frame.rotation / 90) % 4)
+
+    def _found(self, wanted: list[int]) -> Iterator[VideoFrame]:
+        """The frames with these rising numbers as the decoder gives them."""
         found = self._frames_by_count(wanted) if self._index.by_count else self._frames_by_time(wanted)
         try:
             for index, frame in zip(wanted, found, strict=True):
@@ -205,11 +226,7 @@ class ClipReader:
                     raise BadMediaError(
                         self.path, f"the frame at {self.frame_times[index]:.3f} s is missing when decoded"
                     )
-                height, width = in_square_pixels(frame.height, frame.width, shape)
-                rgb = reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling, threads=1)
-                (plane,) = rgb.planes
-                picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
-                yield _upright(picture, round(frame.rotation / 90) % 4)
+                yield frame
         except MemoryError:  # FFmpeg's own among them
             raise
         except READING_ERRORS as error:
