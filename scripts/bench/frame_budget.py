@@ -1,7 +1,7 @@
 """Are frames better spent where the picture changes? Measured on the demo's station, for the same number of frames.
 
-    python scripts/bench/frame_budget.py                           # which steps have a frame, by encoding: 2 minutes
-    python scripts/bench/frame_budget.py --train runs/budget       # what a tiny model learns from either: 15 minutes
+    python scripts/bench/frame_budget.py                           # which steps have a frame, by encoding
+    python scripts/bench/frame_budget.py --train runs/budget       # what a tiny model learns from either
 
 A clip is a minute of the demo's station, in which four steps of about a second each are done at random times and
 nothing happens in between. A step counts as seen if at least one frame is taken while it goes on. Beside the two values

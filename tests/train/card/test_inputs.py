@@ -35,6 +35,15 @@ def test_a_checkpoint_and_the_model_make_the_inputs_of_training(make_trainer, tm
         assert ("PEFT" in card) == lora, "what peft writes of an adapter stays"
 
 
+def test_the_card_says_where_frames_are_taken():
+    processor = make_processor("qwen3_vl")
+    assert "4 to 8 in all, evenly from the first to the last." in inputs_section(SETTINGS, processor)
+    change = PromptSettings(FrameOptions(frame_sampler="change"), PromptOptions())
+    assert "4 to 8 in all, half of them evenly and half where the picture changes (`" in inputs_section(
+        change, processor
+    )
+
+
 def test_the_frames_are_those_of_the_data_set(make_trainer, sop_data):
     from qwenvl.data.dataset import load_dataset
 
