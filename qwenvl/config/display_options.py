@@ -32,7 +32,8 @@ class DisplayOptions(CompletionOptions):
         None,
         "How progress is shown. rich: a board of a few lines at the foot of the terminal, with curves of reward, KL, "
         "entropy, equal groups and lengths, the seconds of a step by phase, and memory. bar: one line. plain: lines "
-        "that stay, which a file or a pipe always gets. none: nothing. Warnings and the summary are shown in any case.",
+        "that stay, which a file or a pipe always gets. none: nothing. A step that takes long says what it is at: "
+        "a plain line each minute, a field of the others. Warnings and the summary are shown in any case.",
         unset="rich on a terminal, else plain; with --disable_tqdm the Trainer's own lines",
     )
 

@@ -33,7 +33,8 @@ class RunOptions(Options):
     stall_timeout: float = option(
         60,
         "Minutes without progress after which the run ends, and says where each of its threads stands. Progress is a "
-        "micro-batch, a batch of evaluation or a checkpoint. 0: it waits for ever.",
+        "phase of a step that begins, a token that is drawn, a micro-batch, a batch of evaluation or a checkpoint. 0: "
+        "it waits for ever.",
         least=0,
     )
     on_nonfinite: Literal["stop", "skip"] = option(

@@ -21,6 +21,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.sharing.linear_attention import state_tokens
+from qwenvl.rollout.drawing import Drawing
 from qwenvl.rollout.engine import (
     EnginePrompts,
     SamplingParams,
@@ -45,6 +46,9 @@ class LocalEngine:
                 sampled vision token would be taken for a picture in the next pass.
             token_budget: prompts are sampled together as long as their tokens, as the engine holds them, stay below
                 this. None: all together.
+
+        Attributes:
+            drawing: how far the present draw is.
         """
         self.token_budget = token_budget
         ends = model.generation_config.eos_token_id
@@ -53,6 +57,7 @@ class LocalEngine:
         self.end_ids = sorted({end for end in [*ends, tokenizer.eos_token_id] if end is not None})
         names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
         self.vision_ids = [model.config.to_dict()[name] for name in names]
+        self.drawing = Drawing()
         self._stops: dict[tuple[str, ...], StopStrings] = {}  # made once: they look at the whole vocabulary
 
     def sample(
@@ -74,6 +79,7 @@ class LocalEngine:
             prompts = padded_with_own(prompts)
         with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
             ids, likelihood = self._draw(bare, prompts, group_size, params)
+            self.drawing.end()
             return self._finish(ids, likelihood, self.stops(params))
 
     def stops(self, params: SamplingParams) -> StopStrings | None:
@@ -91,11 +97,12 @@ class LocalEngine:
         parts = []
         with generation_settings(model, self._settings(params)):
             for rows in within_budget(range(len(prompts)), self.token_budget, cost=lambda row: cost):
+                self.drawing.begin(rows, len(prompts), params.max_new_tokens)
                 parts.append(self._generate(model, prompts.select(rows).repeat(group_size), params))
         return joined_draws(parts, self.tokenizer.pad_token_id)
 
     def _generate(self, model: nn.Module, rows: PromptInputs, params: SamplingParams) -> tuple[Tensor, Likelihood]:
-        recorder = LikelihoodRecorder(params.temperature or 1.0, params.entropies)
+        recorder = LikelihoodRecorder(params.temperature or 1.0, params.entropies, self.drawing)
         processors = LogitsProcessorList([recorder])
         if params.repetition_penalty != 1.0:  # in the settings it would come before the recorder
             processors.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
@@ -151,14 +158,16 @@ class LikelihoodRecorder(LogitsProcessor):
     distribution is kept until then, and no more than one (rows x V) at a time.
     """
 
-    def __init__(self, temperature: float, entropies: bool = False):
+    def __init__(self, temperature: float, entropies: bool = False, drawing: Drawing | None = None):
         self._temperature = temperature
+        self._drawing = Drawing() if drawing is None else drawing
         self._columns: list[Tensor] = []
         self._entropies: list[Tensor] | None = [] if entropies else None
         self._last: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Leaves the scores as they are."""
+        self._drawing.token()
         if self._last is not None:
             self._take(input_ids[:, -1])
         self._last = (scores.float() / self._temperature).log_softmax(-1)

@@ -27,6 +27,7 @@ from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.decoding import Decoder
+from qwenvl.rollout.drawing import Drawing
 from qwenvl.rollout.engine import SamplingParams, joined_draws, within_budget
 
 
@@ -70,6 +71,7 @@ def sample_shared(
     stopping: Callable[[Tensor], Tensor] | None = None,
     token_budget: int | None = None,
     compiled: bool = False,
+    drawing: Drawing | None = None,
 ) -> tuple[Tensor, Likelihood]:
     """Draws ``group_size`` completions of each prompt.
 
@@ -86,12 +88,14 @@ def sample_shared(
             states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
             all together.
         compiled: compile the layers' step that follows the first token (see ``decoding``).
+        drawing: is told how far it is.
 
     Returns:
         Completion ids N x T, and what softmax(logits / temperature) makes of each token, before what narrows the
         choice, 0.0 at padding. At temperature 0 that is at temperature 1.
     """
     install_sharing(model)
+    drawing = Drawing() if drawing is None else drawing
     processors = logits_processors(params, suppress, prompts.input_ids.device)
     lengths = prompts.attention_mask.sum(1).tolist()
     new_tokens = group_size * (params.max_new_tokens + state_tokens(model))
@@ -99,10 +103,12 @@ def sample_shared(
     # Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token.
     rounds = torch.is_autocast_enabled(prompts.input_ids.device.type)
     with torch.no_grad() if rounds else torch.inference_mode():
-        drawn = [
-            _Draw(model, prompts.select(rows), group_size, params, pad_id, compiled).run(processors, end_ids, stopping)
-            for rows in batches
-        ]
+        drawn = []
+        for rows in batches:
+            drawing.begin(rows, len(prompts), params.max_new_tokens)
+            draw = _Draw(model, prompts.select(rows), group_size, params, pad_id, compiled)
+            drawn.append(draw.run(processors, end_ids, stopping, drawing))
+            del draw  # its cache
     return joined_draws(drawn, pad_id)
 
 
@@ -139,6 +145,7 @@ class _Draw:
         processors: LogitsProcessorList,
         end_ids: list[int],
         stopping: Callable[[Tensor], Tensor] | None,
+        drawing: Drawing,
     ) -> tuple[Tensor, Likelihood]:
         """See ``sample_shared``. The processors get prompt + completion ids, as ``generate`` shows them."""
         ends = torch.tensor(end_ids, device=self._ids.device)
@@ -147,6 +154,7 @@ class _Draw:
         decoder = Decoder(self._model, self._cache, self._compiled)
         for t in range(length):
             now = self._start + t
+            drawing.token()
             scores = processors(self._ids[self._going, :now], logits)
             tokens = scores.argmax(-1) if temperature == 0 else scores.softmax(-1).multinomial(1)[:, 0]
             self._ids[self._going, now] = tokens

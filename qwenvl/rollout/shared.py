@@ -51,4 +51,5 @@ class SharedPrefixEngine(LocalEngine):
             stopping=self.stops(params),
             token_budget=self.token_budget,
             compiled=self._compiled,
+            drawing=self.drawing,
         )

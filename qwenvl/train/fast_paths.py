@@ -21,6 +21,7 @@ from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision import accept_features, blank_vision, encode_vision, supports_encode_once
 from qwenvl.model.vision_cache import VisionCache
+from qwenvl.rollout.drawing import Drawing
 from qwenvl.rollout.engine import RolloutEngine
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.shared import SharedPrefixEngine
@@ -127,6 +128,11 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32,
         max_tokens=None if prompt is None else prompt + args.generation_max_length,
     )
+
+
+def drawing_of(paths: Paths) -> Drawing | None:
+    """How far the engine is with a draw. None where other processes sample."""
+    return paths.engine.drawing if isinstance(paths.engine, LocalEngine) else None
 
 
 def choose_paths(

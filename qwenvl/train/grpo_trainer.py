@@ -139,7 +139,7 @@ class GRPOTrainer(DrawsAhead):
         if not batches:
             return batches, items
         places = [inputs["prompts"] for inputs in batches]
-        self.journal.begin_step()
+        self.journal.begin_step(len(places))
         if self.state.global_step % self.args.num_iterations:
             self.step = self.step.again(places)
         else:

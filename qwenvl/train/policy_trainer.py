@@ -23,7 +23,8 @@ from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card.trainer import DescribedTrainer
 from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
 from qwenvl.train.display.choice import display_closed
-from qwenvl.train.fast_paths import PathLikelihood
+from qwenvl.train.fast_paths import PathLikelihood, drawing_of
+from qwenvl.train.log.doing import Doing
 from qwenvl.train.log.journal import Journal
 from qwenvl.train.log.memory import peak_memory
 from qwenvl.train.log.meter import Meter
@@ -43,6 +44,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         callbacks: more callbacks of transformers.
 
     Attributes:
+        doing: what this process is at.
         evaluated_as: the metric by which the log tells that the weights were evaluated.
         difficulty: which records are drawn less. None: all are drawn alike.
     """
@@ -84,6 +86,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         if args.start_from_weights is not None:
             start_from_weights(policy, args.start_from_weights)
         self.meter = Meter(args.device)
+        self.doing = Doing(self.meter, drawing_of(parts.paths))
         self.journal = Journal(args, self.meter, self.train_dataset, self.paths.cache)
         self._finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)

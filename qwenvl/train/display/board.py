@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from qwenvl.report.sections import is_phase
 from qwenvl.train.display.sparkline import ASCII, BLOCKS, Series, sparkline
+from qwenvl.train.log.doing import PHASES, phase_name
 from qwenvl.train.log.memory import Memory
 
 LEARNS = {"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups"}
@@ -26,10 +27,6 @@ MOVES = {
 """The metrics of the left and of the right column, and their names there. Parts of the reward follow the reward."""
 SHARES = {"group/zero_std_frac", "completion/truncated_frac"}
 NO_PARTS = {"reward/total", "reward/max", "reward/std"}
-PHASES = {
-    **{"sample": "sampling", "logp": "log-probs", "reward": "rewards", "data_wait": "waiting for data"},
-    **{"refill": "other prompts", "contrast": "other orders"},
-}
 TWO_COLUMNS = 72  # characters from which there are two
 MOST_PARTS = 5  # of the reward
 LONG_WAIT = 0.2  # of a step, from which on the wait for data stands out
@@ -48,6 +45,7 @@ class Board:
         evaluations: of each the line that tells of its last result.
         evaluating: how far the evaluation that goes on is: batches done, and of how many (None: not known).
         memory: the most that was used.
+        doing: what the step that goes on is at, and for how many seconds it has gone on. None between steps.
     """
 
     title: str
@@ -59,6 +57,7 @@ class Board:
     evaluations: dict[str, str] = field(default_factory=dict)
     evaluating: tuple[int, int | None] | None = None
     memory: Memory | None = None
+    doing: tuple[str, float] | None = None
 
     def add(self, logs: Mapping[str, float]) -> None:
         """The numbers of a log entry of training."""
@@ -76,6 +75,8 @@ class Board:
             yield self._curves(options.max_width, ASCII if ascii_only else BLOCKS)
         facts: list[tuple[str, str | Text]] = [*self.evaluations.items()]
         facts += [("a step", self._phases())] if self.seconds else []
+        if self.doing is not None:
+            facts.append((f"step {self.step + 1}", f"{tqdm.format_interval(self.doing[1])} so far: {self.doing[0]}"))
         facts += [("memory", memory_of(self.memory))] if self.memory is not None else []
         table = Table.grid(padding=(0, 1))
         table.add_column(width=label_width(options.max_width), no_wrap=True, overflow="ellipsis")
@@ -149,8 +150,7 @@ def _is_part(name: str) -> bool:
 def phases(seconds: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     """The phases of a step by the names that the board has for them, the longest first."""
     for name in sorted(seconds, key=lambda each: -seconds[each]):
-        short = name.removeprefix("time/").removesuffix("_s")
-        yield PHASES.get(short, short.replace("_", " ")), seconds[name]
+        yield phase_name(name), seconds[name]
 
 
 def seconds_of(value: float) -> str:

@@ -16,6 +16,7 @@ from qwenvl.train.display.console import say, shows_bars
 from qwenvl.train.display.live import LiveBoard
 from qwenvl.train.display.progress import ProgressBar, ProgressLines
 from qwenvl.train.display.shown_completions import ShownCompletions, say_beside_bars
+from qwenvl.train.display.within_step import WithinStep
 from qwenvl.train.log.journal import Journal
 
 Display = Literal["bar", "rich", "plain", "none"]
@@ -44,7 +45,9 @@ def install_display(trainer: Trainer, journal: Journal) -> None:
         every = LIVE_COMPLETIONS_EVERY if display == "rich" else 0
     if every:
         trainer.add_callback(ShownCompletions(journal, every, say_beside_bars if display == "bar" else say))
-    trainer.add_callback(CALLBACKS[display]())
+    shown = CALLBACKS[display]()
+    trainer.add_callback(WithinStep(shown, trainer.doing))  # before it: its step ends first
+    trainer.add_callback(shown)
 
 
 @contextmanager
@@ -54,6 +57,6 @@ def display_closed(trainer: Trainer) -> Iterator[None]:
         yield
     except BaseException:
         for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, LiveBoard | ProgressBar):
+            if isinstance(callback, LiveBoard | ProgressBar | WithinStep):
                 callback.close()
         raise

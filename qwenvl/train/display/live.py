@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.board import Board
-from qwenvl.train.display.progress import evaluated, evaluation_lines, with_interval
+from qwenvl.train.display.progress import SHORT, evaluated, evaluation_lines, with_interval
 from qwenvl.train.log.memory import peak_memory
 
 SECONDS = 0.5  # between two drawings, at least, while an evaluation goes on
@@ -31,8 +31,8 @@ class Terminal(Console):
 class Screen:
     """What is drawn at the foot of the terminal. Prints, log lines and warnings go above while it is there.
 
-    It is drawn when it is told to, and by no thread of its own, so that it costs a step nothing and a forked process
-    finds no lock taken.
+    It is drawn when it is told to, and by no thread of its own, so that it costs a step nothing. Another thread has it
+    drawn within a step alone (``WithinStep``): a process that is forked between steps finds no lock taken.
     """
 
     def __init__(self, board: Board):
@@ -96,11 +96,17 @@ class LiveBoard(TrainerCallback):
         """One step more."""
         if self._board is not None and state.is_world_process_zero:
             began, first = self._began
-            self._board.step = state.global_step
+            self._board.step, self._board.doing = state.global_step, None
             pace = (self._clock() - began) / max(1, state.global_step - first)
             self._board.left = pace * (state.max_steps - state.global_step)
             if not control.should_log:
                 self._draw()
+
+    def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
+        """What the step is at, once it has taken some seconds."""
+        if self._board is not None and seconds >= SHORT:
+            self._board.doing = (doing, seconds)
+            self._draw()
 
     def on_log(self, args, state, control, logs: Mapping[str, float] | None = None, **kwargs):
         """The numbers of a step, or of an evaluation, which has a line above too."""

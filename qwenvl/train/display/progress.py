@@ -20,6 +20,10 @@ SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "t
 """The metrics that are shown while a run goes on, and their names there. All others are in the run folder."""
 
 
+SHORT = 5.0  # seconds of a step after which a live display says what it is at
+LONG = 60.0  # seconds between two lines that say what a step is at, at least
+
+
 class ProgressBar(ProgressCallback):
     """One live line on a terminal: steps, time left, reward and KL."""
 
@@ -48,6 +52,17 @@ class ProgressBar(ProgressCallback):
                 self.training_bar.set_postfix(self._latest)
         for line in evaluation_lines(state.global_step, logs):
             tqdm.write(line)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """One step more."""
+        if state.is_world_process_zero and self.training_bar is not None:
+            self.training_bar.set_postfix(self._latest, refresh=False)
+        super().on_step_end(args, state, control, **kwargs)
+
+    def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
+        """What the step is at, once it has taken some seconds."""
+        if self.training_bar is not None and seconds >= SHORT:
+            self.training_bar.set_postfix({**self._latest, "now": doing})
 
     def close(self) -> None:
         """Ends the lines of the bars."""
@@ -82,6 +97,8 @@ def keep_lines_apart() -> None:
 class ProgressLines(TrainerCallback):
     """Plain lines where there is no terminal: at the first log entry, at the last, and at most one in ``seconds``.
 
+    A step that takes longer than a minute has one more line each minute.
+
     Args:
         seconds: the least time between two lines.
         clock: gives the time, in seconds.
@@ -91,6 +108,7 @@ class ProgressLines(TrainerCallback):
         self._seconds, self._clock = seconds, clock
         self._latest: dict[str, str] = {}
         self._told: float | None = None  # when
+        self._told_within: float | None = None  # when, of a step that went on
         self._evaluated = 0  # batches of the evaluation that goes on
         self._began = (0.0, 0)  # when, and after which step
 
@@ -102,6 +120,14 @@ class ProgressLines(TrainerCallback):
         """A line for steps without a log entry."""
         if not control.should_log and self._is_time():
             self._tell_of_training(state)
+
+    def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
+        """A line for a step that takes long, where none was told for a minute."""
+        now = self._clock()
+        told = [when for when in (self._told, self._told_within) if when is not None]
+        if min([seconds, *(now - when for when in told)]) >= LONG:
+            say(f"step {step} of {steps}, {tqdm.format_interval(seconds)} so far: {doing}")
+            self._told_within = now
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """A line of the numbers, and one for each evaluation."""

@@ -62,9 +62,9 @@ class Journal:
         for batch in experience.refills:
             self.drawn(batch)
 
-    def begin_step(self) -> None:
-        """An optimizer step begins."""
-        self._meter.step()
+    def begin_step(self, micro_batches: int) -> None:
+        """An optimizer step of so many micro-batches begins."""
+        self._meter.step(micro_batches)
         self.trained_on = []
 
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:

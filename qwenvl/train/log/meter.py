@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +14,11 @@ BY_PROCESS = {"time/wait_s"}  # logged of each of several processes: the one tha
 
 class Meter:
     """Means, maxima and sums by name since the last ``flush``.
+
+    Attributes:
+        starts: how often each clock was started in the present step.
+        started: how often any clock was. It only grows.
+        micro_batches: of the present step.
 
     Example:
         >>> meter = Meter()
@@ -27,6 +32,9 @@ class Meter:
         """``device``: timings wait for its queued work."""
         self._device = torch.device(device)
         self._started: dict[str, float] = {}
+        self._running: list[str] = []
+        self.starts: Counter[str] = Counter()
+        self.started = self.micro_batches = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -51,28 +59,39 @@ class Meter:
         """Adds to a sum. A name is logged from its first count on, 0 included."""
         self._sums[name] += value
 
-    def step(self) -> None:
+    def step(self, micro_batches: int = 1) -> None:
         """One optimizer step begins. Times are logged per step."""
         self._steps += 1
+        self.starts, self.micro_batches = Counter(), micro_batches
+
+    @property
+    def running(self) -> str | None:
+        """The clock that was started last, of those that run. Other threads may ask."""
+        running = tuple(self._running)
+        return running[-1] if running else None
 
     def start(self, name: str) -> None:
         """The clock of ``name`` runs until ``stop``."""
         self._wait()
+        self._runs(name)
         self._started[name] = time.perf_counter()
 
     def stop(self, name: str) -> None:
         """Adds the seconds since ``start`` to ``name``, or nothing if it was not started."""
         self._wait()
         if (start := self._started.pop(name, None)) is not None:
+            self._running.remove(name)
             self._seconds[name] += time.perf_counter() - start
 
     @contextmanager
     def wait(self, name: str) -> Iterator[None]:
         """Adds the seconds that the process waits within to ``name``. The device goes on with its queued work."""
+        self._runs(name)
         start = time.perf_counter()
         try:
             yield
         finally:
+            self._running.remove(name)
             self._seconds[name] += time.perf_counter() - start
 
     @contextmanager
@@ -106,6 +125,12 @@ class Meter:
             elif len(each) > 1:
                 values |= {f"{name}/{process}": value for process, value in enumerate(each)}
         return values
+
+    def _runs(self, name: str) -> None:
+        if name not in self._started:
+            self._running.append(name)
+        self.starts[name] += 1
+        self.started += 1
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

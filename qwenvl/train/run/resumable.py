@@ -56,7 +56,7 @@ class ResumableTrainer(SavingTrainer):
         if checkpoint is not None:
             require_resumable(checkpoint, self.args)
             begun = read_state(checkpoint)["global_step"]
-        stop, stall = StopOnSignal(self.args), StallWatch(self.args)
+        stop, stall = StopOnSignal(self.args), StallWatch(self.args, self.doing)
         added = (stop, stall, OwedEvaluation(self))
         for each in added:
             self.add_callback(each)

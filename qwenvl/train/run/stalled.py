@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.train.log.doing import Doing
 
 BACKUP_SECONDS = 30.0  # after its time a thread that no Python code can stop is ended without it
 
@@ -21,9 +22,13 @@ class StallWatch(TrainerCallback):
 
     Each process of a run watches itself. Where one of them hangs the others wait for it, so that all of them end and
     say where their threads stand.
+
+    Args:
+        doing: whatever goes on within a step is progress too: a phase that begins, a token that is drawn.
     """
 
-    def __init__(self, args: GRPOConfig):
+    def __init__(self, args: GRPOConfig, doing: Doing):
+        self._doing, self._beat = doing, doing.beat()
         self._limit = 60 * args.stall_timeout
         self._process = args.process_index
         self._step, self._last = 0, time.monotonic()
@@ -51,10 +56,13 @@ class StallWatch(TrainerCallback):
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(min(1.0, self._limit / 4)):
+            if (beat := self._doing.beat()) != self._beat:
+                self._beat = beat
+                self._goes_on()
             if time.monotonic() - self._last >= self._limit:
                 said = (
-                    f"no progress for {self._limit / 60:g} minutes (--stall_timeout) since step {self._step}: process "
-                    f"{self._process} ends. Its threads, the innermost call first:\n"
+                    f"no progress for {self._limit / 60:g} minutes (--stall_timeout) since step {self._step} "
+                    f"({self._doing.words()}): process {self._process} ends. Its threads, the innermost call first:\n"
                 )
                 os.write(2, said.encode())
                 faulthandler.dump_traceback(file=2)

@@ -124,7 +124,7 @@ class WarmupTrainer(PolicyTrainer):
         """Draws the micro-batches of one optimizer step, and counts their targets over all processes."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches:
-            self.journal.begin_step()
+            self.journal.begin_step(len(batches))
             self._counts = step_counts(batches)
             for inputs in batches:
                 self.journal.drawn(inputs["prompts"])

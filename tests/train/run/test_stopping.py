@@ -124,14 +124,18 @@ def test_a_signal_to_the_whole_group_ends_the_command_with_status_0(tiny_checkpo
 HANGS = """
 import sys, time
 from types import SimpleNamespace
+from qwenvl.train.log.doing import Doing
+from qwenvl.train.log.meter import Meter
 from qwenvl.train.run import stalled
 
 def hangs():
     {hang}
 
 stalled.BACKUP_SECONDS = 0.5
-with stalled.StallWatch(SimpleNamespace(stall_timeout=0.01, process_index=3)).watches():
-    hangs()
+meter = Meter()
+with stalled.StallWatch(SimpleNamespace(stall_timeout=0.01, process_index=3), Doing(meter)).watches():
+    with meter.time("time/logp_s"):
+        hangs()
 """
 
 
@@ -141,7 +145,7 @@ def test_a_run_without_progress_ends_and_says_where_it_stands(hang):
     done = subprocess.run([sys.executable, "-c", HANGS.format(hang=hang)], capture_output=True, text=True)
     assert done.returncode == 1
     if "sleep" in hang:
-        assert "no progress for 0.01 minutes (--stall_timeout) since step 0: process 3 ends." in done.stderr
+        assert "no progress for 0.01 minutes (--stall_timeout) since step 0 (log-probs): process 3 ends." in done.stderr
     assert re.search(r'File "<string>", line \d+ in hangs', done.stderr)
 
 
