@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from tests.chromium import Page, find_chromium
 from tests.environment import THREADS
 
-pytest_plugins = ["tests.made_clips", "tests.fake_server", "tests.left_behind"]
+pytest_plugins = ["tests.made_clips", "tests.fake_server", "tests.left_behind", "tests.forked"]
 
 
 def pytest_addoption(parser):
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(config, items):
         random.Random(seed).shuffle(items)
         files = {}
         items.sort(key=lambda item: files.setdefault(item.path, len(files)))
+
+
+def pytest_collection_finish():
+    # Each training collects garbage, and would look through all modules and tests for it: a third of a second.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

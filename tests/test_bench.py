@@ -111,11 +111,10 @@ def test_the_step_benchmark_runs():
     assert "200,2,4: 222 prompt tokens" in out and out.count(" MiB, ") == 2 and "ideal step" in out
 
 
-def test_the_records_benchmark_runs(tmp_path):
+def test_the_records_benchmark_runs(fork_python, tmp_path):
     options = ["--records", "30", "--kinds", "csv", "--folder", str(tmp_path)]
-    out = subprocess.run(
-        [sys.executable, str(BENCH / "records.py"), *options], check=True, capture_output=True, text=True
-    ).stdout
+    command = [fork_python, str(BENCH / "records.py"), *options]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "30 records" in out and "| csv, 0 MB | " in out
     assert list(tmp_path.iterdir()) == []
 

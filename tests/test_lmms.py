@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,7 +54,7 @@ STAND_IN = {
 
 
 @pytest.fixture
-def harness(tmp_path, tiny_checkpoint, make_clip):
+def harness(fork_python, tmp_path, tiny_checkpoint, make_clip):
     """``harness(*words)`` runs the script as its environment would, in a folder with a clip."""
     for name, text in STAND_IN.items():
         path = tmp_path / "packages" / "lmms_eval" / name
@@ -67,7 +66,7 @@ def harness(tmp_path, tiny_checkpoint, make_clip):
     model = str(tiny_checkpoint(initializer_range=0.1))
 
     def run(*words: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, str(ROOT / "scripts" / "lmms" / "evaluate.py"), "parts", model, *words]
+        command = [fork_python, str(ROOT / "scripts" / "lmms" / "evaluate.py"), "parts", model, *words]
         paths = os.pathsep.join([str(ROOT), str(tmp_path / "packages")])
         environment = {**os.environ, "PYTHONPATH": paths}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

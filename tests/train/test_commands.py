@@ -1,4 +1,7 @@
-"""The commands as a user types them: each a process of its own, on the tiny model and the example records."""
+"""The commands as a user types them: each a process of its own, on the tiny model and the example records.
+
+One has an interpreter of its own. Those of the others are forked, launchers and what they start alike.
+"""
 
 import os
 import subprocess
@@ -104,34 +107,35 @@ def test_plain_python_trains_evaluates_and_saves_what_transformers_loads(run, ti
     assert AutoProcessor.from_pretrained(tmp_path / "out").video_processor is not None
 
 
-def test_console_command_with_a_yaml_file_as_its_only_argument(run, tiny_checkpoint, tmp_path):
+def test_console_command_with_a_yaml_file_as_its_only_argument(run, fork_python, tiny_checkpoint, tmp_path):
     arguments = flags(model_name_or_path=tiny_checkpoint(), output_dir="out", learning_rate="1e-6")
     lines = [argument.removeprefix("--").replace("=", ": ", 1) for argument in arguments]
     (tmp_path / "run.yaml").write_text("\n".join(lines), encoding="utf-8")
-    run(str(SCRIPTS / "qwenvl"), "train", "run.yaml")
+    run(fork_python, str(SCRIPTS / "qwenvl"), "train", "run.yaml")
     check_run(tmp_path / "out")
 
 
-def test_torchrun_trains_with_two_processes(run, tiny_checkpoint, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    run(*torchrun, COMMAND, *flags(2, model_name_or_path=tiny_checkpoint(), output_dir="out"))
+def test_torchrun_trains_with_two_processes(run, fork_python, tiny_checkpoint, tmp_path):
+    torchrun = [fork_python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    arguments = flags(2, model_name_or_path=tiny_checkpoint(), output_dir="out")
+    run(*torchrun, COMMAND, *arguments, PYTHON_EXEC=fork_python)
     check_run(tmp_path / "out")
 
 
-def test_accelerate_launch_trains_with_two_processes(run, tiny_checkpoint, tmp_path):
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+def test_accelerate_launch_trains_with_two_processes(run, fork_python, tiny_checkpoint, tmp_path):
+    launch = [fork_python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
     launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
     arguments = flags(2, model_name_or_path=tiny_checkpoint(), output_dir="out")
-    run(*launch, COMMAND, *arguments, ACCELERATE_USE_CPU="true")
+    run(*launch, COMMAND, *arguments, ACCELERATE_USE_CPU="true", PYTHON_EXEC=fork_python)
     check_run(tmp_path / "out")
 
 
-def test_launcher_script_trains_with_lora(run, tiny_checkpoint, tmp_path):
+def test_launcher_script_trains_with_lora(run, fork_python, tiny_checkpoint, tmp_path):
     run(
         "bash",
         str(ROOT / "scripts" / "train_grpo.sh"),
         *flags(lora_r=4, lora_alpha=8),
-        PYTHON=sys.executable,
+        PYTHON=fork_python,
         MODEL=str(tiny_checkpoint()),
         OUTPUT="out",
         LORA="True",

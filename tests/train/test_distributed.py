@@ -1,18 +1,12 @@
 """Several processes: the same update as one, whatever each of them holds."""
 
 import json
-import multiprocessing
-import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache
-from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,6 +15,7 @@ from transformers import AutoModelForImageTextToText
 
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.runlog import read_metrics, read_rollouts
+from tests.forked import forks
 
 COMMON = {
     "use_cpu": True,
@@ -48,19 +43,6 @@ RECIPES = {
     "checkpointing, tower learns": {"gradient_checkpointing": True, "tune_mm_vision": True},
     "lora": {"lora_enable": True},
 }
-
-
-@cache
-def forks():
-    """A process that has imported everything, and waits to be forked: importing would take longer than most runs."""
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
-    here = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONPATH": folder}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ranks", "deepspeed"])
-    with patch.dict(os.environ, here):
-        forkserver.ensure_running()
-    return context
 
 
 def environments(processes: int) -> list[dict[str, str]]:

@@ -67,7 +67,7 @@ with told_in_one_line("qwenvl train", out):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on address space is Linux's")
 @pytest.mark.parametrize("when", ["sampling", "training"])
-def test_full_memory_is_told_with_what_it_went_to(when, tiny_checkpoint, tmp_path):
+def test_full_memory_is_told_with_what_it_went_to(when, fork_python, tiny_checkpoint, tmp_path):
     turns = [
         {"from": "human", "value": " ".join(f"part {n} of it?" for n in range(500))},
         {"from": "gpt", "value": "<answer>2</answer>"},
@@ -76,7 +76,7 @@ def test_full_memory_is_told_with_what_it_went_to(when, tiny_checkpoint, tmp_pat
     data.write_text(json.dumps([{"id": str(n), "conversations": turns} for n in range(2)]))
     model = tiny_checkpoint(hidden_size=128, num_layers=4)
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(model), str(data), str(tmp_path / "out"), when],
+        [fork_python, "-c", CHILD, str(model), str(data), str(tmp_path / "out"), when],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

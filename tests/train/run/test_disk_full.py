@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from tests.forked import forks
 from tests.train.conftest import turns
-from tests.train.test_distributed import forks
 
 
 @pytest.mark.parametrize("asked_before", [True, False])

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,13 +113,13 @@ def test_an_error_has_a_line_of_its_own_below_the_progress_bar(tmp_path, capfd):
     assert "| 1/4 [" in shown and shown.endswith("\nqwenvl train: step 2: the loss is nan\n")
 
 
-def test_ctrl_c_ends_a_run_with_one_line(tiny_checkpoint, tmp_path):
+def test_ctrl_c_ends_a_run_with_one_line(fork_python, tiny_checkpoint, tmp_path):
     out = tmp_path / "out"
     flags = [f"--model_name_or_path={tiny_checkpoint()}", f"--output_dir={out}", *SETTINGS.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(
         [
-            sys.executable,
+            fork_python,
             str(COMMAND),
             *flags,
             "--max_steps=100000",
@@ -130,9 +129,6 @@ def test_ctrl_c_ends_a_run_with_one_line(tiny_checkpoint, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        start_new_session=True,
-        # Where the tests run in the background of a script, the shell has Ctrl-C ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         said = []
         for line in process.stderr:
@@ -143,7 +139,7 @@ def test_ctrl_c_ends_a_run_with_one_line(tiny_checkpoint, tmp_path):
             pytest.fail("".join(said))
         while not any(int(folder.name.partition("-")[2]) > 1 for folder in out.glob("checkpoint-*")):
             time.sleep(0.05)  # until the first checkpoint is whole, as the second has begun
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to the workers of the loader too
+        process.send_signal(signal.SIGINT)  # as a terminal sends it: to the workers of the loader too
         said += process.stderr.readlines()
     assert process.returncode == 130, "".join(said)
     assert "Traceback" not in "".join(said), "".join(said)

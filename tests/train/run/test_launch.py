@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import forks
 from tests.train.conftest import turns
-from tests.train.test_distributed import environments, forks
+from tests.train.test_distributed import environments
 
 TOY = """
 import os, signal, sys, time

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -84,35 +83,31 @@ def test_signals_and_progress_are_watched_while_a_run_trains_and_where_asked_for
         assert signal.getsignal(signal.SIGTERM) == before
 
 
-def start(*flags: str, model: Path, out: Path, **streams) -> subprocess.Popen:
-    """The command, in a group of processes of its own."""
-    return subprocess.Popen(
-        [
-            sys.executable,
-            str(COMMAND),
-            f"--model_name_or_path={model}",
-            f"--output_dir={out}",
-            *SETTINGS.split(),
-            *flags,
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        start_new_session=True,
-        **streams,
-    )
+@pytest.fixture
+def start(fork_python, tiny_checkpoint):
+    """``start("--flag", out=folder)``: the command, in a group of processes of its own, which hears its signals."""
+
+    def start(*flags: str, out: Path) -> subprocess.Popen:
+        where = [f"--model_name_or_path={tiny_checkpoint()}", f"--output_dir={out}"]
+        return subprocess.Popen(
+            [fork_python, str(COMMAND), *where, *SETTINGS.split(), *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+
+    return start
 
 
-def test_a_signal_to_the_whole_group_ends_the_command_with_status_0(tiny_checkpoint, tmp_path):
-    model, out = tiny_checkpoint(), tmp_path / "out"
-    flags = ["--max_steps=100000", "--dataloader_num_workers=1", "--resume=auto"]
-    with start(*flags, model=model, out=out) as process:
+def test_a_signal_to_the_whole_group_ends_the_command_with_status_0(start, tmp_path):
+    out = tmp_path / "out"
+    with start("--max_steps=100000", "--dataloader_num_workers=1", "--resume=auto", out=out) as process:
         said = []
         for line in process.stderr:
             said.append(line)
             if line.startswith("step 1 of"):
                 break
-        os.killpg(process.pid, signal.SIGTERM)  # the workers that decode have it too
+        process.send_signal(signal.SIGTERM)  # the workers that decode have it too
         said += process.stderr.readlines()
     assert process.returncode == 0, "".join(said)
     assert "Traceback" not in "".join(said)
@@ -140,16 +135,16 @@ with stalled.StallWatch(SimpleNamespace(stall_timeout=0.01, process_index=3), Do
 
 
 @pytest.mark.parametrize("hang", ["time.sleep(600)", "import re; re.match('(a|aa)+$', 'a' * 60 + 'b')"])
-def test_a_run_without_progress_ends_and_says_where_it_stands(hang):
+def test_a_run_without_progress_ends_and_says_where_it_stands(hang, fork_python):
     """The second one holds Python's lock, so that no Python code can end it."""
-    done = subprocess.run([sys.executable, "-c", HANGS.format(hang=hang)], capture_output=True, text=True)
+    done = subprocess.run([fork_python, "-c", HANGS.format(hang=hang)], capture_output=True, text=True)
     assert done.returncode == 1
     if "sleep" in hang:
         assert "no progress for 0.01 minutes (--stall_timeout) since step 0 (log-probs): process 3 ends." in done.stderr
     assert re.search(r'File "<string>", line \d+ in hangs', done.stderr)
 
 
-def test_a_step_that_outlasts_the_time_limit_is_ended_without_a_checkpoint(tiny_checkpoint, tmp_path):
+def test_a_step_that_outlasts_the_time_limit_is_ended_without_a_checkpoint(start, tmp_path):
     (tmp_path / "slow.py").write_text(
         "import os, signal, threading\n"
         "def hangs(completions, **columns):\n"
@@ -157,7 +152,7 @@ def test_a_step_that_outlasts_the_time_limit_is_ended_without_a_checkpoint(tiny_
         "    threading.Event().wait()\n"
     )
     flags = ["--reward_funcs", f"{tmp_path}/slow.py:hangs", "--save_on_signal=0.5"]
-    with start(*flags, model=tiny_checkpoint(), out=tmp_path / "out") as process:
+    with start(*flags, out=tmp_path / "out") as process:
         said = process.stderr.read()
     assert process.returncode == 128 + signal.SIGTERM
     assert said.endswith("SIGTERM: the step was not done in 0.5 s (--save_on_signal): ending without it\n")

@@ -1,0 +1,17 @@
+"""What a process does before it is forked for commands and trainings: imports, and what is done once in a process."""
+
+import gc
+from contextlib import suppress
+from importlib import import_module
+
+import ranks  # noqa: F401
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+import tests.environment  # noqa: F401
+
+with suppress(ImportError):  # an optional package. The second module compiles, for which it loads much of torch.
+    import_module("deepspeed")
+    import_module("deepspeed.runtime.zero.muon.original_muon")
+get_checkpoint_conversion_mapping("qwen2_5_vl")
+gc.collect()
+gc.freeze()  # what is there stays, and is not looked through again by each process
