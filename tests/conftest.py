@@ -15,7 +15,7 @@ import torch
 from tests.chromium import Page, find_chromium
 from tests.environment import THREADS
 
-pytest_plugins = ["tests.made_clips", "tests.fake_server", "tests.left_behind", "tests.forked"]
+pytest_plugins = ["tests.made_clips", "tests.fake_server", "tests.left_behind", "tests.forked", "tests.budget"]
 
 
 def pytest_addoption(parser):
