@@ -90,7 +90,7 @@ def build_dataset(
                 say(how_read(part.name, part.read_as))
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
-    if training and frame_cache is not None and args.eval_dataset_use is None and not _has_fixed_frames(dataset):
+    if training and frame_cache is not None and args.eval_dataset_use is None and not _is_worth_keeping(dataset):
         raise ValueError("--frame_cache has no effect: no clip keeps its frames from epoch to epoch (dynamic_sample)")
     return dataset
 
@@ -135,8 +135,10 @@ def _rows_of_a_run(args: GRPOConfig, name: str) -> int:
     return step * -(-args.max_steps // args.num_iterations)
 
 
-def _has_fixed_frames(dataset: Dataset) -> bool:
-    """Whether training takes the same frames of some clip in every epoch."""
+def _is_worth_keeping(dataset: Dataset) -> bool:
+    """Whether training takes the same frames of some clip in every epoch, or decodes clips to see what changes."""
+    if dataset.options.frame_sampler == "change":
+        return True
     metas = (meta for record in dataset.records for meta in record.clip_meta)
     return any(meta is None or not meta.dynamic_sample for meta in metas)
 

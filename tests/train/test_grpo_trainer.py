@@ -376,6 +376,7 @@ def test_a_frame_cache_that_could_never_be_hit_is_refused(make_trainer, sop_data
     with pytest.raises(ValueError, match="--frame_cache has no effect: no clip keeps its frames"):
         make_trainer(**flags)
     make_trainer(**flags, eval_dataset_use=str(path))  # evaluation takes the same ones each time
+    make_trainer(**flags, frame_sampler="change")  # what changes in the clips is kept
 
 
 def test_a_frame_cache_may_serve_evaluation_alone(tiny_checkpoint, sop_data, tmp_path):
