@@ -15,7 +15,14 @@ import torch
 from tests.chromium import Page, find_chromium
 from tests.environment import THREADS
 
-pytest_plugins = ["tests.made_clips", "tests.fake_server", "tests.left_behind", "tests.forked", "tests.budget"]
+pytest_plugins = [
+    "tests.made_clips",
+    "tests.fake_server",
+    "tests.left_behind",
+    "tests.forked",
+    "tests.budget",
+    "tests.scheduling",
+]
 
 
 def pytest_addoption(parser):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -106,7 +108,7 @@ def encode_numbered(
     """
     encoder, codec_options, pix_fmt = ENCODERS[codec]
     unit = Fraction(1, RATE) if times is None else Fraction(1, 1000)
-    with av.open(str(path), "w", options=options or {}) as container:
+    with _scheduling_kept(), av.open(str(path), "w", options=options or {}) as container:
         stream = container.add_stream(encoder, rate=RATE, options=codec_options)
         stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
         stream.codec_context.gop_size = GOP
@@ -121,3 +123,20 @@ def encode_numbered(
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
+
+
+@contextmanager
+def _scheduling_kept() -> Iterator[None]:
+    """Leave this process scheduled as it was.
+
+    SVT-AV1 makes the thread that calls it a real-time one, where it runs as root. So would be all processes that this
+    one starts later, and nothing else on the machine would run beside them.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        yield
+        return
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, priority)
