@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ class PromptInputs:
     Attributes:
         input_ids, attention_mask: P x L, left-padded.
         position_ids: 3 x P x L M-RoPE positions (time, height, width).
-        pixel_values, pixel_values_videos: normalised patches, patches x patch values, float. Once the vision tower has
-            run, these are its features before the merger, in the same rows. None without images or videos.
+        pixel_values, pixel_values_videos: normalised patches, patches x patch values, float. Before the vision tower
+            runs once (``encode_vision``) they may be bytes, and afterwards they are its features before the merger, in
+            the same rows. None without images or videos.
         image_grid_thw, video_grid_thw: images x 3, videos x 3, in patches.
         images_per_prompt, videos_per_prompt: P counts. Media lie in prompt order.
     """
@@ -141,21 +142,38 @@ class PixelScale:
         return channels.sub_(mean).div_(std).flatten(1)
 
 
+class PixelScales(NamedTuple):
+    """The normalisation of images and that of videos."""
+
+    image: PixelScale
+    video: PixelScale
+
+
 @dataclass(frozen=True)
 class InputBuilder:
     """Turns prompt batches into model inputs: ``InputBuilder.of(rule, processor)(batch)``."""
 
     rule: PositionRule
-    image_scale: PixelScale
-    video_scale: PixelScale
+    scales: PixelScales
 
     @classmethod
     def of(cls, rule: PositionRule, processor: Any) -> InputBuilder:
         """From a rule of positions and a Qwen-VL processor of transformers."""
-        return cls(rule, PixelScale.of(processor.image_processor), PixelScale.of(processor.video_processor))
+        scales = PixelScales(PixelScale.of(processor.image_processor), PixelScale.of(processor.video_processor))
+        return cls(rule, scales)
 
     def __call__(self, batch: PromptBatch) -> PromptInputs:
         """Positions by the model's rule, pixels normalised in float32 on the batch's device."""
+        inputs = self.as_bytes(batch)
+        images, videos = inputs.pixel_values, inputs.pixel_values_videos
+        return replace(
+            inputs,
+            pixel_values=None if images is None else self.scales.image(images),
+            pixel_values_videos=None if videos is None else self.scales.video(videos),
+        )
+
+    def as_bytes(self, batch: PromptBatch) -> PromptInputs:
+        """The same with the pixels as they were drawn, a quarter of the size: for ``encode_vision`` with ``scales``."""
         return PromptInputs(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
@@ -167,11 +185,9 @@ class InputBuilder:
                 batch.video_grid_thw,
                 batch.seconds_per_grid,
             ),
-            pixel_values=None if batch.pixel_values is None else self.image_scale(batch.pixel_values),
+            pixel_values=batch.pixel_values,
             image_grid_thw=batch.image_grid_thw,
-            pixel_values_videos=(
-                None if batch.pixel_values_videos is None else self.video_scale(batch.pixel_values_videos)
-            ),
+            pixel_values_videos=batch.pixel_values_videos,
             video_grid_thw=batch.video_grid_thw,
             images_per_prompt=batch.images_per_prompt,
             videos_per_prompt=batch.videos_per_prompt,

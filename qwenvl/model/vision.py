@@ -4,24 +4,34 @@ While the tower is frozen its output is the same in sampling, in the reference a
 a prompt and every update. ``encode_vision`` computes it once, without gradient. The mergers, which project it into the
 language model and may learn, still run in every forward: a wrapper around ``model.visual.forward`` tells features from
 pixels by their width. All else, ``generate`` included, stays stock.
+
+In the tower of no family does a temporal patch see another one. So ``encode_vision`` runs it on some frames at a time:
+a long video is there as bytes and as features, and never as pixels in floating point or inside the tower as a whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.vision_utils import get_vision_window_index
 
 from qwenvl.model.families import family_of
-from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.inputs import PixelScale, PixelScales, PromptInputs
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.model.vision_attention import batched_attention
 from qwenvl.model.vision_cache import VisionCache
+
+PIECE = 16_384
+"""Patches that go through the tower together, 4,096 tokens. They fill a GPU, and the tower of a 7B takes some 0.6 GB
+for them. An image or a pair of frames is never divided."""
 
 
 @dataclass
@@ -48,13 +58,22 @@ def supports_encode_once(model: nn.Module) -> str | None:
 
 
 @torch.no_grad()
-def encode_vision(model: nn.Module, prompts: PromptInputs, cache: VisionCache | None = None) -> PromptInputs:
+def encode_vision(
+    model: nn.Module,
+    prompts: PromptInputs,
+    cache: VisionCache | None = None,
+    scales: PixelScales | None = None,
+) -> PromptInputs:
     """The prompts with the tower's features in the place of their pixels, in the same rows. Features stay.
 
-    Where the pixels are normalised patches (patches x patch values), the features are patches x width: what enters the
-    merger and, for Qwen3-VL, beside it what enters each deepstack merger. Run it under the autocast of the training
-    forward, if there is one. Every model that is given the result needs ``accept_features`` (this one has it then).
-    With a ``cache`` the tower runs only on images and videos that are not in it.
+    Where the pixels are patches x patch values, the features are patches x width: what enters the merger and, for
+    Qwen3-VL, beside it what enters each deepstack merger. Run it under the autocast of the training forward, if there
+    is one. Every model that is given the result needs ``accept_features`` (this one has it then). The tower runs on
+    ``PIECE`` patches at a time.
+
+    Args:
+        cache: the tower runs only on images and videos that are not in it.
+        scales: of pixels that are bytes (``InputBuilder.as_bytes``). None: they are normalised.
 
     Raises:
         ValueError: if the model cannot do it, see ``supports_encode_once``.
@@ -65,16 +84,17 @@ def encode_vision(model: nn.Module, prompts: PromptInputs, cache: VisionCache | 
     accept_features(model)
     visual = unwrap(model).model.visual
 
-    def features(patches: Tensor | None, grids: Tensor | None) -> Tensor | None:
+    def features(patches: Tensor | None, grids: Tensor | None, scale: PixelScale | None) -> Tensor | None:
         if patches is None or patches.shape[-1] == _feature_width(visual):
             return patches
-        compute = partial(_features, visual)
-        return compute(patches, grids) if cache is None else cache.features(compute, patches, grids)
+        compute = partial(_features, visual, scale)
+        return compute(patches, grids) if cache is None else cache.features(compute, patches, grids, repr(scale))
 
+    of_images, of_videos = (None, None) if scales is None else scales
     return replace(
         prompts,
-        pixel_values=features(prompts.pixel_values, prompts.image_grid_thw),
-        pixel_values_videos=features(prompts.pixel_values_videos, prompts.video_grid_thw),
+        pixel_values=features(prompts.pixel_values, prompts.image_grid_thw, of_images),
+        pixel_values_videos=features(prompts.pixel_values_videos, prompts.video_grid_thw, of_videos),
     )
 
 
@@ -112,8 +132,15 @@ def _forward(self: nn.Module, hidden_states: Tensor, grid_thw: Tensor, **kwargs)
     if hidden_states.shape[-1] != _feature_width(self):
         return self.forward_pixels(hidden_states, grid_thw, **kwargs)
     pieces = hidden_states.chunk(len(_mergers(self)), dim=-1)
-    merged, *deepstack = [merger(piece.contiguous()) for merger, piece in zip(_mergers(self), pieces, strict=True)]
+    # What a merger keeps is several times its features. With gradient checkpointing it runs again, like the layers.
+    again = self.training and getattr(self, "gradient_checkpointing", False) and torch.is_grad_enabled()
+    run = partial(checkpoint, _merge, use_reentrant=False) if again else _merge
+    merged, *deepstack = [run(merger, piece) for merger, piece in zip(_mergers(self), pieces, strict=True)]
     return _VisionOutput(last_hidden_state=pieces[0], pooler_output=merged, deepstack_features=deepstack)
+
+
+def _merge(merger: nn.Module, features: Tensor) -> Tensor:
+    return merger(features.contiguous())
 
 
 def _nothing(self: nn.Module, hidden_states: Tensor, **kwargs) -> _VisionOutput:
@@ -125,8 +152,50 @@ def _nothing(self: nn.Module, hidden_states: Tensor, **kwargs) -> _VisionOutput:
     return _VisionOutput(output.last_hidden_state[:0], output.pooler_output[:0], deepstack_features=deepstack)
 
 
-def _features(visual: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
-    """Runs the tower and keeps what enters its mergers."""
+def _features(visual: nn.Module, scale: PixelScale | None, patches: Tensor, grids: Tensor) -> Tensor:
+    """Runs the tower, a piece after the other, and keeps what enters its mergers. Bytes are normalised by ``scale``."""
+    made, done = None, 0
+    with _entering_mergers(visual) as entered:
+        for piece in _pieces(grids, PIECE):
+            rows = slice(done, done + int(piece.prod(-1).sum()))
+            pixels = patches[rows] if scale is None or patches.dtype != torch.uint8 else scale(patches[rows])
+            visual(pixels.to(visual.dtype), grid_thw=piece)
+            own = torch.cat([entered.pop(merger) for merger in _mergers(visual)], dim=-1)
+            own = _undo_windows(visual, own, piece)
+            if len(own) == len(patches):
+                return own
+            made = own.new_empty(len(patches), own.shape[1]) if made is None else made
+            made[rows], done = own, rows.stop
+    assert made is not None  # no prompt has pictures without patches
+    return made
+
+
+def _pieces(grids: Tensor, most: int) -> Iterator[Tensor]:
+    """The grids of consecutive temporal patches, of one video or of several media, of at most so many patches.
+
+    Example:
+        >>> [piece.tolist() for piece in _pieces(torch.tensor([[3, 4, 4], [1, 2, 2]]), most=36)]
+        [[[2, 4, 4]], [[1, 4, 4], [1, 2, 2]]]
+    """
+    piece: list[list[int]] = []
+    room = most
+    for frames, height, width in grids.tolist():
+        while frames:
+            fits = min(frames, room // (height * width))
+            if fits < 1 and piece:
+                yield grids.new_tensor(piece)
+                piece, room = [], most
+                continue
+            fits = max(1, fits)  # one that is too large by itself
+            piece.append([fits, height, width])
+            frames, room = frames - fits, room - fits * height * width
+    if piece:
+        yield grids.new_tensor(piece)
+
+
+@contextmanager
+def _entering_mergers(visual: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
+    """Within it a run of the tower leaves here what enters each merger, and takes the fastest way."""
     entered: dict[nn.Module, Tensor] = {}
     hooks = [
         merger.register_forward_pre_hook(lambda module, args: entered.update({module: args[0]}))
@@ -137,13 +206,12 @@ def _features(visual: nn.Module, patches: Tensor, grids: Tensor) -> Tensor:
     convolution.forward = MethodType(_as_product, convolution)
     try:
         with batched_attention(visual):
-            visual(patches.to(visual.dtype), grid_thw=grids)
+            yield entered
     finally:
         del convolution.forward
         visual.train(was_training)
         for hook in hooks:
             hook.remove()
-    return _undo_windows(visual, torch.cat([entered[merger] for merger in _mergers(visual)], dim=-1), grids)
 
 
 def _as_product(self: nn.Conv3d, patches: Tensor) -> Tensor:

@@ -40,17 +40,18 @@ class VisionCache:
         self._store = DiskStore(folder, max_bytes, ".features")
         self._tower: str | None = None
 
-    def features(self, compute: Compute, patches: Tensor, grids: Tensor) -> Tensor:
+    def features(self, compute: Compute, patches: Tensor, grids: Tensor, scale: str = "") -> Tensor:
         """Features of every image or video of ``patches``, from disk where they are. The others are computed together.
 
         Args:
             compute: the tower, the same in every call.
-            patches: normalised, patches x patch values.
+            patches: patches x patch values, normalised, or bytes that ``compute`` normalises.
             grids: media x 3.
+            scale: says how it normalises them.
         """
         start = time.perf_counter()
         media = patches.split(grids.prod(-1).tolist())
-        keys = [self._key(compute, pixels, grid) for pixels, grid in zip(media, grids, strict=True)]
+        keys = [self._key(compute, pixels, grid, scale) for pixels, grid in zip(media, grids, strict=True)]
         kept = {i: value for i, key in enumerate(keys) if (value := self._store.get(key)) is not None}
         found = {i: load(value)["features"].to(patches.device) for i, value in kept.items()}
         self.hits += len(found)
@@ -76,10 +77,10 @@ class VisionCache:
             self._store.put(keys[i], save({"features": kept.cpu().contiguous()}))
         return made
 
-    def _key(self, compute: Compute, pixels: Tensor, grid: Tensor) -> str:
+    def _key(self, compute: Compute, pixels: Tensor, grid: Tensor, scale: str) -> str:
         if self._tower is None:
             self._tower = _fingerprint(compute, pixels)
-        return _digest(pixels, grid, self._tower)
+        return _digest(pixels, grid, self._tower + scale)
 
 
 def _digest(pixels: Tensor, grid: Tensor, tower: str) -> str:
@@ -96,6 +97,6 @@ def _fingerprint(compute: Compute, like: Tensor) -> str:
     """
     grid = torch.tensor([[2, 8, 8]], device=like.device)
     ramp = torch.arange(128 * like.shape[1], dtype=torch.float32, device=like.device)
-    picture = ramp.mul(0.37).sin().view(128, -1).to(like.dtype)
+    picture = ramp.mul(0.37).sin().view(128, -1).to(like.dtype if like.is_floating_point() else torch.float32)
     features = compute(picture, grid)
     return _digest(features.float(), grid[0], str((features.dtype, features.shape)))

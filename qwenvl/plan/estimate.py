@@ -23,6 +23,7 @@ from qwenvl.plan.sharding import shares_of
 from qwenvl.plan.vision import (
     features_bytes,
     host_bytes,
+    merger_again_bytes,
     merger_saved_bytes,
     tower_bytes,
     tower_saved_bytes,
@@ -159,7 +160,8 @@ class _Step:
         return moments
 
     def descent(self) -> dict[str, dict[str, int]]:
-        """The backward pass of the last and the first layer: what layers keep goes, and their gradients come."""
+        """The backward pass of the last and the first layer: what layers keep goes, and their gradients come. Then
+        that of mergers that run again."""
         job, text, depth = self.job, self.text, len(self.text.layers)
         back = backward_bytes(text, job) - self.after  # the pass has been there already
         back += deepest_bytes(text, job) if job.checkpointing or job.activation_offload else 0
@@ -174,6 +176,11 @@ class _Step:
             numbers = (done + 1) * self.weights.layer + self.weights.head
             made = min(self.gradients, max(self.earlier, numbers * GRADIENT_BYTES))
             moments[name] = self.kept | {"gradients": made, "activations": self.activations - gone + back}
+        if again := merger_again_bytes(self.vision, job):
+            # Their outputs have gradients: the embeddings, and what deeper mergers add to deeper layers.
+            streams = self.vision.mergers * job.row_tokens * text.hidden * job.precision.stream
+            again += before_bytes(text, job) + streams
+            moments["backward of the mergers"] = self.kept | {"gradients": self.gradients, "activations": again}
         return moments
 
     def updated(self) -> dict[str, dict[str, int]]:

@@ -6,6 +6,8 @@ from qwenvl.plan.job import Job
 from qwenvl.plan.shapes import Vision
 
 WIDE = 4
+PIECE = 16_384
+"""Patches that go through the tower together where it runs once (``qwenvl.model.vision.PIECE``)."""
 
 
 def features_bytes(vision: Vision, job: Job, prompts: int | None = None) -> int:
@@ -26,7 +28,7 @@ def host_bytes(vision: Vision, job: Job) -> int:
 
 
 def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
-    """What a pass of the tower without gradient holds at a time.
+    """What a pass of the tower without gradient holds at a time. Where it runs once, that is a pass over ``PIECE``.
 
     Pixels as float32 and as products take them. Then, for a patch: the residual stream and its norm, queries, keys and
     values as they were made, rotated and put into batches, and the output, twelve widths. In half precision queries and
@@ -36,7 +38,7 @@ def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
     pixels = vision.patch_values * (WIDE + (b if b < WIDE else 0))
     attention = (20 if b < WIDE else 12) * vision.hidden
     inside = max(attention, 3 * vision.intermediate + 3 * vision.hidden) * b
-    return patches * (pixels + inside)
+    return (min(patches, PIECE) if job.encoded else patches) * (pixels + inside)
 
 
 def tower_saved_bytes(vision: Vision, job: Job) -> int:
@@ -52,10 +54,26 @@ def tower_saved_bytes(vision: Vision, job: Job) -> int:
 
 
 def merger_saved_bytes(vision: Vision, job: Job) -> int:
-    """What mergers that learn keep of a forward, for a patch: the norm's input (a piece of the features is copied where
-    there are several mergers), the normalised input or output, and the inner product before and after its activation.
-    """
-    if not (job.mergers_learn or job.tower_learns):
+    """What mergers that learn keep of a forward. With checkpointing, those of features that are kept anyway run again
+    in the backward pass and keep nothing."""
+    learn = job.mergers_learn or job.tower_learns
+    return 0 if not learn or _runs_again(job) else vision.mergers * _merger_bytes(vision, job)
+
+
+def merger_again_bytes(vision: Vision, job: Job) -> int:
+    """What the backward pass of one merger holds where it runs again: what it keeps, and the gradients of the inner
+    product before and after its activation."""
+    if not job.mergers_learn or not _runs_again(job):
         return 0
+    return _merger_bytes(vision, job) + 2 * job.forward_patches * vision.hidden * job.precision.products
+
+
+def _runs_again(job: Job) -> bool:
+    return job.checkpointing and job.encoded
+
+
+def _merger_bytes(vision: Vision, job: Job) -> int:
+    """What one merger keeps, for a patch: the norm's input (a piece of the features is copied where there are several
+    mergers), the normalised input or output, and the inner product before and after its activation."""
     tensors = 4 if vision.mergers > 1 or vision.root_mean_square else 3
-    return job.forward_patches * vision.mergers * tensors * vision.hidden * job.precision.products
+    return job.forward_patches * tensors * vision.hidden * job.precision.products

@@ -36,13 +36,13 @@ class Paths:
     Attributes:
         completion_likelihood: see ``qwenvl.model.logprobs``.
         engine: samples completions.
-        encode: runs the vision tower once per prompt. None where it runs in every forward.
+        encode: runs the vision tower once per prompt, see ``encode_vision``. None where it runs in every forward.
         cache: keeps the features of the vision tower on disk. None where they are not kept.
     """
 
     completion_likelihood: Callable[..., Likelihood]
     engine: RolloutEngine
-    encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
+    encode: Callable[..., PromptInputs] | None
     cache: VisionCache | None = None
 
 

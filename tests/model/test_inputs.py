@@ -1,9 +1,13 @@
 """Prompts as model inputs: pixels normalised like a stock processor's, rows and media selected together."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from qwenvl.model.inputs import PixelScale
+from qwenvl.model.inputs import InputBuilder, PixelScale, PixelScales
+from qwenvl.model.positions import position_rule
+from qwenvl.types import PromptBatch
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
@@ -35,3 +39,18 @@ def test_repeat_keeps_groups_together(exact_model, random_prompts):
     rows = prompts.repeat(3)
     assert torch.equal(rows.input_ids, prompts.input_ids.repeat_interleave(3, dim=0))
     assert rows.videos_per_prompt == [1, 1, 1, 0, 0, 0] and len(rows.video_grid_thw) == 3
+
+
+def test_bytes_are_what_is_normalised(tiny_pair):
+    """``as_bytes`` and a scale by hand make what the builder makes, and images are not scaled as videos are."""
+    model, processor = tiny_pair("qwen2_5_vl")
+    scales = PixelScales(PixelScale(1.0, (1.0,) * 3, (2.0,) * 3), PixelScale(1.0, (4.0,) * 3, (8.0,) * 3))
+    build = replace(InputBuilder.of(position_rule(model.config), processor), scales=scales)
+    grid, pixels = torch.tensor([[1, 2, 2]]), torch.arange(4 * 1176).remainder(251).view(4, -1).to(torch.uint8)
+    media = [model.config.image_token_id, model.config.video_token_id]
+    batch = PromptBatch(
+        [], [], [], torch.tensor([media]), torch.ones(1, 2), pixels, grid, pixels, grid, torch.ones(1), [1], [1]
+    )
+    assert build.as_bytes(batch).pixel_values is pixels and build.as_bytes(batch).pixel_values_videos is pixels
+    assert torch.equal(build(batch).pixel_values, (pixels - 1.0) / 2)
+    assert torch.equal(build(batch).pixel_values_videos, (pixels - 4.0) / 8)

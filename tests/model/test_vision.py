@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
+from qwenvl.model import vision
+from qwenvl.model.inputs import PixelScale, PixelScales
 from qwenvl.model.loading import apply_tuning, lora_config
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.reference import Reference
@@ -169,3 +173,78 @@ def test_blank_vision_changes_nothing_and_gives_every_part_a_gradient(
         blank.sum().backward()
         missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
         assert not missing
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tower_in_pieces_gives_the_same_features(family, exact_model, random_prompts, monkeypatch):
+    """Pieces that divide a video, hold parts of two media, or are smaller than a frame; pixels in float64."""
+    model = exact_model(family).requires_grad_(False)
+    prompts = random_prompts(model, ["vtvi", "ivt"])
+    runs = []
+    model.model.visual.patch_embed.register_forward_hook(lambda module, args, out: runs.append(len(out)))
+    whole = encode_vision(model, prompts)
+    assert runs == [len(prompts.pixel_values), len(prompts.pixel_values_videos)]
+    assert max(prompts.video_grid_thw[:, 0]) > 1
+    frame = int(torch.cat([prompts.image_grid_thw, prompts.video_grid_thw])[:, 1:].prod(-1).max())
+    for piece in (frame - 1, frame + 1, 2 * frame):
+        runs.clear()
+        monkeypatch.setattr(vision, "PIECE", piece)
+        parts = encode_vision(model, prompts)
+        torch.testing.assert_close(parts.pixel_values, whole.pixel_values, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(parts.pixel_values_videos, whole.pixel_values_videos, rtol=1e-12, atol=1e-12)
+        assert len(runs) > 2 and sum(runs) == len(prompts.pixel_values) + len(prompts.pixel_values_videos)
+        assert max(runs) <= max(piece, frame)
+
+
+def test_bytes_give_the_features_of_the_pixels_that_they_become(random_prompts, monkeypatch):
+    """Images and videos have normalisations of their own, which the kept features are told apart by."""
+    model = frozen_tower("qwen2_5_vl")
+    of_images = PixelScale(1 / 255, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    of_videos = PixelScale(1 / 255, (0.5,) * 3, (1.0,) * 3)
+    scales = PixelScales(of_images, of_videos)
+    drawn = random_prompts(model, ["vi", "v"])
+    generator = torch.Generator().manual_seed(3)
+    images, videos = (
+        torch.randint(0, 256, values.shape, dtype=torch.uint8, generator=generator)
+        for values in (drawn.pixel_values, drawn.pixel_values_videos)
+    )
+    normalised = replace(drawn, pixel_values=scales.image(images), pixel_values_videos=scales.video(videos))
+    as_bytes = replace(drawn, pixel_values=images, pixel_values_videos=videos)
+    expected = encode_vision(model, normalised)
+    assert torch.equal(encode_vision(model, as_bytes, scales=scales).pixel_values, expected.pixel_values)
+    monkeypatch.setattr(vision, "PIECE", 16)
+    for name in ("pixel_values", "pixel_values_videos"):
+        made = getattr(encode_vision(model, as_bytes, scales=scales), name)
+        torch.testing.assert_close(made, getattr(expected, name), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_with_gradient_checkpointing_mergers_keep_nothing(family, exact_model, random_prompts):
+    """They run again in the backward pass, with the same gradients."""
+    model = exact_model(family)
+    apply_tuning(model, TuneOptions())
+    visual, encoded = model.model.visual, encode_vision(model, random_prompts(model, ["tvi"]))
+    features = encoded.pixel_values_videos
+    runs, results = [], []
+    visual.merger.register_forward_pre_hook(lambda *_: runs.append(1))
+    for again in (False, True):
+        visual.gradient_checkpointing = again
+        runs.clear()
+        model.zero_grad()
+        kept: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(partial(keep, kept), lambda x: x):
+            out = visual(features, encoded.video_grid_thw)
+        own = features.untyped_storage().data_ptr()  # which there is anyhow
+        acts = [x for x in kept if not isinstance(x, torch.nn.Parameter) and x.untyped_storage().data_ptr() != own]
+        wide = [x for x in acts if x.numel() >= features.numel() // 3]
+        assert bool(wide) != again
+        (out.pooler_output.square().sum() + sum(x.square().sum() for x in out.deepstack_features)).backward()
+        assert len(runs) == 1 + again
+        results.append({name: p.grad.clone() for name, p in visual.named_parameters() if p.requires_grad})
+    assert results[0] and all(x.norm() > 0 for x in results[0].values())
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+
+
+def keep(kept: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    kept.append(tensor)
+    return tensor

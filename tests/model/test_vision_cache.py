@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
+from qwenvl.model.inputs import PixelScale, PixelScales
 from qwenvl.model.loading import apply_tuning
 from qwenvl.model.options import TuneOptions
 from qwenvl.model.vision import encode_vision
@@ -99,3 +100,18 @@ def test_a_damaged_file_is_computed_again(tmp_path, random_prompts):
     again = VisionCache(tmp_path, GIB)
     encode_vision(model, prompts, again)
     assert again.hits == 1
+
+
+def test_bytes_are_found_again_under_their_normalisation(tmp_path, random_prompts):
+    """The same bytes, normalised as an image and as a video is, are different pictures."""
+    model = frozen_tower()
+    prompts = random_prompts(model, ["i"])
+    drawn = torch.randint(0, 256, prompts.pixel_values.shape, dtype=torch.uint8)
+    prompts = replace(prompts, pixel_values=drawn)
+    first, second = PixelScale(1 / 255, (0.5,) * 3, (0.25,) * 3), PixelScale(1 / 255, (0.4,) * 3, (0.25,) * 3)
+    expected = encode_vision(model, prompts, scales=PixelScales(first, second)).pixel_values
+    one, other = PixelScales(first, second), PixelScales(second, first)
+    for scales, found in ((one, 0), (one, 1), (other, 0)):
+        cache = VisionCache(tmp_path, GIB)
+        made = encode_vision(model, prompts, cache, scales).pixel_values
+        assert cache.hits == found and torch.equal(made, expected) == (scales.image is first)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from qwenvl.model import vision
 from qwenvl.plan.activations import layer_bytes, saved_bytes
 from qwenvl.plan.estimate import PARTS, estimate
 from qwenvl.plan.job import Job, Precision
@@ -12,7 +13,14 @@ from qwenvl.plan.optimizer import optimizer_bytes
 from qwenvl.plan.sampling import cache_bytes, scores_bytes
 from qwenvl.plan.shapes import Linear, Shapes, Text, Vision
 from qwenvl.plan.sharding import shares_of
-from qwenvl.plan.vision import features_bytes, host_bytes, merger_saved_bytes
+from qwenvl.plan.vision import (
+    PIECE,
+    features_bytes,
+    host_bytes,
+    merger_again_bytes,
+    merger_saved_bytes,
+    tower_bytes,
+)
 from qwenvl.plan.weights import Weights, gradient_bytes, reference_bytes, rounded_bytes
 
 TEXT = Text(
@@ -111,6 +119,23 @@ def test_features_and_pixels():
     assert features_bytes(VISION, job, 2) == 6 * 16 * 4 * 4 and host_bytes(VISION, waiting) == 0
     assert merger_saved_bytes(VISION, JOB) == 16 * 4 * 4 * 4
     assert merger_saved_bytes(VISION, Job(tokens=10, patches=16, mergers_learn=False)) == 0
+
+
+def test_a_tower_that_runs_once_takes_some_frames_at_a_time():
+    assert PIECE == vision.PIECE
+    of_piece = tower_bytes(VISION, JOB, PIECE)
+    assert tower_bytes(VISION, JOB, PIECE - 4) < of_piece == tower_bytes(VISION, JOB, 10 * PIECE)
+    assert tower_bytes(VISION, replace(JOB, encoded=False), 10 * PIECE) == 10 * of_piece
+
+
+def test_mergers_keep_nothing_where_they_run_again():
+    again = replace(JOB, checkpointing=True)
+    assert merger_saved_bytes(VISION, again) == merger_again_bytes(VISION, JOB) == 0
+    assert merger_again_bytes(VISION, again) == (4 + 2) * 16 * 4 * 4
+    assert merger_saved_bytes(VISION, replace(again, encoded=False)) == 16 * 4 * 4 * 4
+    moments = {phase.name: phase for phase in estimate(SHAPES, WEIGHTS, again).phases}
+    before = 22 * (8 * (2 * 4 + 1) + 2 * 4 * 4)  # 10 + 3 x 4 tokens, embeddings of width 8, heads of width 4
+    assert moments["backward of the mergers"].parts["activations"] == 6 * 16 * 4 * 4 + before + 22 * 8 * 4
 
 
 @pytest.mark.parametrize(

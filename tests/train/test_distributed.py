@@ -40,6 +40,7 @@ ENGINES = {
 }
 RECIPES = {
     "frozen tower": {},
+    "checkpointing": {"gradient_checkpointing": True},
     "checkpointing, tower learns": {"gradient_checkpointing": True, "tune_mm_vision": True},
     "lora": {"lora_enable": True},
 }
@@ -149,6 +150,7 @@ def one_process(tiny_checkpoint, mixed_data, three_records, tmp_path_factory) ->
     "engine, recipe",
     [
         *((engine, "frozen tower") for engine in ENGINES),
+        ("zero3", "checkpointing"),
         ("ddp", "checkpointing, tower learns"),
         ("fsdp", "checkpointing, tower learns"),
         ("zero3", "checkpointing, tower learns"),

@@ -52,7 +52,7 @@ class Collector:
 
     engine: RolloutEngine
     build_inputs: InputBuilder
-    encode: Callable[[nn.Module, PromptInputs], PromptInputs] | None
+    encode: Callable[..., PromptInputs] | None
     rubric: Rubric
     params: SamplingParams
     group_size: int
@@ -191,12 +191,14 @@ class Collector:
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""
-        inputs = self.build_inputs(batch.to(self.device))
-        let_go(batch)
+        there = batch.to(self.device)
         if self.encode is None:
-            return inputs
-        with self.autocast():
-            return self.encode(model, inputs)
+            inputs = self.build_inputs(there)
+        else:
+            with self.autocast():
+                inputs = self.encode(model, self.build_inputs.as_bytes(there), scales=self.build_inputs.scales)
+        let_go(batch)
+        return inputs
 
     def _sample(
         self,

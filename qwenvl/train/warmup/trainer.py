@@ -100,12 +100,15 @@ class WarmupTrainer(PolicyTrainer):
         """
         if not len(batch):
             return PromptInputs.of_text(torch.zeros(1, 1, dtype=torch.long, device=self.args.device))
-        prompts = self.build_inputs(batch.to(self.args.device))  # what waited its turn in a file is on the CPU
-        let_go(batch)
+        there = batch.to(self.args.device)  # what waited its turn in a file is on the CPU
         if self.paths.encode is None:
-            return prompts
-        with self.accelerator.autocast():
-            return self.paths.encode(model, prompts)
+            prompts = self.build_inputs(there)
+        else:
+            with self.accelerator.autocast():
+                scales = self.build_inputs.scales
+                prompts = self.paths.encode(model, self.build_inputs.as_bytes(there), scales=scales)
+        let_go(batch)
+        return prompts
 
     def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
         """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
