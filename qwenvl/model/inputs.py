@@ -204,4 +204,6 @@ def _select_media(
     media = places_of(per_prompt, rows)
     if not media:
         return None, None
+    if media == [*range(len(by_medium))]:  # no copy of a long video
+        return values, grids
     return rows_of([by_medium[m] for m in media]), grids[media]

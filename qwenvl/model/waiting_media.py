@@ -82,8 +82,11 @@ def let_go(*holders: HasMedia) -> None:
 
 
 def rows_of(values: Sequence[Tensor]) -> Tensor:
-    """The rows of all ``values`` as one tensor, which is no copy where they lie end to end in a file."""
+    """The rows of all ``values`` as one tensor, which is no copy of a single one, or where they lie end to end in a
+    file."""
     first = values[0]
+    if len(values) == 1:
+        return first
     if _map_of(first) is not None and all(_follows(*pair) for pair in pairwise(values)):
         return first.as_strided((sum(map(len, values)), *first.shape[1:]), first.stride())
     return torch.cat([value.to(first.device) for value in values])

@@ -131,9 +131,12 @@ class _Draw:
         max_new_tokens = params.max_new_tokens
         self._positions = completion_positions(prompts.position_ids, group_size, max_new_tokens)
         device = prompts.input_ids.device
-        rows, self._start = len(prompts) * group_size, prompts.input_ids.shape[1]
+        rows = len(prompts) * group_size
+        # A repetition penalty alone asks for the prompt's tokens, beside those of each completion.
+        self._start = prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
         self._ids = torch.full((rows, self._start + max_new_tokens), pad_id, device=device)
-        self._ids[:, : self._start] = prompts.input_ids.repeat_interleave(group_size, dim=0)
+        if self._start:
+            self._ids[:, : self._start] = prompts.input_ids.repeat_interleave(group_size, dim=0)
         self._logprobs = torch.zeros(rows, max_new_tokens, device=device)
         self._entropies = torch.zeros_like(self._logprobs) if params.entropies else None
         self._going = torch.arange(rows, device=device)
@@ -147,7 +150,8 @@ class _Draw:
         stopping: Callable[[Tensor], Tensor] | None,
         drawing: Drawing,
     ) -> tuple[Tensor, Likelihood]:
-        """See ``sample_shared``. The processors get prompt + completion ids, as ``generate`` shows them."""
+        """See ``sample_shared``. With a repetition penalty the processors get prompt + completion ids, as ``generate``
+        shows them, and else those of completions."""
         ends = torch.tensor(end_ids, device=self._ids.device)
         length, temperature = self._params.max_new_tokens, self._params.temperature
         logits = self._prefill()

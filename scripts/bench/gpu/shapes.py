@@ -64,6 +64,15 @@ SHAPES = {
             **{"patch_size": 16, "deepstack_visual_indexes": [5, 11, 17]},
         },
     ),
+    "qwen3_vl_8b": Shape(
+        "qwen3_vl",
+        _text(4096, 12288, 36, 32, 8) | VL3_ROPE,
+        {
+            **{"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 4096},
+            **{"patch_size": 16, "deepstack_visual_indexes": [8, 16, 24]},
+        },
+        False,
+    ),
     "qwen3_5_4b": Shape(
         "qwen3_5", _text(2560, 9216, 32, 16, 4) | Q35_ROPE, {"depth": 24, "hidden_size": 1024, "out_hidden_size": 2560}
     ),
