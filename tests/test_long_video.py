@@ -21,7 +21,7 @@ def long_video(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks come from /proc")
 def test_a_step_is_watched(long_video, monkeypatch, tmp_path, capsys):
-    """In this process, on two frames of the smallest size: all phases, in the order of the step, and a line of JSON."""
+    """In this process, on a few small frames: all phases, in the order of the step, and a line of JSON."""
     import long_step
 
     def here(sizes):
@@ -31,16 +31,13 @@ def test_a_step_is_watched(long_video, monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(long_video, "run", here)
     flags = ["--family", "qwen3_vl", "--layers", "1", "--heads", "1", "--head_dim", "16", "--pixels", "9000"]
-    long_video.main(["--cases", "40", "0.1k", *flags, "--out", str(tmp_path / "rows.jsonl")])
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["case"] for row in rows] == ["40", "0.1k"]
-    for row in rows:
-        assert tuple(row["peaks"]) == long_video.PHASES == tuple(row["seconds"])
-        assert row["peaks"].keys() == row["computed"].keys()
-        assert row["base"] > 0 and row["peak"] >= max(row["peaks"].values())
-    assert rows[0]["frames"] < rows[1]["frames"] and rows[0]["patches"] < rows[1]["patches"]
-    said = capsys.readouterr().out
-    assert "MB for 1,000 tokens more" in said and said.count("\nbackward") == 3
+    long_video.main(["--cases", "0.1k", *flags, "--out", str(tmp_path / "rows.jsonl")])
+    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    assert tuple(row["peaks"]) == long_video.PHASES == tuple(row["seconds"])
+    assert row["peaks"].keys() == row["computed"].keys()
+    assert row["base"] > 0 and row["peak"] >= max(row["peaks"].values())
+    assert 80 < row["tokens"] < 120 and row["patches"] == row["frames"] // 2 * 4 * 6  # 96 x 64 pixels
+    assert f"{row['tokens']} tokens, {row['frames']} frames" in capsys.readouterr().out
 
 
 def test_slopes_by_hand(long_video):
@@ -51,3 +48,23 @@ def test_slopes_by_hand(long_video):
     (title, line) = long_video.slope_lines(row(1000, 10**9, 10**6, 1.0), row(3000, 10**9 + 30 * 10**6, 21 * 10**6, 5.0))
     assert "from 1,000 to 3,000" in title
     assert line.split() == ["vision", "15.0", "10.0", "1.50", "2000"]
+
+
+def test_the_computed_table_is_that_of_the_page(long_video, capsys):
+    import long_plan
+
+    long_plan.main(["--models", "3b"])
+    head, _, row = capsys.readouterr().out.splitlines()[-3:]
+    page = (BENCH.parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert row.startswith("| Qwen2.5-VL-3B | ") and f"{head}\n" in page and f"{row}\n" in page
+
+
+def test_the_most_frames_that_fit(long_video):
+    import long_plan
+
+    case = long_plan.case_of_model("tiny_qwen2_5_vl", 4, 16)
+    least, many = (long_plan.with_frames(case, frames) for frames in (10, 2000))
+    assert (many.job.tokens, many.job.patches) == (142_000, 568_000)
+    assert long_plan.most_frames(case, many.estimate().peak) == 2000
+    assert long_plan.most_frames(case, many.estimate().peak - 1) == 1990
+    assert long_plan.most_frames(case, least.estimate().peak - 1) == 0
