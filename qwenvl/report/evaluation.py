@@ -25,7 +25,7 @@ from qwenvl.report.sections import finite
 from qwenvl.report.write import APP, HERE, STYLE, ReportError, Written, require_report_folder, write_pictures
 from qwenvl.runlog.evaluation import AS_IT_IS, Sample, read_evaluation, read_samples
 
-SCRIPTS = ("core.js", "group.js", "evaluation.js")  # in the order that they need each other
+SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
 NO_ANSWER, TRUNCATED = 1, 2
 """Marks of a record, added up: a completion without an answer, and one that was cut, of any model asked as it is."""
 

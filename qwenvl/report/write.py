@@ -17,7 +17,8 @@ from qwenvl.report.summary import summary
 
 HERE = Path(__file__).parent
 APP = HERE / "app"
-SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "browser.js")  # in the order that they need each other
+# In the order that they need each other.
+SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "list.js", "browser.js")
 STYLE = "report.css"
 TILES = (
     ("reward/total", "reward in training"),

@@ -191,7 +191,7 @@ def test_filters_and_keys(opened):
         for kind in ("input", "change"):
             page.run(f"document.querySelector('#filter-{name}').dispatchEvent(new Event('{kind}'))")
         page.wait(f"JSON.stringify({IDS}) === '{json.dumps(ids)}'")
-        page.run("narrow({data: '', record: '', q: ''})")
+        page.run("report.list.change({data: '', record: '', q: ''})")
         page.wait(f"{IDS}.length === 3")
     page.press("j")
     page.wait(f"{CHOSEN} === 'clip-1'")

@@ -7,6 +7,7 @@ const report = {
   pages: new Map(), // "run/page" -> its groups, the newest last
   strips: {}, // key of a strip -> its picture file
   mostPages: 40, // kept in memory
+  list: null, // of groups or of records
 
   curves(data) { this.data = data; },
   index(run, data) { this.indices.set(run, data); },
@@ -19,7 +20,7 @@ const report = {
       return;
     }
     drawCharts();
-    startBrowser();
+    this.list = new Groups();
     if (location.protocol.startsWith("http")) follow();
   },
 };

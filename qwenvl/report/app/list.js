@@ -1,0 +1,152 @@
+"use strict";
+// A list to choose from: filters and jumps above it, what is chosen beside it, keys, and an address that keeps all that.
+// A page extends it by what its rows are: `filtered`, `says`, `row`, `view`, `words`, `opened`, and the texts of `own`.
+
+const ROWS = 100; // that are added to the list at a time
+
+class List {
+  // own: {filters: the filters of an open page, jumps, attribute: of a row, kind: of what is chosen}
+  constructor(own) {
+    Object.assign(this, { own, filters: { ...own.filters }, found: [], chosen: null, shown: 0, search: 0, index: null });
+    const jump = ([name, each]) => h("button", { type: "button", "data-jump": name, onclick: () => this.change({ jump: this.filters.jump === name ? "" : name }) }, each.title);
+    this.parts = { // the elements of the page that change
+      jumps: h("p", { class: "jumps" }, "jump to ", own.jumps.map(jump)),
+      count: h("p", { class: "fine", id: "count" }),
+      list: h("ol", { id: "list" }),
+      more: h("button", { type: "button", onclick: () => this.addRows() }, "more"),
+      group: h("div", { id: "group", tabindex: -1 }),
+    };
+  }
+
+  field(name, title, size, hint) {
+    const input = this.parts[name] = h("input", { id: `filter-${name}`, placeholder: hint, size, autocomplete: "off", oninput: () => this.change({ [name]: input.value }) });
+    return h("label", {}, title, input);
+  }
+
+  // A field with options, each a value and its text. `act` is asked to do what a filter would.
+  choice(name, title, options = [], act = (value) => this.change({ [name]: value })) {
+    const select = this.parts[name] = h("select", { id: `filter-${name}`, onchange: () => act(select.value) }, options.map(([value, text]) => h("option", { value }, text)));
+    return h("label", {}, title, select);
+  }
+
+  // Puts all of it into the page. keys: [key, key, what they do], of the page alone.
+  place(filters, keys) {
+    const { jumps, count, list, more, group } = this.parts;
+    const all = [["j", "k", ` next and previous ${this.own.kind}`], ...keys];
+    const told = all.flatMap((each) => [...each.slice(0, -1).flatMap((key) => [h("kbd", {}, key), " "]).slice(0, -1), each.at(-1), ", "]);
+    document.querySelector("#browser").replaceChildren(
+      h("div", { class: "filters" }, filters), jumps, count,
+      h("div", { class: "panes" }, h("div", { class: "left" }, list, more), group),
+      h("p", { class: "fine keys" }, "Keys: ", told.slice(0, -1), "."));
+    document.addEventListener("keydown", (event) => this.pressed(event));
+    addEventListener("hashchange", () => { if (location.hash !== this.hash) this.opened(); });
+  }
+
+  change(filters) {
+    Object.assign(this.filters, filters);
+    this.chosen = null;
+    clearTimeout(this.wait);
+    this.wait = setTimeout(() => this.apply(), "q" in filters ? 250 : 0);
+  }
+
+  // Show what the filters leave, and choose the first of it if nothing is chosen. A newer search ends this one.
+  async apply() {
+    if (!this.index) return; // it is being loaded by one who applies the filters then
+    const { parts, filters, own } = this, search = ++this.search;
+    for (const name of Object.keys(own.filters)) if (parts[name] && parts[name].value !== filters[name]) parts[name].value = filters[name];
+    for (const button of parts.jumps.querySelectorAll("button")) button.classList.toggle("on", button.dataset.jump === filters.jump);
+    let found = this.filtered();
+    try {
+      if (filters.q.trim()) found = await this.withText(found, filters.q.trim(), () => search !== this.search);
+    } catch (error) {
+      parts.count.replaceChildren(h("span", { class: "bad" }, error.message));
+      return;
+    }
+    if (search !== this.search) return;
+    this.found = found;
+    parts.list.replaceChildren();
+    this.shown = 0;
+    this.addRows();
+    const all = this.index.columns.page.length;
+    parts.count.textContent = all ? `${found.length.toLocaleString("en")} of ${all.toLocaleString("en")} ${own.kind}s` : own.nothing;
+    await this.choose(this.chosen ?? found[0] ?? null);
+  }
+
+  // Those of `found` that say a text. Pages are loaded one after the other.
+  async withText(found, text, ended) {
+    const { page, place } = this.index.columns, byPage = new Map(), kept = new Set();
+    for (const n of found) byPage.set(page[n], [...(byPage.get(page[n]) || []), n]);
+    let done = 0;
+    for (const [number, some] of byPage) {
+      const texts = await pageOf(this.run || 0, number);
+      if (ended()) return [];
+      for (const n of some) if (this.says(texts[place[n]], text)) kept.add(n);
+      done += 1;
+      if (done % 5 === 0) this.parts.count.textContent = `searching: ${Math.round((100 * done) / byPage.size)} %, ${kept.size} found`;
+    }
+    return found.filter((n) => kept.has(n));
+  }
+
+  addRows(until = 0) {
+    do {
+      const rows = this.found.slice(this.shown, this.shown + ROWS);
+      this.parts.list.append(...rows.map((n) => h("li", { [`data-${this.own.kind}`]: n, onclick: () => this.choose(n, true) }, this.row(n))));
+      this.shown += rows.length;
+      if (!rows.length) break;
+    } while (this.shown <= until);
+    this.parts.more.hidden = this.shown >= this.found.length;
+  }
+
+  // Show one of the list, or any other.
+  async choose(n, scroll = false) {
+    const { list, group } = this.parts;
+    this.chosen = n;
+    for (const old of list.querySelectorAll(".on")) old.classList.remove("on");
+    if (n === null) {
+      group.replaceChildren(h("p", { class: "fine" }, `No ${this.own.kind} passes the filters.`));
+      this.address();
+      return;
+    }
+    const at = this.found.indexOf(n);
+    if (at >= this.shown) this.addRows(at);
+    const row = list.children[at];
+    if (row) {
+      row.classList.add("on");
+      const { offsetTop, offsetHeight } = row, { scrollTop, clientHeight } = list;
+      if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) list.scrollTop = offsetTop - clientHeight / 3;
+    }
+    this.address();
+    try {
+      const { page, place } = this.index.columns, one = (await pageOf(this.run || 0, page[n]))[place[n]];
+      if (this.chosen !== n) return;
+      group.replaceChildren(this.view(n, one));
+      if (scroll && group.getBoundingClientRect().top < 0) group.scrollIntoView();
+    } catch (error) {
+      group.replaceChildren(h("p", { class: "bad" }, error.message));
+    }
+  }
+
+  address() {
+    this.hash = `#${this.words()}`;
+    if (this.quiet) this.quiet = false; // a page that was just opened keeps its plain address
+    else history.replaceState(null, "", this.hash);
+  }
+
+  // `by` further in a list of numbers, from the one that is chosen.
+  step(numbers, by) {
+    const next = numbers[numbers.indexOf(this.chosen) + by];
+    if (next !== undefined) this.choose(next, true);
+  }
+
+  pressed(event) {
+    if (event.target.closest("input, select, textarea")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.index) return;
+    const keys = { j: () => this.step(this.found, 1), k: () => this.step(this.found, -1), "/": () => this.parts.q.focus(), ...this.keys() };
+    if (!keys[event.key]) return;
+    event.preventDefault();
+    keys[event.key]();
+  }
+}
