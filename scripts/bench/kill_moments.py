@@ -1,7 +1,8 @@
 """A run that is killed at a moment of its own: after so many calls within a phase, so many bytes of a file, or seconds.
 
 A phase is what the run is at: ``beginning`` (it looks at its checkpoint and loads it), ``step``, ``refill`` (dynamic
-sampling draws other groups), ``evaluation``, ``save`` (a checkpoint), ``ending`` (the model of a run that is done).
+sampling draws other groups), ``sync`` (a server is given weights, in a run that has one), ``evaluation``, ``save`` (a
+checkpoint), ``ending`` (the model of a run that is done).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PHASES = ("beginning", "step", "refill", "evaluation", "save", "ending")
+SYNC = "sync"
 WRITES = ("save", "ending")  # phases that write large files
 
 
@@ -26,7 +28,7 @@ class Moment:
     """When a run is killed.
 
     Attributes:
-        phase: one of `PHASES`.
+        phase: one of `PHASES`, or `SYNC`.
         occurrence: the how manyth phase of this name in the life of the process, from 1.
         kind: ``call``: SIGKILL after the call number ``at`` of Python or C within the phase, or at its end where it has
             fewer. ``write``: the system ends the process (SIGXFSZ) when a file that it writes within the phase grows
@@ -118,6 +120,7 @@ class Trail:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
+    from qwenvl.rollout.remote.handover import Handover
     from qwenvl.train.collect.filtering import FilteringCollector
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.run.saving import SavingTrainer
@@ -127,6 +130,7 @@ def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     FilteringCollector._loaded = noted.within("refill", FilteringCollector._loaded)  # type: ignore[method-assign]
     GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)  # type: ignore[method-assign]
     SavingTrainer._save_checkpoint = noted.within("save", SavingTrainer._save_checkpoint)  # type: ignore[method-assign]
+    Handover.__call__ = noted.within(SYNC, Handover.__call__)  # type: ignore[method-assign]
     _note_steps(noted, GRPOTrainer)
     _note_refills(noted, FilteringCollector)
     _note_ending(noted, GRPOTrainer)

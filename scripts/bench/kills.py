@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).res
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
 
 import torch  # noqa: E402
-from kill_moments import PHASES, WRITES, Moment, live  # noqa: E402
+from kill_moments import PHASES, SYNC, WRITES, Moment, live  # noqa: E402
 from kill_results import differences, table  # noqa: E402
 
 import qwenvl.train.grpo_trainer  # noqa: E402, F401 (here once, and not in each process that is forked)
@@ -42,7 +42,11 @@ RUNS = {
     "adapters": "--lora_enable --save_total_limit 2 --num_iterations 2 --gradient_accumulation_steps 2 --save_steps 2",
     "moving": "--sync_ref_model --ref_model_sync_steps 2 --difficulty_band 0.05,0.95 --dataloader_num_workers 1 "
     "--per_device_train_batch_size 2",
+    "served": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server --vllm_weights direct "
+    "--vllm_deadline 20 --check_parity every",
+    "filed": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server --check_parity every",
 }
+SERVED = ("served", "filed")  # the server is that of the tests, which speaks as the real one and samples by our engine
 STEPS = 8
 COMMON = (
     "--generation_max_length 5 --grpo_sample_size 3 --learning_rate 1e-3 --base_interval 0.5 --use_cpu --seed 3 "
@@ -79,6 +83,8 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     bench = Bench(args.output_dir.resolve())
     bench.make_what_runs_read()
+    if set(SERVED) & set(args.runs):
+        bench.serve()
     while (left := args.kills - len(bench.rows("kills"))) > 0:
         chain = len(bench.rows("runs"))
         bench.chain(chain, args.runs[chain % len(args.runs)], min(args.per_run, left), args.kinds, args.seed)
@@ -92,6 +98,17 @@ class Bench:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.server = ""
+
+    def serve(self) -> None:
+        """Start the server, in a process of its own that ends with this one."""
+        ours, theirs = os.pipe()
+        if os.fork() == 0:
+            os.close(ours)
+            _serve(self.folder / "model", theirs)
+        os.close(theirs)
+        with open(ours) as said:
+            self.server = said.readline().strip()
 
     def rows(self, name: str) -> list[dict]:
         """What stands in a file of results."""
@@ -123,7 +140,7 @@ class Bench:
         shutil.rmtree(out, ignore_errors=True)
         draw = random.Random(f"{seed} {number} {run}")
         killed: list[Killed] = []
-        phases, took = _phases(draw, kills), _took(unharmed)
+        phases, took = _phases(draw, kills, (*PHASES[:-1], *([SYNC] if run in SERVED else []))), _took(unharmed)
         while True:
             moment = None
             if len(killed) < kills:
@@ -158,11 +175,32 @@ class Bench:
         rewards = Path(__file__).with_name("kill_moments.py")
         named = f"--model_name_or_path {self.folder / 'model'} --output_dir {out} --reward_funcs {rewards}:half_alike"
         data = f"--dataset_use {self.folder / 'data.json'} --eval_dataset_use {self.folder / 'data.json'}%50"
-        return [*named.split(), *data.split(), *COMMON.split(), *RUNS[run].split()]
+        server = f"--vllm_server {self.server}" if run in SERVED else ""
+        return [*named.split(), *data.split(), *COMMON.split(), *RUNS[run].split(), *server.split()]
 
     def _write(self, name: str, rows: list[dict]) -> None:
         with (self.folder / f"{name}.jsonl").open("a") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _serve(model: Path, told: int) -> None:
+    """What the process of the server does: samples until nobody needs it. Its first weights are none of the run's."""
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    from tests.fake_server import FakeServer
+
+    parent = os.getppid()
+    policy = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(0.5)
+    server = FakeServer(policy, AutoProcessor.from_pretrained(model).tokenizer)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # each thread would tell of a trainer that was killed
+    os.write(told, f"{server.address}\n".encode())
+    os.close(told)
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
 
 
 def _lives(argv: list[str], moment: Moment | None, trail: Path) -> tuple[int, int]:
@@ -222,11 +260,11 @@ def _drawn(draw: random.Random, phase: str, took: tuple[float, float], kinds: li
     return Moment(phase, occurrence, kind, round(at, 3) if kind == "time" else int(at))
 
 
-def _phases(draw: random.Random, count: int) -> list[str]:
+def _phases(draw: random.Random, count: int, among: tuple[str, ...]) -> list[str]:
     """The phases that a run is killed in: each as often as the others, and its end only at last."""
     phases: list[str] = []
     while len(phases) < count - 1:
-        phases += draw.sample(PHASES[:-1], len(PHASES) - 1)
+        phases += draw.sample(among, len(among))
     return [*phases[: count - 1], PHASES[-1]]
 
 

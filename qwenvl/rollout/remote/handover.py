@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
+from typing import IO
 
 import torch
 from torch import nn
 
 from qwenvl.rollout.remote.link import Link, Links
 from qwenvl.rollout.remote.server import Server, ServerLostError
-from qwenvl.rollout.remote.weights import Weight, in_one, in_parts, place_for, policy_weights, write_weights
+from qwenvl.rollout.remote.weights import Weight, hold, in_one, in_parts, place_for, policy_weights, write_weights
 from qwenvl.vllm_server.wire.health import Health
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 
@@ -37,6 +38,7 @@ class Handover:
         self._model, self._version, self._name, self._seconds = model, version, name, seconds
         self._links = links
         self._files: dict[tuple[bool, torch.dtype], Path] = {}
+        self._held: list[IO[bytes]] = []
         self._one_writes = Lock()
 
     def __enter__(self) -> Handover:
@@ -45,6 +47,8 @@ class Handover:
     def __exit__(self, *failure: object) -> None:
         for path in self._files.values():
             path.unlink(missing_ok=True)
+        for file in self._held:
+            file.close()
 
     def __call__(self, server: Server, health: Health, base: int | None) -> None:
         """Gives a server what it lacks.
@@ -69,8 +73,9 @@ class Handover:
         with self._one_writes:
             if (changed, dtype) not in self._files:
                 kind = f"{'changed' if changed else 'all'}-{str(dtype).removeprefix('torch.')}"
-                path = place_for(weights, f"qwenvl-{self._name}-{kind}.safetensors")
+                path = place_for(weights, f"{self._name}-{kind}")
                 write_weights(path, weights)
+                self._held.append(hold(path))
                 self._files[changed, dtype] = path
             return self._files[changed, dtype]
 

@@ -7,9 +7,12 @@ import os
 import shutil
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,8 @@ from qwenvl.model.merging import adapters_of, plain_name, with_adapters
 from qwenvl.vllm_server.wire.weights import layer_of
 
 SHARED_MEMORY = Path("/dev/shm")
+LEFT_SECONDS = 60.0  # that a file is older which nobody holds: one that is being written is younger
+_PREFIX = "qwenvl-weights-"
 PART_BYTES = 2**30  # of a message with weights, for a server on another host
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -86,6 +91,8 @@ def _value(parameter: nn.Parameter, layers: Sequence[nn.Module]) -> Callable[[],
 def write_weights(path: Path, weights: Sequence[Weight]) -> None:
     """A file of safetensors, readable by its owner alone, that is there when it is whole. It holds one at a time.
 
+    By hand, since ``safetensors.serialize_file`` (0.8) wants the addresses of all tensors, so that none could go.
+
     Raises:
         OSError: there is no space for it.
     """
@@ -116,7 +123,7 @@ def in_one(weights: Sequence[Weight], device: torch.device) -> Tensor:
 
 
 def place_for(weights: Sequence[Weight], name: str) -> Path:
-    """Where a file with these weights fits: in shared memory, else in the folder of temporary files.
+    """The path of a file of this name where these weights fit: in shared memory, else in the folder of temporary files.
 
     Raises:
         OSError: it fits nowhere.
@@ -124,12 +131,33 @@ def place_for(weights: Sequence[Weight], name: str) -> Path:
     needed = sum(each.bytes for each in weights) + 2**20
     folders = [folder for folder in (SHARED_MEMORY, Path(tempfile.gettempdir())) if folder.is_dir()]
     for folder in folders:
+        remove_left_behind(folder)
         if shutil.disk_usage(folder).free > needed:
-            return folder / name
+            return folder / f"{_PREFIX}{name}.safetensors"
     raise OSError(
         f"the weights for the server take {needed / 1e9:.1f} GB, and there is no space for them in "
         f"{' or '.join(map(str, folders))}: make /dev/shm larger (docker run --shm-size), or set TMPDIR"
     )
+
+
+def hold(path: Path) -> IO[bytes]:
+    """Have a file of weights stay while this process lives, or until what is returned is closed."""
+    import fcntl  # not on every system, nor are servers
+
+    file = path.open("rb")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def remove_left_behind(folder: Path) -> None:
+    """Delete files of weights that a killed run has left: old ones that no process holds. They may fill the memory."""
+    import fcntl
+
+    for each in folder.glob(f"{_PREFIX}*.safetensors*"):
+        with suppress(OSError), each.open("rb") as file:  # of another user, or gone meanwhile
+            if time.time() - os.fstat(file.fileno()).st_mtime > LEFT_SECONDS:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                each.unlink()
 
 
 def in_parts(weights: Sequence[Weight]) -> Iterator[list[Weight]]:

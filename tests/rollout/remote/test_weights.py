@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from qwenvl.model.merging import merged
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.rollout.remote import weights as weights_module
 from qwenvl.rollout.remote.server import Server
-from qwenvl.rollout.remote.weights import place_for, policy_weights, write_weights
+from qwenvl.rollout.remote.weights import hold, place_for, policy_weights, remove_left_behind, write_weights
 
 
 def language_model(model):
@@ -131,12 +132,27 @@ def test_messages_for_a_server_on_another_host(tiny_pair, fake, engine_of, monke
         assert torch.equal(value, language_model(model)[name]), name
 
 
+def test_files_that_a_killed_run_has_left(tmp_path):
+    """Old ones that nobody holds. One that is being written is younger."""
+    names = ["left.safetensors", "cut.safetensors.part-7", "held.safetensors", "young.safetensors"]
+    left, cut, kept, young = (tmp_path / f"qwenvl-weights-{name}" for name in names)
+    for each in (left, cut, kept, young, tmp_path / "qwenvl-other.safetensors"):
+        each.touch()
+        if each != young:
+            os.utime(each, (0, 0))
+    with hold(kept):
+        remove_left_behind(tmp_path)
+        assert {each.name for each in tmp_path.iterdir()} == {kept.name, young.name, "qwenvl-other.safetensors"}
+    remove_left_behind(tmp_path)
+    assert not kept.exists() and young.exists()
+
+
 def test_no_space_for_the_file(tiny_pair, monkeypatch, tmp_path):
     model, _ = tiny_pair()
     weights = policy_weights(model, torch.float32, learning=False)
     monkeypatch.setattr(weights_module, "SHARED_MEMORY", tmp_path / "none")
     monkeypatch.setattr(weights_module.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert place_for(weights, "name") == tmp_path / "name"
+    assert place_for(weights, "name") == tmp_path / "qwenvl-weights-name.safetensors"
     monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda folder: type("U", (), {"free": 10}))
     with pytest.raises(OSError, match="--shm-size"):
         place_for(weights, "name")
