@@ -27,9 +27,10 @@ FAMILIES = {
 }
 
 REFUSED = {
-    "qwen3_vl_moe": "vLLM does not load its experts in the form that the trainer's library saves them in",
-    "qwen3_5": "vLLM computes its linear attention in bfloat16 alone on a CPU, so that it was never held to the trainer's "
-    "numbers closer than 0.06, see docs/engines.md",
+    "qwen3_vl_moe": "vLLM takes the matrices of its experts turned, as its first checkpoints have them, and not as the "
+    "trainer's library saves them",
+    "qwen3_5": "vLLM computes its linear attention in bfloat16 alone on a CPU, so that it was never held to the "
+    "trainer's numbers closer than 0.06",
     "qwen3_5_moe": "as qwen3_5, its linear attention was never held to the trainer's numbers",
 }
 
