@@ -54,8 +54,15 @@ def is_large(holder: HasMedia) -> bool:
 
 
 def put_aside(holder: Holder) -> Holder:
-    """The same prompts, with their media in a file where these are large."""
-    return in_files([holder])[0] if is_large(holder) else holder
+    """The same object, with its media in a file where these are large.
+
+    It is changed in place: loaders go on holding what they gave last, and would keep its pixels in memory.
+    """
+    if is_large(holder):
+        (moved,) = in_files([holder])
+        for name in MEDIA:
+            setattr(holder, name, getattr(moved, name))
+    return holder
 
 
 def in_files(holders: Iterable[Holder]) -> list[Holder]:

@@ -1,14 +1,17 @@
 """Media in files: the same values, joined without a copy, in no memory until they are used, gone with their owner."""
 
 import errno
+import gc
 import os
 import tempfile
+import weakref
 
 import pytest
 import torch
 
 from qwenvl.model import waiting_media
 from qwenvl.model.waiting_media import in_files, let_go, put_aside, rows_of
+from qwenvl.types import PromptBatch
 
 PAGE = 4096
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs /proc of Linux")
@@ -115,3 +118,14 @@ def test_media_stay_in_memory_where_the_disk_is_full(prompts, monkeypatch, caplo
 def test_large_files_are_written_in_parts(prompts, monkeypatch):
     monkeypatch.setattr(waiting_media, "_AT_ONCE", 1000)
     assert all(map(same_media, in_files(prompts), prompts))
+
+
+def test_who_holds_prompts_that_were_put_aside_holds_no_pixels(monkeypatch):
+    """As a loader holds the batch that it gave last."""
+    monkeypatch.setattr(waiting_media, "LARGE", 0)
+    pixels = torch.arange(24, dtype=torch.uint8).view(4, 6)
+    batch = PromptBatch([], [], [], *torch.zeros(2, 1, 1), pixel_values_videos=pixels.clone())
+    held, memory = batch, weakref.ref(batch.pixel_values_videos)
+    assert put_aside(batch) is held and torch.equal(held.pixel_values_videos, pixels)
+    gc.collect()
+    assert memory() is None and held.pixel_values is None
