@@ -29,6 +29,8 @@ from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 
 logger = logging.getLogger(__name__)
 
+JOIN_SECONDS = 60.0  # a server whose trainer was killed meanwhile is there again after that
+
 
 class Line(Protocol):
     """One kind of link, at this end.
@@ -78,9 +80,9 @@ class Link:
     def __init__(self, server: Server, boot: str, line: Line, seconds: float):
         self.boot, self._server, self._line, self._seconds = boot, server, line, seconds
         self._name, self.closed = secrets.token_hex(8), False
-        request = LinkRequest(self._name, line.kind, line.settings(), seconds)
+        joining = min(JOIN_SECONDS, seconds)
         with self._beside(line.join):
-            server.join(request, seconds)
+            server.join(LinkRequest(self._name, line.kind, line.settings(), joining), joining)
 
     def put(self, request: WeightsRequest, flat: Tensor) -> WeightsAnswer:
         """Have the server take weights, while their bytes are sent.
