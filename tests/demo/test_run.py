@@ -14,9 +14,13 @@ from contextlib import redirect_stdout
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.demo.run import main
+from qwenvl.demo.settings import Demo
+from qwenvl.demo.tiny import FAMILIES
 from qwenvl.runlog import read_metrics
 from qwenvl.runlog.evaluation import read_evaluation
+from qwenvl.train.warmup.config import WarmupConfig
 
 
 def call(folder, *flags):
@@ -101,3 +105,11 @@ def test_sizes_that_cannot_work_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit):
         main(flags)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_commands_take_the_settings_of_every_family(tmp_path, family):
+    demo = Demo(tmp_path, family=family)
+    warmup, training = WarmupConfig(**demo.warmup_settings()), GRPOConfig(**demo.training_settings())
+    assert (warmup.stop_below_loss < 0.13) == family.startswith("qwen3_5")
+    assert warmup.video_max_frame_pixels == training.video_max_frame_pixels == (56**2 if "qwen2" in family else 64**2)
