@@ -11,7 +11,7 @@ from qwenvl.data.frames import plan_spans
 from qwenvl.data.options import FrameOptions
 from qwenvl.data.seeds import stable_random
 from qwenvl.data.spans import frames_of_spans, pairs_of_each
-from qwenvl.model.loading import load_processor
+from qwenvl.demo.tiny import make_processor
 from qwenvl.types import ClipMeta
 
 HALVES = [i / 2 for i in range(120)]  # a minute of two frames a second
@@ -97,9 +97,9 @@ class TestClips:
         assert clip.info.segments == (0, 0, 1, 1)
         assert [number_of(frame) for frame in clip.frames] == [5, 8, 40, 50]
 
-    def test_qwen3_vl_is_told_the_true_times(self, of_a_clip, tiny_checkpoint):
+    def test_qwen3_vl_is_told_the_true_times(self, of_a_clip):
         """Each pair of frames bears the mean of its two times: (0.5 + 0.8) / 2 and (4 + 5) / 2."""
-        processor = load_processor(str(tiny_checkpoint("qwen3_vl")))
+        processor = make_processor("qwen3_vl")
         batch = GRPOCollator(processor)([of_a_clip([[0.5, 0.8], [4, 5]])[0]])["prompts"]
         text = processor.tokenizer.decode(batch.input_ids[0])
         assert "<0.7 seconds>" in text or "<0.6 seconds>" in text
