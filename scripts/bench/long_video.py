@@ -1,6 +1,6 @@
 r"""Memory and time of a step on one long video, by phase, against what they are computed to be: docs/scaling.md.
 
-    python scripts/bench/long_video.py                                       # 4k and 16k tokens, some two minutes
+    python scripts/bench/long_video.py    # 4k and 16k tokens: three minutes of CPU
     python scripts/bench/long_video.py --cases 4k 16k 64k --out results.jsonl
     python scripts/bench/long_video.py --cases 256k --family qwen3_vl --layers 2 --heads 1 --head_dim 32 \
         --pixels 135000 --beta 0
