@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError
 from qwenvl.data.fit import Lowered, PromptLimit
-from qwenvl.data.frames import FrameRule, Timeline
+from qwenvl.data.frames.places import Looks
+from qwenvl.data.frames.plan import FrameRule, Timeline
 from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import Clip, open_clip, resolve_backend
@@ -26,7 +27,6 @@ from qwenvl.data.media.resize import FrameSizes, check_size, read_resized
 from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
-from qwenvl.data.places import Looks
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.data.records.given import RowStream, sources_of
 from qwenvl.data.records.parse import ReadOptions, RecordCheck

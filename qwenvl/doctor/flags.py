@@ -57,8 +57,8 @@ def hints_by(
     args: argparse.Namespace, collator: GRPOCollator | None, reward_funcs: Sequence[str]
 ) -> Callable[[Record, MediaSizes], list[Hint]]:
     """What says of a record and the sizes of its media what is worth a look."""
+    from qwenvl.data.frames.uneven import uneven_hints
     from qwenvl.data.seen_size import SeenSizes
-    from qwenvl.data.uneven import uneven_hints
 
     processor = collator and collator.processor
     seen = SeenSizes.of(PromptOptions.of(args, on_long_prompt="error"), processor)

@@ -25,10 +25,10 @@ import av
 import numpy as np
 import yaml
 
-from qwenvl.data.frames import FrameRule, Timeline
+from qwenvl.data.frames.places import Looks, places
+from qwenvl.data.frames.plan import FrameRule, Timeline
 from qwenvl.data.media.clip.reader import ClipReader
 from qwenvl.data.options import FrameOptions
-from qwenvl.data.places import Looks, places
 from qwenvl.demo.clips import FPS, H264, PAIRS, QUESTION, SEGMENT_FRAMES, encode, solution, tokenizer_texts
 from qwenvl.demo.scene import STEPS, Station, draw_bench, draw_frame
 from qwenvl.demo.settings import MODEL, Demo

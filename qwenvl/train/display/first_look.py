@@ -9,12 +9,12 @@ from typing import Any
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.frames.uneven import uneven_hints
 from qwenvl.data.media.images import image_size
 from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.hints import record_hints
 from qwenvl.data.records.record_file import spot_checked
 from qwenvl.data.seen_size import SeenSizes
-from qwenvl.data.uneven import uneven_hints
 from qwenvl.hint import Hint
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.asked import form_hints

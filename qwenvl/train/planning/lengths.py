@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.frames import FrameRule
+from qwenvl.data.frames.plan import FrameRule
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import LengthEstimate, PromptLength, Ruler, Size
 from qwenvl.data.seeds import stable_random

@@ -3,9 +3,9 @@ from random import Random
 import pytest
 
 from qwenvl.data.errors import FramePlanError
-from qwenvl.data.frames import plan_frames
+from qwenvl.data.frames.places import stratified_indices, uniform_indices
+from qwenvl.data.frames.plan import plan_frames
 from qwenvl.data.options import FrameOptions
-from qwenvl.data.places import stratified_indices, uniform_indices
 from qwenvl.types import ClipMeta
 
 WIDE = FrameOptions(base_interval=1.0, video_min_frames=1, video_max_frames=100)

@@ -14,10 +14,10 @@ from random import Random
 from typing import NamedTuple
 
 from qwenvl.data.errors import FramePlanError
+from qwenvl.data.frames.places import FEWEST_LOOKS, LOOKS_PER_SECOND, Looks, places, uniform_indices
+from qwenvl.data.frames.spans import frames_of_spans, pairs_of_each
 from qwenvl.data.options import FrameOptions
-from qwenvl.data.places import FEWEST_LOOKS, LOOKS_PER_SECOND, Looks, places, uniform_indices
 from qwenvl.data.seeds import stable_random
-from qwenvl.data.spans import frames_of_spans, pairs_of_each
 from qwenvl.types import ClipMeta, Record
 
 FRAMES_PER_PATCH = 2

@@ -7,10 +7,10 @@ import pytest
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError, FramePlanError
-from qwenvl.data.frames import plan_spans
+from qwenvl.data.frames.plan import plan_spans
+from qwenvl.data.frames.spans import frames_of_spans, pairs_of_each
 from qwenvl.data.options import FrameOptions
 from qwenvl.data.seeds import stable_random
-from qwenvl.data.spans import frames_of_spans, pairs_of_each
 from qwenvl.demo.tiny import make_processor
 from qwenvl.types import ClipMeta
 
@@ -110,7 +110,7 @@ class TestClips:
             of_a_clip([[7, 9]])[0]
 
     def test_the_example_of_the_page(self, make_clip, write_rows):
-        page = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
+        page = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
         section = page[page.index("### Seconds that matter") :]
         row = json.loads(re.search(r"```json\n(.*?)```", section, re.DOTALL)[1])
         make_clip(row["video"], 450)  # 45 s

@@ -3,9 +3,9 @@ from itertools import pairwise
 
 import pytest
 
-from qwenvl.data.frames import FrameRule, Timeline, plan_frames
+from qwenvl.data.frames.places import Looks, even_in_change, levelled, places, uniform_indices
+from qwenvl.data.frames.plan import FrameRule, Timeline, plan_frames
 from qwenvl.data.options import FrameOptions
-from qwenvl.data.places import Looks, even_in_change, levelled, places, uniform_indices
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import ClipMeta, Record
 
