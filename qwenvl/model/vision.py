@@ -11,8 +11,8 @@ a long video is there as bytes and as features, and never as pixels in floating 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -24,10 +24,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.vision_utils import get_vision_window_index
 
 from qwenvl.model.families import family_of
-from qwenvl.model.inputs import PixelScale, PixelScales, PromptInputs
+from qwenvl.model.inputs import InputBuilder, PixelScale, PixelScales, PromptInputs
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.model.vision_attention import batched_attention
 from qwenvl.model.vision_cache import VisionCache
+from qwenvl.model.waiting_media import let_go
+from qwenvl.types import PromptBatch
 
 PIECE = 16_384
 """Patches that go through the tower together, 4,096 tokens. They fill a GPU, and the tower of a 7B takes some 0.6 GB
@@ -96,6 +98,32 @@ def encode_vision(
         pixel_values=features(prompts.pixel_values, prompts.image_grid_thw, of_images),
         pixel_values_videos=features(prompts.pixel_values_videos, prompts.video_grid_thw, of_videos),
     )
+
+
+def features_or_pixels(
+    model: nn.Module,
+    batch: PromptBatch,
+    device: torch.device,
+    build: InputBuilder,
+    encode: Callable[..., PromptInputs] | None,
+    autocast: Callable[[], AbstractContextManager],
+) -> PromptInputs:
+    """The model's inputs on a device: features in the place of pixels where the tower runs once per prompt.
+
+    The pixels of ``batch`` that wait in a file take no memory afterwards.
+
+    Args:
+        encode: ``encode_vision``, with a cache or without. None where the tower runs in every forward.
+        autocast: of the training forward.
+    """
+    there = batch.to(device)
+    if encode is None:
+        inputs = build(there)
+    else:
+        with autocast():
+            inputs = encode(model, build.as_bytes(there), scales=build.scales)
+    let_go(batch)
+    return inputs
 
 
 def accept_features(model: nn.Module) -> None:

@@ -17,7 +17,8 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.sharding import whole_weights
-from qwenvl.model.waiting_media import in_files, is_large, let_go
+from qwenvl.model.vision import features_or_pixels
+from qwenvl.model.waiting_media import in_files, is_large
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, SamplingParams, lost_together
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
@@ -191,14 +192,7 @@ class Collector:
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""
-        there = batch.to(self.device)
-        if self.encode is None:
-            inputs = self.build_inputs(there)
-        else:
-            with self.autocast():
-                inputs = self.encode(model, self.build_inputs.as_bytes(there), scales=self.build_inputs.scales)
-        let_go(batch)
-        return inputs
+        return features_or_pixels(model, batch, self.device, self.build_inputs, self.encode, self.autocast)
 
     def _sample(
         self,

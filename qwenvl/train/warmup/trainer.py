@@ -22,7 +22,7 @@ from qwenvl.model.loading import evaluating, unwrap
 from qwenvl.model.merging import merged_weights
 from qwenvl.model.positions import position_rule
 from qwenvl.model.sharding import whole_weights
-from qwenvl.model.waiting_media import let_go
+from qwenvl.model.vision import features_or_pixels
 from qwenvl.train.parts import build_parts
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.config import WarmupConfig
@@ -100,15 +100,8 @@ class WarmupTrainer(PolicyTrainer):
         """
         if not len(batch):
             return PromptInputs.of_text(torch.zeros(1, 1, dtype=torch.long, device=self.args.device))
-        there = batch.to(self.args.device)  # what waited its turn in a file is on the CPU
-        if self.paths.encode is None:
-            prompts = self.build_inputs(there)
-        else:
-            with self.accelerator.autocast():
-                scales = self.build_inputs.scales
-                prompts = self.paths.encode(model, self.build_inputs.as_bytes(there), scales=scales)
-        let_go(batch)
-        return prompts
+        autocast = self.accelerator.autocast
+        return features_or_pixels(model, batch, self.args.device, self.build_inputs, self.paths.encode, autocast)
 
     def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
         """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
