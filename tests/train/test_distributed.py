@@ -1,7 +1,6 @@
 """Several processes: the same update as one, whatever each of them holds."""
 
 import json
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.grpo.advantages import group_advantages
@@ -178,52 +177,6 @@ def test_two_processes_make_the_update_of_one(
         ours, theirs = logged(output, *names), logged(alone, *names)
         assert len(ours) == len(theirs) > 0
         assert ours == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in theirs], names
-
-
-@pytest.fixture(scope="session")
-def experts_alone(tiny_checkpoint, three_records, tmp_path_factory) -> Callable[[str, str], Path]:
-    """``experts_alone(family, recipe)`` -> what one process makes of two steps of a mixture of experts."""
-    made: dict[tuple[str, str], Path] = {}
-
-    def get(family: str, recipe: str) -> Path:
-        if (family, recipe) not in made:
-            made[family, recipe] = output = tmp_path_factory.mktemp("experts") / "by_prompt"
-            flags = {"per_device_train_batch_size": 4, **RECIPES[recipe]}
-            launch(1, tiny_checkpoint(family, initializer_range=0.1), three_records, output, **flags)
-        return made[family, recipe]
-
-    return get
-
-
-def published(checkpoint: Path, folder: Path) -> Path:
-    """The checkpoint with the matrices of its experts turned, as they lie in files of Qwen3-VL-MoE on the hub."""
-    shutil.copytree(checkpoint, folder)
-    file = folder / "model.safetensors"
-    turned = {name: x.mT.contiguous() if ".experts." in name else x for name, x in load_file(file).items()}
-    save_file(turned, file, metadata={"format": "pt"})
-    return folder
-
-
-@pytest.mark.parametrize(
-    "family, engine, recipe",
-    [
-        ("qwen3_5_moe", "ddp", "frozen tower"),
-        ("qwen3_5_moe", "zero3", "frozen tower"),
-        ("qwen3_5_moe", "fsdp", "frozen tower"),
-        ("qwen3_5_moe", "zero3", "lora"),
-        ("qwen3_vl_moe", "zero3", "checkpointing, tower learns"),  # of the published layout
-    ],
-)
-def test_linear_attention_and_experts_make_the_update_of_one(
-    tiny_checkpoint, three_records, experts_alone, tmp_path, family, engine, recipe
-):
-    """Three prompts in steps of four: layers run as often in the process that has fewer. Experts need no more care."""
-    if engine == "zero3":
-        pytest.importorskip("deepspeed")
-    start, output = tiny_checkpoint(family, initializer_range=0.1), tmp_path / "by_prompt"
-    given = published(start, tmp_path / "published") if family == "qwen3_vl_moe" else start
-    launch(2, given, three_records, output, gradient_accumulation_steps=2, **ENGINES[engine], **RECIPES[recipe])
-    assert_same_update(output, experts_alone(family, recipe), start)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""Several processes on the families whose layers, experts or towers differ from those of Qwen2.5-VL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.train.test_distributed import ENGINES, RECIPES, assert_same_update, launch, logged
+
+
+@pytest.fixture(scope="session")
+def apart(sop_data, tmp_path_factory) -> Path:
+    """Two videos, a text and an image, in an order that gives one of two processes the videos."""
+    clip, text, other, image = (json.loads(sop_data.read_text())[n] for n in (0, 6, 2, 7))
+    for row in (clip, other, image):
+        kind = "image" if row is image else "video"
+        row[kind] = str(sop_data.parent / row[kind])
+    path = tmp_path_factory.mktemp("apart") / "apart.json"
+    path.write_text(json.dumps([clip, text, other, image]))
+    return path
+
+
+@pytest.fixture(scope="session")
+def three(apart) -> Path:
+    """One less than two processes would share evenly."""
+    path = apart.with_name("three.json")
+    path.write_text(json.dumps(json.loads(apart.read_text())[1:]))
+    return path
+
+
+@pytest.fixture(scope="session")
+def alone(tiny_checkpoint, tmp_path_factory) -> Callable[..., Path]:
+    """``alone(family, recipe, data, **flags)`` -> what one process makes of two steps."""
+    made: dict[tuple[str, str, Path], Path] = {}
+
+    def get(family: str, recipe: str, data: Path, **flags) -> Path:
+        if (family, recipe, data) not in made:
+            made[family, recipe, data] = output = tmp_path_factory.mktemp("alone") / "by_prompt"
+            flags = {"per_device_train_batch_size": 4, **RECIPES[recipe], **flags}
+            launch(1, tiny_checkpoint(family, initializer_range=0.1), data, output, **flags)
+        return made[family, recipe, data]
+
+    return get
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero3", "fsdp"])
+@pytest.mark.parametrize("family, recipe", [("qwen3_5", "checkpointing"), ("qwen3_vl", "checkpointing, tower learns")])
+def test_one_process_has_the_videos_and_the_other_a_text_and_an_image(
+    tiny_checkpoint, apart, alone, tmp_path, family, recipe, engine
+):
+    """Layers, tower and mergers, deepstack's too, run as often in the process that has nothing for them."""
+    if engine == "zero3":
+        pytest.importorskip("deepspeed")
+    start, output = tiny_checkpoint(family, initializer_range=0.1), tmp_path / "by_prompt"
+    order = {"train_sampling_strategy": "sequential"}
+    launch(2, start, apart, output, gradient_accumulation_steps=2, **order, **ENGINES[engine], **RECIPES[recipe])
+    one = alone(family, recipe, apart, **order)
+    assert_same_update(output, one, start)
+    names = ("reward/total", "kl", "entropy", "loss", "grad_norm", "prompt/tokens")
+    assert logged(output, *names) == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in logged(one, *names)]
+    assert len(logged(output, *names)) == 2
+    held = [
+        {
+            json.loads(line)["record_id"]
+            for line in (output / "rollouts" / f"rank-{rank}.jsonl").read_text().splitlines()
+        }
+        for rank in (0, 1)
+    ]
+    assert held == [{"clip-0", "clip-2"}, {"text", "image"}]
+
+
+def published(checkpoint: Path, folder: Path) -> Path:
+    """The checkpoint with the matrices of its experts turned, as they lie in files of Qwen3-VL-MoE on the hub."""
+    shutil.copytree(checkpoint, folder)
+    file = folder / "model.safetensors"
+    turned = {name: x.mT.contiguous() if ".experts." in name else x for name, x in load_file(file).items()}
+    save_file(turned, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "family, engine, recipe",
+    [
+        ("qwen3_5_moe", "ddp", "frozen tower"),
+        ("qwen3_5_moe", "zero3", "frozen tower"),
+        ("qwen3_5_moe", "fsdp", "frozen tower"),
+        ("qwen3_5_moe", "zero3", "lora"),
+        ("qwen3_vl_moe", "zero3", "checkpointing, tower learns"),  # of the published layout
+    ],
+)
+def test_linear_attention_and_experts_make_the_update_of_one(
+    tiny_checkpoint, three, alone, tmp_path, family, engine, recipe
+):
+    """Three prompts in steps of four: layers run as often in the process that has fewer. Experts need no more care."""
+    if engine == "zero3":
+        pytest.importorskip("deepspeed")
+    start, output = tiny_checkpoint(family, initializer_range=0.1), tmp_path / "by_prompt"
+    given = published(start, tmp_path / "published") if family == "qwen3_vl_moe" else start
+    launch(2, given, three, output, gradient_accumulation_steps=2, **ENGINES[engine], **RECIPES[recipe])
+    assert_same_update(output, alone(family, recipe, three), start)
