@@ -7,7 +7,7 @@ weights or other factor learn, and both factors of a product of activations. Wid
 from __future__ import annotations
 
 from qwenvl.plan.job import Job
-from qwenvl.plan.shapes import Experts, Linear, Text
+from qwenvl.plan.shapes import Experts, Linear, Text, Vision
 
 CHUNK = 64
 """Tokens that Gated DeltaNet computes together (arXiv:2412.06464). Each makes matrices of CHUNK x CHUNK per head."""
@@ -36,17 +36,26 @@ def saved_bytes(text: Text, job: Job) -> int:
 
 
 def before_bytes(text: Text, job: Job) -> int:
-    """What is kept before the layers: embeddings with vision features in them, the mask that put them there, and
-    angles. Of frozen embeddings the angles alone."""
-    stream = job.precision.stream
-    embeddings = 0 if job.rank else text.hidden * (2 * stream + 1)
-    return job.row_tokens * (embeddings + 2 * text.head * stream)
+    """What is kept before the layers: angles. The embeddings are what enters the first layer, which keeps them."""
+    return job.row_tokens * 2 * text.head * job.precision.stream
 
 
 def after_bytes(text: Text, job: Job) -> int:
-    """What is kept after the layers: the last norm, and the hidden states that meet the head."""
+    """What is kept after the layers: what the last norm needs, and the hidden states that meet the head."""
     hidden = 2 * job.completions * job.length * text.hidden * job.precision.stream
-    return round(job.row_tokens * _norm(text.hidden, job, 1) + hidden)
+    return round(job.row_tokens * _norm(text.hidden, job, 0) + hidden)
+
+
+def embedded_bytes(text: Text, vision: Vision, tokens: int, patches: int, job: Job) -> int:
+    """What a forward holds besides, from its first layer to its last: embeddings with features in them, and angles.
+
+    And the features themselves, as the merger made them and as they were put there. What deeper mergers add to deeper
+    layers is there twice: transformers joins what it has of all media, which copies it.
+    """
+    p, seen = job.precision, patches // vision.merged
+    twice = 2 * (vision.mergers - 1)
+    of_features = seen * text.hidden * (p.products + p.stream + twice * p.products)
+    return tokens * (text.hidden + 2 * text.head) * p.stream + of_features
 
 
 def deepest_bytes(text: Text, job: Job) -> int:
@@ -86,10 +95,10 @@ def _norm(width: int, job: Job, products: int) -> float:
     weight learns, the normalised input too.
 
     Args:
-        products: that take the output. In half precision it is rounded anew for each.
+        products: that take the whole output. In half precision it is rounded anew for each.
     """
     p = job.precision
-    copies = products if p.products < WIDE else 1
+    copies = products if p.products < WIDE else min(products, 1)
     return width * (WIDE + copies * p.products + (0 if job.rank else p.stream)) + WIDE
 
 

@@ -10,6 +10,7 @@ from qwenvl.plan.activations import (
     backward_bytes,
     before_bytes,
     deepest_bytes,
+    embedded_bytes,
     forward_bytes,
     layer_bytes,
     saved_bytes,
@@ -123,10 +124,16 @@ class _Step:
             host_bytes(self.vision, self.job) if self.job.on_host else 0
         )
 
+    def _running(self, tokens: int, patches: int) -> int:
+        """Of a pass without gradient over so many tokens and patches."""
+        held = embedded_bytes(self.text, self.vision, tokens, patches, self.job)
+        return forward_bytes(self.text, tokens, self.job) + held
+
     def collected(self) -> dict[str, dict[str, int]]:
         """Features, and completions sampled from them."""
         job, text = self.job, self.text
-        prompts = job.drawn_together * job.tokens * (1 if job.shared else job.group)
+        rows = job.drawn_together * (1 if job.shared else job.group)
+        prompts, patches = rows * job.tokens, rows * job.patches
         sampled = self.kept | {
             "features": self._features(job.drawn_together),
             "weights": round(self.weights.held * self.shares.sampled),
@@ -137,7 +144,7 @@ class _Step:
         if not job.samples:
             return vision
         return vision | {
-            "prefill": sampled | {"activations": forward_bytes(text, prompts, job)},
+            "prefill": sampled | {"activations": self._running(prompts, patches)},
             "decoding": sampled
             | {"activations": scores_bytes(text, job), "logits": drawn_logits_bytes(text.vocabulary, job)},
         }
@@ -150,7 +157,7 @@ class _Step:
         trained = self.kept | {"gradients": self.earlier, "activations": self.activations, "logits": logits}
         moments = {"backward": trained | {"one-time buffers": 2 * self.head + rounded}}
         if job.reference != "none":
-            running = forward_bytes(self.text, job.row_tokens, job)
+            running = self._running(job.row_tokens, job.forward_patches)
             running += 0 if job.encoded else tower_bytes(self.vision, job, job.forward_patches)
             moments["log-probs of the reference"] = trained | {
                 "reference": self.reference,
@@ -177,9 +184,9 @@ class _Step:
             made = min(self.gradients, max(self.earlier, numbers * GRADIENT_BYTES))
             moments[name] = self.kept | {"gradients": made, "activations": self.activations - gone + back}
         if again := merger_again_bytes(self.vision, job):
-            # Their outputs have gradients: the embeddings, and what deeper mergers add to deeper layers.
-            streams = self.vision.mergers * job.row_tokens * text.hidden * job.precision.stream
-            again += before_bytes(text, job) + streams
+            # Their outputs have gradients, the embeddings with them, and those of the embeddings' own where they learn.
+            streams = (self.vision.mergers + (1 if job.rank else 2)) * job.row_tokens * text.hidden
+            again += before_bytes(text, job) + streams * job.precision.stream
             moments["backward of the mergers"] = self.kept | {"gradients": self.gradients, "activations": again}
         return moments
 

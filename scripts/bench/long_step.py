@@ -24,6 +24,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.prompt_length import PromptLength
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import save_tiny
+from qwenvl.plan.activations import after_bytes
 from qwenvl.plan.remedies import Case
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.train.planning.case import case_of
@@ -140,15 +141,17 @@ def measured(sizes: Sizes, folder: Path) -> Measured:
     tokens, patches = drawn.input_ids.shape[1], int(drawn.video_grid_thw.prod(-1).sum())
     merged = trainer.processing_class.video_processor.merge_size**2
     case = case_of(trainer.args, trainer.model, PromptLength(tokens, patches // merged), on_host=True)
+    planned = computed(case)
+    phases = [name for name in PHASES if name in watch.peaks and name in planned]
     return Measured(
         tokens,
         patches,
         len(drawn.frames[0][0].indices),
         watch.base,
         max(watch.peaks.values()),
-        {name: watch.peaks[name] for name in PHASES if name in watch.peaks},
-        computed(case),
-        {name: round(watch.seconds[name], 2) for name in PHASES if name in watch.seconds},
+        {name: watch.peaks[name] for name in phases},
+        planned,
+        {name: round(watch.seconds[name], 2) for name in phases},
     )
 
 
@@ -159,7 +162,8 @@ def computed(case: Case) -> dict[str, int]:
     and once for the tower where they wait in a file.
     """
     phases = {phase.name: phase.total for phase in case.estimate().phases}
-    held = replace(case.job, reference="copy")  # the policy's pass takes what that of the reference takes beside it
+    # The policy's pass takes what that of the reference takes beside it, but for what comes after its layers.
+    held = replace(case.job, reference="copy")
     beside = {phase.name: phase for phase in replace(case, job=held).estimate().phases}["log-probs of the reference"]
     pixels = case.job.patches * case.shapes.vision.patch_values
     made = {
@@ -167,7 +171,7 @@ def computed(case: Case) -> dict[str, int]:
         "vision": phases["vision"] + (pixels if case.job.in_files else 0),
         "prefill": phases["prefill"],
         "decoding": phases["decoding"],
-        "policy": beside.total - beside.parts["reference"],
+        "policy": beside.total - beside.parts["reference"] - after_bytes(case.shapes.text, case.job),
         "backward": max(total for name, total in phases.items() if name.startswith("backward")),
     }
     if case.job.reference != "none":

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from qwenvl.model import vision
-from qwenvl.plan.activations import layer_bytes, saved_bytes
+from qwenvl.plan.activations import embedded_bytes, layer_bytes, saved_bytes
 from qwenvl.plan.estimate import PARTS, estimate
 from qwenvl.plan.job import Job, Precision
 from qwenvl.plan.logits import drawn_logits_bytes, trained_logits_bytes
@@ -134,8 +134,19 @@ def test_mergers_keep_nothing_where_they_run_again():
     assert merger_again_bytes(VISION, again) == (4 + 2) * 16 * 4 * 4
     assert merger_saved_bytes(VISION, replace(again, encoded=False)) == 16 * 4 * 4 * 4
     moments = {phase.name: phase for phase in estimate(SHAPES, WEIGHTS, again).phases}
-    before = 22 * (8 * (2 * 4 + 1) + 2 * 4 * 4)  # 10 + 3 x 4 tokens, embeddings of width 8, heads of width 4
-    assert moments["backward of the mergers"].parts["activations"] == 6 * 16 * 4 * 4 + before + 22 * 8 * 4
+    angles, streams = 22 * 2 * 4 * 4, 22 * 8 * 4  # 10 + 3 x 4 tokens, heads of width 4, embeddings of width 8
+    assert moments["backward of the mergers"].parts["activations"] == 6 * 16 * 4 * 4 + angles + 3 * streams
+
+
+def test_a_forward_holds_embeddings_and_features():
+    angles = 10 * 2 * 4 * 4
+    # 10 embeddings of width 8, 16 / 4 merged patches as they were made and as they were put among them.
+    assert embedded_bytes(TEXT, VISION, 10, 16, JOB) == 10 * 8 * 4 + angles + 2 * 4 * 8 * 4
+    deeper = replace(VISION, mergers=3)  # two of them, each of whose features are there twice
+    more = embedded_bytes(TEXT, deeper, 10, 16, JOB) - embedded_bytes(TEXT, VISION, 10, 16, JOB)
+    assert more == 2 * 2 * 4 * 8 * 4
+    half = replace(JOB, precision=Precision(4, 2))  # what mergers make is in half precision
+    assert embedded_bytes(TEXT, deeper, 10, 16, half) == 10 * 8 * 4 + angles + 4 * 8 * (2 + 4 + 4 * 2)
 
 
 @pytest.mark.parametrize(
