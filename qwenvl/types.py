@@ -241,9 +241,9 @@ class PromptBatch:
         """Return the same batch in page-locked memory. Data loaders ask for it where there is a CUDA device."""
         return self._with_tensors(lambda tensor: tensor.pin_memory())
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> PromptBatch:
-        """Return the same batch with every tensor on ``device``. The Trainer asks for it through accelerate."""
-        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+    def on(self, device: torch.device | str) -> PromptBatch:
+        """Return the same batch with every tensor on ``device``. By a ``to`` accelerate would move all that are drawn."""
+        return self._with_tensors(lambda tensor: tensor.to(device))
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> PromptBatch:
         tensors = {f.name: value for f in fields(self) if hasattr(value := getattr(self, f.name), "to")}

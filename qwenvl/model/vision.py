@@ -116,7 +116,7 @@ def features_or_pixels(
         encode: ``encode_vision``, with a cache or without. None where the tower runs in every forward.
         autocast: of the training forward.
     """
-    there = batch.to(device)
+    there = batch.on(device)
     if encode is None:
         inputs = build(there)
     else:

@@ -28,6 +28,7 @@ from qwenvl.plan.vision import (
     merger_saved_bytes,
     tower_bytes,
     tower_saved_bytes,
+    waiting_bytes,
 )
 from qwenvl.plan.weights import GRADIENT_BYTES, Weights, gradient_bytes, reference_bytes, rounded_bytes
 
@@ -140,7 +141,8 @@ class _Step:
             "cache": cache_bytes(text, job),
             "one-time buffers": self.rounded,
         }
-        vision = {"vision": self.kept | {"activations": tower_bytes(self.vision, job, job.patches * job.prompts)}}
+        running = tower_bytes(self.vision, job, job.patches * job.prompts) + waiting_bytes(self.vision, job)
+        vision = {"vision": self.kept | {"activations": running}}
         if not job.samples:
             return vision
         return vision | {

@@ -27,6 +27,11 @@ def host_bytes(vision: Vision, job: Job) -> int:
     return 0 if job.in_files else job.patches * job.prompts * job.micro_batches * vision.patch_values
 
 
+def waiting_bytes(vision: Vision, job: Job) -> int:
+    """The pixels of a micro-batch as bytes, which the tower's device gets, or the memory of a CPU from their file."""
+    return 0 if job.on_host and not job.in_files else job.patches * job.prompts * vision.patch_values
+
+
 def tower_bytes(vision: Vision, job: Job, patches: int) -> int:
     """What a pass of the tower without gradient holds at a time. Where it runs once, that is a pass over ``PIECE``.
 

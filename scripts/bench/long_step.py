@@ -158,8 +158,7 @@ def measured(sizes: Sizes, folder: Path) -> Measured:
 def computed(case: Case) -> dict[str, int]:
     """Bytes of each phase by the arithmetic of ``qwenvl plan``.
 
-    And what it leaves out: pixels three times while they are decoded (frames, patches, and the patches of all clips),
-    and once for the tower where they wait in a file.
+    And what it leaves out: pixels three times while they are decoded (frames, patches, and the patches of all clips).
     """
     phases = {phase.name: phase.total for phase in case.estimate().phases}
     # The policy's pass takes what that of the reference takes beside it, but for what comes after its layers.
@@ -168,7 +167,7 @@ def computed(case: Case) -> dict[str, int]:
     pixels = case.job.patches * case.shapes.vision.patch_values
     made = {
         "decode": 3 * pixels,
-        "vision": phases["vision"] + (pixels if case.job.in_files else 0),
+        "vision": phases["vision"],
         "prefill": phases["prefill"],
         "decoding": phases["decoding"],
         "policy": beside.total - beside.parts["reference"] - after_bytes(case.shapes.text, case.job),

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from transformers.video_utils import VideoMetadata
 
 from qwenvl.data.chat import chat_messages
@@ -183,7 +184,14 @@ class TestBatches:
         batch = collate(qwen2_5, BadSample(sample().record, "broken"))
         assert len(batch) == 0
         assert batch.input_ids.shape == batch.attention_mask.shape == (0, 0)
-        assert len(batch.to("cpu").bad) == 1
+        assert len(batch.on("cpu").bad) == 1
+
+    def test_accelerate_leaves_prompts_in_the_memory_of_the_host(self, qwen2_5):
+        """Else the device would hold the pixels of all micro-batches that a step has drawn."""
+        drawn = {"prompts": collate(qwen2_5, sample("Words.")), "target_ids": torch.zeros(1, 2)}
+        moved = send_to_device(drawn, torch.device("meta"))
+        assert moved["target_ids"].is_meta and not moved["prompts"].input_ids.is_meta
+        assert moved["prompts"].on("meta").input_ids.is_meta
 
     def test_empty_places(self, qwen2_5):
         batch = collate(qwen2_5, None, sample("Words.", id="2"), None)

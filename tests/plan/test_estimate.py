@@ -20,6 +20,7 @@ from qwenvl.plan.vision import (
     merger_again_bytes,
     merger_saved_bytes,
     tower_bytes,
+    waiting_bytes,
 )
 from qwenvl.plan.weights import Weights, gradient_bytes, reference_bytes, rounded_bytes
 
@@ -119,6 +120,15 @@ def test_features_and_pixels():
     assert features_bytes(VISION, job, 2) == 6 * 16 * 4 * 4 and host_bytes(VISION, waiting) == 0
     assert merger_saved_bytes(VISION, JOB) == 16 * 4 * 4 * 4
     assert merger_saved_bytes(VISION, Job(tokens=10, patches=16, mergers_learn=False)) == 0
+
+
+def test_the_tower_is_given_the_pixels_of_one_micro_batch():
+    job = Job(tokens=10, patches=16, prompts=2, micro_batches=3)
+    assert waiting_bytes(VISION, job) == 2 * 16 * 12  # bytes on a GPU, beside those in the memory of the host
+    assert waiting_bytes(VISION, replace(job, on_host=True)) == 0  # where they are already
+    assert waiting_bytes(VISION, replace(job, on_host=True, in_files=True)) == 2 * 16 * 12
+    moments = {phase.name: phase for phase in estimate(SHAPES, WEIGHTS, job).phases}
+    assert moments["vision"].parts["activations"] == tower_bytes(VISION, job, 32) + 2 * 16 * 12
 
 
 def test_a_tower_that_runs_once_takes_some_frames_at_a_time():

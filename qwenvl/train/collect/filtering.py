@@ -107,8 +107,7 @@ class FilteringCollector(Collector):
 
     def _loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
         with self.clock("time/refill_s"):
-            drawn = (self.collate([self.dataset[key] for key in each])["prompts"] for each in keys)
-            return [put_aside(batch.to(self.device)) for batch in drawn]
+            return [put_aside(self.collate([self.dataset[key] for key in each])["prompts"]) for each in keys]
 
     def _report(self, places: Sequence[_Place], rounds: int) -> None:
         """Counts what was kept, and raises where too little was."""
