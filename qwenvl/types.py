@@ -242,7 +242,7 @@ class PromptBatch:
         return self._with_tensors(lambda tensor: tensor.pin_memory())
 
     def on(self, device: torch.device | str) -> PromptBatch:
-        """Return the same batch with every tensor on ``device``. By a ``to`` accelerate would move all that are drawn."""
+        """Return the same batch with all tensors on ``device``. By a ``to`` accelerate would move all drawn batches."""
         return self._with_tensors(lambda tensor: tensor.to(device))
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> PromptBatch:
