@@ -48,12 +48,16 @@ REFUSED = {
 
 
 def family_of(config) -> Family:
-    """The family of a transformers configuration.
+    """The family of a transformers configuration. See ``family_named``."""
+    return family_named(config.model_type)
+
+
+def family_named(name: str | None) -> Family:
+    """The family whose configurations have this ``model_type``.
 
     Raises:
         ValueError: for any other kind of model, naming those supported.
     """
-    name = config.model_type
     if name in FAMILIES:
         return FAMILIES[name]
     reason = f" ({REFUSED[name]})" if name in REFUSED else ""

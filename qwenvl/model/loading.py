@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qwenvl.model.families import FAMILIES, family_of
+from qwenvl.model.families import FAMILIES, family_named
 from qwenvl.model.options import LoraOptions, ModelOptions, Part, TuneOptions
 from qwenvl.model.weight_files import has_weights, weights_problem
 
@@ -20,6 +20,11 @@ TURNED_EXPERTS = (
     "transformers, whose matrices lie the other way: use --fsdp, ZeRO-2, or the published checkpoint"
 )
 """It looks at shapes to see which way matrices lie, and with ZeRO-3 these are empty."""
+
+UNPACKED_EXPERTS = (
+    "--load_in_4bit cannot be used on a mixture of experts: it packs linear layers, and experts, which are most of the "
+    "weights, are no layers but one parameter, which would stay as it is; leave it out"
+)
 
 
 def load_model(
@@ -37,14 +42,16 @@ def load_model(
         quantization: settings of transformers for weights in fewer bits. None keeps them in ``dtype``.
 
     Raises:
-        ValueError: if the checkpoint is not of a supported family, a weight file is cut short, or ZeRO-3 can't take it.
+        ValueError: if the checkpoint is not of a supported family, a weight file is cut short, or it can't be kept in
+            fewer bits or split by ZeRO-3.
         OSError: if there is no checkpoint at ``path``.
     """
     from transformers import AutoModelForImageTextToText
     from transformers.integrations import is_deepspeed_zero3_enabled
 
     config = _read_config(path)
-    settle_router(config)
+    if settle_router(config) and quantization is not None:
+        raise ValueError(UNPACKED_EXPERTS)
     how: dict[str, Any] = {"dtype": dtype, "attn_implementation": resolve_attention(attn_implementation)}
     if quantization is not None:
         how["quantization_config"] = quantization
@@ -104,7 +111,7 @@ def load_without_weights(path: str | Path) -> nn.Module:
 
 
 def _read_config(path: str | Path):
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     if str(path).startswith(("/", ".", "~")) and not Path(path).is_dir():
         raise FileNotFoundError(f"{path}: no such folder; expected one that holds a checkpoint, or a name on the hub")
@@ -115,9 +122,9 @@ def _read_config(path: str | Path):
             f"{path}: holds an adapter and no model; to train it on, give --model_name_or_path {base} --lora_enable "
             f"--start_from_weights {path}"
         )
-    config = AutoConfig.from_pretrained(path)
-    family_of(config)
-    return config
+    # Asked for first: of a model that it does not know transformers says that a newer one of its versions may.
+    family_named(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
+    return AutoConfig.from_pretrained(path)
 
 
 def load_processor(path: str | Path):
@@ -211,13 +218,16 @@ def lora_config(model: nn.Module, tune: TuneOptions, lora: LoraOptions):
     layer are one parameter with a matrix for each, which PEFT adapts as such.
 
     Raises:
-        ValueError: a name of ``lora_targets`` is none of a layer of these parts, or experts would have dropout.
+        ValueError: a name of ``lora_targets`` is none of a layer of these parts, or experts would have dropout or be
+            kept in 4 bits.
     """
     from peft import LoraConfig
 
     parts = tune.parts() or {"llm"}
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
     experts = [name for name, _ in model.named_parameters() if ".experts." in name]
+    if lora.load_in_4bit and experts:
+        raise ValueError(UNPACKED_EXPERTS)
     wanted = _chosen([name for name in (*linear, *experts) if part_of(name) in parts], lora.lora_targets)
     if lora.lora_dropout and not wanted.isdisjoint(experts):
         raise ValueError(

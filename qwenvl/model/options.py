@@ -56,7 +56,7 @@ class LoraOptions(Options):
         False,
         "Keep the frozen layers of the language model in 4 bits under the adapters (QLoRA): a quarter of the memory of "
         "bfloat16 weights, slower products, and a policy that begins a little off the checkpoint. The reference is the "
-        "same model. Needs a CUDA device and bitsandbytes.",
+        "same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts.",
     )
 
     def problems(self) -> Iterator[str]:

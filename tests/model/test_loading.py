@@ -162,6 +162,27 @@ def test_relatives_are_refused_with_the_reason(tmp_path, name, reason):
         load_model(tmp_path)
 
 
+def test_models_that_transformers_does_not_know_are_refused_by_us(tmp_path, monkeypatch):
+    """It would say that a newer one of its versions may know them."""
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=ValueError("update transformers")))
+    for name, told in (
+        ("qwen4_exp", "no checkpoint is published"),
+        ("qwen9", f"expected one of {', '.join(FAMILIES)}"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+        with pytest.raises(ValueError, match=f"'{name}' is not supported.*{told}"):
+            load_model(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_experts_are_not_said_to_be_in_4_bits(family, tiny_checkpoint, tiny_pair):
+    """Before weights are read, and where a run is only planned."""
+    with pytest.raises(ValueError, match="--load_in_4bit cannot be used on a mixture of experts"):
+        load_model(tiny_checkpoint(family), quantization=Mock())
+    with pytest.raises(ValueError, match="--load_in_4bit cannot be used on a mixture of experts"):
+        lora_config(tiny_pair(family)[0], TuneOptions(), LoraOptions(lora_enable=True, load_in_4bit=True))
+
+
 def test_experts_that_zero3_would_turn_twice_are_refused(tiny_checkpoint, monkeypatch):
     """As found with two processes: the shapes that tell which way a matrix lies are empty there."""
     monkeypatch.setattr(transformers.integrations, "is_deepspeed_zero3_enabled", lambda: True)
