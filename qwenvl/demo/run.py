@@ -26,7 +26,7 @@ import yaml
 from qwenvl.demo.clips import make_clips, tokenizer_texts
 from qwenvl.demo.counting import Counting
 from qwenvl.demo.results import Score, example, in_words, read_scores, table
-from qwenvl.demo.settings import CHECKS, CLIPS, FAMILY, MODEL, STEPS, Demo
+from qwenvl.demo.settings import CHECKS, CLIPS, FAMILY, LINEAR_ATTENTION_STEPS, MODEL, STEPS, Demo, usual_steps
 from qwenvl.model.families import FAMILIES
 from qwenvl.runlog.evaluation import AS_IT_IS
 
@@ -93,7 +93,8 @@ def _parse(argv: Sequence[str] | None) -> tuple[Demo, bool]:
         "--output_dir", type=Path, default=Path("runs/demo"), help="where everything goes [%(default)s]"
     )
     parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
-    parser.add_argument("--steps", type=_positive, default=STEPS, help="optimizer steps of GRPO [%(default)s]")
+    steps = f"optimizer steps of GRPO [{STEPS}, of Qwen3.5 {LINEAR_ATTENTION_STEPS}]"
+    parser.add_argument("--steps", type=_positive, help=steps)
     parser.add_argument(
         "--clips",
         type=_positive,
@@ -105,7 +106,8 @@ def _parse(argv: Sequence[str] | None) -> tuple[Demo, bool]:
     args = parser.parse_args(argv)
     if args.clips < 8:
         parser.error("--clips: at least 8, a batch")
-    return Demo(args.output_dir.resolve(), args.seed, args.steps, args.clips, args.family), args.fresh
+    steps = args.steps or usual_steps(args.family)
+    return Demo(args.output_dir.resolve(), args.seed, steps, args.clips, args.family), args.fresh
 
 
 def _positive(text: str) -> int:

@@ -17,26 +17,27 @@ from pathlib import Path
 
 from qwenvl.demo.results import Score, best_blind_accuracy
 from qwenvl.demo.run import finished, run_demo
-from qwenvl.demo.settings import CHECKS, FAMILY, STEPS, Demo
+from qwenvl.demo.settings import CHECKS, FAMILY, Demo, usual_steps
 from qwenvl.model.families import FAMILIES
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of GRPO [%(default)s]")
+    parser.add_argument("--steps", type=int, help="optimizer steps of GRPO [as many as the demo takes]")
     parser.add_argument("--family", choices=tuple(FAMILIES), default=FAMILY, help="of the model [%(default)s]")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/demo_seeds"))
     args = parser.parse_args(argv)
+    steps = args.steps or usual_steps(args.family)
     lines, unclear = [], []
     for seed in args.seeds:
-        demo = Demo((args.output_dir / f"seed-{seed}").resolve(), seed=seed, steps=args.steps, family=args.family)
+        demo = Demo((args.output_dir / f"seed-{seed}").resolve(), seed=seed, steps=steps, family=args.family)
         result = finished(demo) or run_demo(demo)
         scores = [Score(**score) for score in result["scores"].values()]
         lines.append(line(seed, scores, result["minutes"]))
         if not clear(*scores):
             unclear.append(seed)
-    print("\n" + "\n".join([*heading(args.steps), *lines]))
+    print("\n" + "\n".join([*heading(steps), *lines]))
     if unclear:
         print(f"\nnot clearly learned: seeds {unclear}")
     return 1 if unclear else 0
