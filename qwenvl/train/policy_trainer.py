@@ -30,8 +30,8 @@ from qwenvl.train.log.memory import peak_memory
 from qwenvl.train.log.meter import Meter
 from qwenvl.train.parts import Parts
 from qwenvl.train.reference import build_reference
-from qwenvl.train.run.checkpoints import start_from_weights
 from qwenvl.train.run.finite.steps import FiniteSteps
+from qwenvl.train.run.live_weights import start_from_weights
 from qwenvl.train.run.resumable import ResumableTrainer
 
 

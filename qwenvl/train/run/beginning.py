@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,15 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, read_config, read_metrics
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
+    newer_ones,
     newest_or_none,
     read_state,
     require_fresh_folder,
     require_same_tuning,
 )
 from qwenvl.train.run.resumed import require_resumable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ def begin(args: GRPOConfig) -> Beginning:
             raise ValueError(f"--{name} has no effect with --resume_from_checkpoint: leave one of the two out")
     require_same_tuning(checkpoint, args.lora_enable)
     require_resumable(checkpoint, args)
+    beside = args.resume != "auto" and folder.resolve() == Path(checkpoint).resolve().parent
+    if beside and (left := newer_ones(checkpoint)):
+        logger.warning(
+            f"{left[-1]} is newer than {checkpoint}, from which the run goes on: --resume auto would go on from there, "
+            "so move it away if this run is to go another way"
+        )
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: finding one that is whole, and loading its weights into a live model without a key left over."""
+"""Checkpoints: finding one that is whole, and saying what another one lacks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from qwenvl.model.loading import unwrap
-from qwenvl.model.sharding import is_partitioned
 from qwenvl.model.weight_files import ADAPTER, REFERENCE, has_weights, weights_problem
 from qwenvl.train.run.manifest import NAME as MANIFEST
 from qwenvl.train.run.manifest import is_sealed
@@ -41,8 +38,7 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
     if resume in (None, False, "", "false", "False"):
         return None
     if resume not in (True, "true", "True"):
-        if not (Path(str(resume)) / _STATE).is_file():
-            raise FileNotFoundError(f"{resume}: not a checkpoint (no {_STATE} in it)")
+        _require_checkpoint(Path(str(resume)))
         require_whole(str(resume))
         return str(resume)
     whole, unfinished = _checkpoints(output_dir)
@@ -58,7 +54,7 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
 def newest_or_none(output_dir: str | Path) -> str | None:
     """The newest whole checkpoint of ``output_dir``, or None where none was finished: what ``--resume auto`` takes.
 
-    A newer one that is not whole is passed over, with a warning that says what it lacks.
+    Newer ones that are not whole are passed over, each with a warning that says what it lacks.
 
     Raises:
         FileNotFoundError, ValueError: there are checkpoints, and none of them is whole.
@@ -67,12 +63,31 @@ def newest_or_none(output_dir: str | Path) -> str | None:
     chosen = newest_whole(output_dir, read=True)
     if chosen is None and checkpoints:
         require_whole(checkpoints[-1])
-    for each in reversed(checkpoints):
+    then = "begins anew" if chosen is None else f"goes on from {chosen}"
+    for each in sorted(_folders(output_dir), key=lambda folder: _step(folder) or 0, reverse=True):
         if each == chosen:
             break
         lacking = _torn(each, read=True) or f"{each / str(_lacks_optimizer(each))}: no such file"
-        logger.warning(f"{each} is passed over, and the run goes on from {chosen}: {lacking}")
+        logger.warning(f"{each} is passed over, and the run {then}: {lacking}")
     return None if chosen is None else str(chosen)
+
+
+def newer_ones(checkpoint: str | Path) -> list[Path]:
+    """The whole checkpoints beside one that have more steps, the newest last."""
+    checkpoint = Path(checkpoint)
+    step = _step(checkpoint)
+    return [] if step is None else [each for each in _checkpoints(checkpoint.parent)[0] if (_step(each) or 0) > step]
+
+
+def first_to_go(output_dir: str | Path, newest: Path) -> list[Path]:
+    """The checkpoints of a folder but ``newest``, those first that are missed least.
+
+    These are the ones that were not finished, then those of more steps, which the run left when it went on from an
+    earlier one, then the others by their steps. Their times tell nothing: machines and file systems differ in them.
+    """
+    last = _step(newest) or 0
+    others = [each for each in _folders(output_dir) if each != newest]
+    return sorted(others, key=lambda each: (_was_finished(each), (_step(each) or 0) <= last, _step(each)))
 
 
 def require_whole(checkpoint: str | Path) -> None:
@@ -140,6 +155,17 @@ def _torn(checkpoint: Path, read: bool = False) -> str | None:
     return next((f"{file}: cut short" for file in saved if not zipfile.is_zipfile(file)), None)
 
 
+def _require_checkpoint(folder: Path) -> None:
+    """Refuse a folder that is no checkpoint, whole or not."""
+    if not folder.is_dir():
+        why = "that is no folder" if folder.exists() else "no such folder"
+        raise FileNotFoundError(f"{folder}: not a checkpoint ({why})")
+    if not (folder / _STATE).is_file():
+        newest = newest_whole(folder)
+        advice = f": the folder of a run; its newest whole checkpoint is {newest}" if newest else ""
+        raise FileNotFoundError(f"{folder}: not a checkpoint (no {_STATE} in it){advice}")
+
+
 def _lacks_optimizer(checkpoint: Path) -> str | None:
     """The name of the file without which optimizer or schedule would begin anew. None where all are there."""
     if (checkpoint / "latest").is_file():  # DeepSpeed keeps both in the folder that this file names
@@ -199,7 +225,7 @@ def require_fresh_folder(output_dir: str | Path, overwrite: bool = False) -> Non
     if has_weights(output_dir) and not overwrite:
         raise FileExistsError(
             f"{output_dir}: holds a model, which this run would replace; give another --output_dir, or allow it with "
-            "--overwrite_output_dir"
+            "--overwrite_output_dir, without --resume auto"
         )
 
 
@@ -216,48 +242,16 @@ def require_same_tuning(checkpoint: str | Path, lora: bool) -> None:
         raise ValueError(f"{checkpoint}: holds a whole model, no LoRA adapters; go on without --lora_enable")
 
 
-def load_weights(model: nn.Module, folder: str | Path) -> None:
-    """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
-
-    Checkpoints of Qwen-VL name their weights otherwise than live models do. transformers renames them in
-    ``from_pretrained`` alone. Its Trainer loads the file as it is, drops what does not match with a warning, and goes
-    on from the weights the model had.
-
-    Raises:
-        RuntimeError: if a weight is missing or left over.
-    """
-    saved = type(model).from_pretrained(folder, dtype="auto")
-    model.load_state_dict(saved.state_dict(), strict=True)
-
-
-def start_from_weights(model: nn.Module, folder: str | Path) -> None:
-    """Loads the weights, or the adapter, of a checkpoint into a model that no training has begun with.
-
-    Raises:
-        ValueError: the folder has none, or one that does not fit the model.
-    """
-    if not has_weights(folder):
-        raise ValueError(f"--start_from_weights {folder}: no weights in it; expected a checkpoint of a run")
-    if problem := weights_problem(folder):
-        raise ValueError(f"--start_from_weights {problem}")
-    if is_partitioned(model):
-        raise ValueError("--start_from_weights: DeepSpeed ZeRO-3 has split the model already: use --model_name_or_path")
-    adapter = unwrap(model) is not model
-    require_same_tuning(folder, adapter)
-    try:
-        if adapter:
-            model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True)
-        else:
-            load_weights(model, folder)
-    except RuntimeError as error:
-        raise ValueError(f"--start_from_weights {folder}: does not fit the model: {error}") from None
-
-
 def _checkpoints(output_dir: str | Path) -> tuple[list[Path], int]:
     """The whole checkpoints of a folder, the newest last, and how many are unfinished."""
-    folders = [f for f in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if _step(f) is not None]
+    folders = _folders(output_dir)
     whole = sorted((f for f in folders if _was_finished(f)), key=lambda folder: _step(folder) or 0)
     return whole, len(folders) - len(whole)
+
+
+def _folders(output_dir: str | Path) -> list[Path]:
+    named = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return [each for each in named if _step(each) is not None and each.is_dir()]
 
 
 def _step(folder: Path) -> int | None:

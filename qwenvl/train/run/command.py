@@ -17,6 +17,7 @@ from qwenvl.train.planning.full_memory import told_what_takes_memory
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.beginning import Beginning, begin
 from qwenvl.train.run.failures import told_in_one_line
+from qwenvl.train.run.live_weights import MisfitError
 from qwenvl.train.run.lock import RunLockedError, locked
 from qwenvl.train.run.resumed import SettingsError
 
@@ -63,7 +64,7 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
     """Train, evaluate where there is data for it, and save the model. Return the warnings that were given."""
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with (
-        told_to_the_user(command, (*DATA_ERRORS, SettingsError, RunLogError, UnfilledStepError)),
+        told_to_the_user(command, (*DATA_ERRORS, SettingsError, MisfitError, RunLogError, UnfilledStepError)),
         collected_warnings() as warnings,
         told_what_takes_memory(trainer),
     ):

@@ -15,7 +15,8 @@ from qwenvl.model.reference import Reference
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.display.console import say
 from qwenvl.train.run.beginning import checkpoint_of
-from qwenvl.train.run.checkpoints import find_checkpoint, load_weights, read_state
+from qwenvl.train.run.checkpoints import find_checkpoint, read_state
+from qwenvl.train.run.live_weights import load_weights, told_where_they_do_not_fit
 from qwenvl.train.run.manifest import is_sealed
 from qwenvl.train.run.owed import OwedEvaluation
 from qwenvl.train.run.resumed import require_resumable
@@ -45,7 +46,7 @@ class ResumableTrainer(SavingTrainer):
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
-            ValueError: a file of it is cut short, or the settings differ.
+            ValueError: a file of it is cut short, the settings differ, or its weights do not fit the model.
             SystemExit: with status 0, where a signal ended training and a checkpoint was saved (``save_on_signal``).
             EngineLostError: in all processes, where nothing samples any more. The last step is saved as a checkpoint.
         """
@@ -108,7 +109,8 @@ class ResumableTrainer(SavingTrainer):
         if self._saves_whole_models():
             load_weights(self.model, resume_from_checkpoint)
         else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            with told_where_they_do_not_fit(resume_from_checkpoint):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -49,6 +49,7 @@ SHARED = {
 """Settings that a resumed run can't change, and why. Learning rates are compared with the optimizer's own."""
 _STEP = "prompts of a step"
 _REFERENCE_FROM = "checkpoint of the reference"
+_DATA = "dataset_use"
 _RATE_FOLLOWS_METRIC = ("reduce_lr_on_plateau", "greedy")
 
 
@@ -61,6 +62,7 @@ def shared_settings(args: GRPOConfig | SimpleNamespace) -> dict[str, Any]:
     values = {name: getattr(args, name) for name in SHARED}
     values["data_seed"] = args.seed if args.data_seed is None else args.data_seed
     values[_REFERENCE_FROM] = _reference_of(args)
+    values[_DATA] = args.dataset_use
     values[_STEP] = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     values["lr_scheduler_type"] = schedule
@@ -96,6 +98,11 @@ def require_shared(saved: Mapping[str, Any], args: GRPOConfig) -> None:
         if name == _REFERENCE_FROM:  # the same weights may have moved
             logger.warning(
                 f"the KL was measured against {before} and will be against {now}: see that they are the same"
+            )
+        elif name == _DATA:  # the same records may have moved
+            logger.warning(
+                f"the prompts were drawn from {before} and will be from {now}, where as many are skipped as were "
+                "drawn: see that they are the same. With other data rather begin a new run: --start_from_weights"
             )
         elif name == _STEP:
             problems.append(

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import Trainer
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from qwenvl.train.run.checkpoints import first_to_go
 from qwenvl.train.run.manifest import is_sealed, seal, total_bytes
 
 _MARGIN = 1.05  # what a checkpoint may need more than the one before it
@@ -36,7 +37,15 @@ class SavingTrainer(Trainer):
         self.accelerator.wait_for_everyone()  # all of them have written their files
         if self.args.should_save:
             seal(folder)
-            rotate_checkpoints(runs, limit, self.state.best_model_checkpoint, use_mtime=True)
+            self._delete_others(folder, limit)
+
+    def _delete_others(self, newest: Path, limit: int | None) -> None:
+        """Keep ``limit`` checkpoints, ``newest`` and the best one among them."""
+        best = self.state.best_model_checkpoint
+        kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
+        others = [each for each in first_to_go(newest.parent, newest) if each.resolve() not in kept]
+        for each in [] if limit is None else others[: max(0, len(others) + len(kept) - max(limit, len(kept)))]:
+            shutil.rmtree(each, ignore_errors=True)
 
     def _require_space(self, folder: Path) -> None:
         """Refuse to begin a checkpoint that would fill the disk: it would be torn, and may take others with it.

@@ -9,11 +9,10 @@ from safetensors.torch import save_file
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
-    load_weights,
     newest_whole,
     require_fresh_folder,
-    start_from_weights,
 )
+from qwenvl.train.run.live_weights import load_weights, start_from_weights
 
 
 def checkpoint(folder, step, whole=True):
@@ -43,6 +42,11 @@ def test_what_is_not_there_is_an_error(tmp_path):
         find_checkpoint("true", tmp_path)
     with pytest.raises(FileNotFoundError, match="not a checkpoint"):
         find_checkpoint(str(tmp_path / "checkpoint-3"), tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"checkpoint-4: not a checkpoint \(no such folder\)"):
+        find_checkpoint(str(tmp_path / "checkpoint-4"), tmp_path)
+    whole = checkpoint(tmp_path, 2)
+    with pytest.raises(FileNotFoundError, match=rf"the folder of a run; its newest whole checkpoint is {whole}"):
+        find_checkpoint(str(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("resume", ["true", "path"])

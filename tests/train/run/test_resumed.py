@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.run.live_weights import MisfitError
 from qwenvl.train.run.resumed import SettingsError, require_shared, shared_settings
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}
@@ -69,6 +70,31 @@ def test_another_reference_is_told_of(name, make_trainer, tmp_path, caplog):
     require_shared(shared_settings(args), args)
     require_shared({}, args)
     assert not caplog.text
+
+
+def test_other_data_are_told_of(make_trainer, caplog):
+    args = make_trainer().args
+    args.dataset_use = "a.json"
+    saved = shared_settings(args)
+    require_shared(saved, args)
+    assert not caplog.text
+    args.dataset_use = "b.json"
+    require_shared(saved, args)
+    assert "drawn from a.json and will be from b.json, where as many are skipped as were drawn" in caplog.text
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_checkpoint_of_another_model_is_refused_in_a_line(lora, make_trainer, tiny_checkpoint, tmp_path):
+    saved = {"save_strategy": "steps", "save_steps": 1, "generation_max_length": 2, "lora_enable": lora}
+    make_trainer(max_steps=1, **saved).train()
+    with pytest.raises(MisfitError) as error:
+        make_trainer(model=str(tiny_checkpoint("qwen3_vl")), **saved).train(True)
+    told = str(error.value)
+    if lora:
+        assert told.startswith(f"{tmp_path}/run/checkpoint-1: does not fit the model, which may be another one: size ")
+    else:
+        assert told.endswith("/run/checkpoint-1: holds a model of qwen2_5_vl, and the run trains one of qwen3_vl")
+    assert "\n" not in told
 
 
 def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer):

@@ -1,6 +1,7 @@
 """A checkpoint is whole, or it is none: its manifest, the space it needs, and what is deleted when."""
 
 import json
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -60,8 +61,11 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(damage, said, saved, cap
     assert "passed over" in caplog.text and said in caplog.text
 
 
-def test_a_checkpoint_without_its_manifest_was_not_finished(saved):
+def test_a_checkpoint_without_its_manifest_was_not_finished(saved, caplog):
     (saved / "checkpoint-2" / "manifest.json").unlink()
+    assert newest_or_none(saved) == str(saved / "checkpoint-1")
+    passed_over = f"{saved}/checkpoint-2 is passed over, and the run goes on from {saved}/checkpoint-1: "
+    assert f"{passed_over}{saved}/checkpoint-2/manifest.json: no such file, so that saving was cut short" in caplog.text
     assert newest_whole(saved) == saved / "checkpoint-1" and find_checkpoint("True", saved).endswith("checkpoint-1")
     with pytest.raises(ValueError, match=r"manifest.json: no such file, so that saving was cut short"):
         find_checkpoint(str(saved / "checkpoint-2"), saved)
@@ -87,6 +91,23 @@ def test_older_checkpoints_are_deleted_when_the_new_one_is_whole(make_trainer, t
     monkeypatch.undo()
     make_trainer(save_total_limit=1, resume="auto", **SAVING).train()
     assert [each.name for each in sorted((tmp_path / "run").glob("checkpoint-*"))] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [(1, None, [5]), (2, None, [3, 5]), (3, None, [2, 3, 5]), (2, 2, [2, 5]), (1, 2, [2, 5]), (4, None, [2, 3, 5, 8])],
+)
+def test_whole_checkpoints_before_the_new_one_are_kept_longest(limit, best, left, make_trainer, tmp_path):
+    """8 is of a run that went on from 3 again. 6 was not finished. Times, which are all alike here, say nothing."""
+    trainer, runs = make_trainer(**SAVING), tmp_path / "run"
+    for step in (2, 3, 5, 6, 8):
+        (runs / f"checkpoint-{step}").mkdir(parents=True)
+        if step != 6:
+            manifest.seal(runs / f"checkpoint-{step}")
+        os.utime(runs / f"checkpoint-{step}", (1e9, 1e9))
+    trainer.state.best_model_checkpoint = None if best is None else str(runs / f"checkpoint-{best}")
+    trainer._delete_others(runs / "checkpoint-5", limit)
+    assert sorted(int(each.name.removeprefix("checkpoint-")) for each in runs.glob("checkpoint-*")) == left
 
 
 def test_a_checkpoint_that_would_fill_the_disk_is_not_begun(make_trainer, tmp_path, monkeypatch):

@@ -1,0 +1,92 @@
+"""The weights of a checkpoint, loaded into a live model without a key left over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import nn
+
+from qwenvl.model.loading import unwrap
+from qwenvl.model.sharding import is_partitioned
+from qwenvl.model.weight_files import has_weights, weights_problem
+from qwenvl.train.run.checkpoints import require_same_tuning
+
+_OF_TORCH = "Error(s) in loading state_dict"  # how its message begins, with a line for each weight behind it
+_OF_TRANSFORMERS = "ignore_mismatched_sizes"  # in its message, which comes after a table of these weights
+
+
+class MisfitError(ValueError):
+    """Weights of a checkpoint do not fit the model. The message names the folder and the first of them."""
+
+
+@contextmanager
+def told_where_they_do_not_fit(folder: str | Path) -> Iterator[None]:
+    """Tell in a line what torch tells in one for each weight that does not fit.
+
+    Raises:
+        MisfitError: in the place of torch's RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        misfit = f"{folder}: does not fit the model, which may be another one"
+        if _OF_TRANSFORMERS in str(error):
+            raise MisfitError(f"{misfit}: its weights have other shapes, as listed above") from None
+        if _OF_TORCH not in str(error):
+            raise
+        _, first, *more = [line.strip().rstrip(".") for line in str(error).strip().splitlines()] + [""]
+        others = f", and {len(more) - 1} lines like this" if len(more) > 1 else ""
+        raise MisfitError(f"{misfit}: {first}{others}") from None
+
+
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
+
+    Checkpoints of Qwen-VL name their weights otherwise than live models do. transformers renames them in
+    ``from_pretrained`` alone. Its Trainer loads the file as it is, drops what does not match with a warning, and goes
+    on from the weights the model had.
+
+    Raises:
+        MisfitError: a weight is missing, left over or of another shape.
+    """
+    ours, theirs = model.config.model_type, _kind_of(folder)
+    if theirs not in (None, ours):
+        raise MisfitError(f"{folder}: holds a model of {theirs}, and the run trains one of {ours}")
+    with told_where_they_do_not_fit(folder):
+        saved = type(model).from_pretrained(folder, dtype="auto")
+        model.load_state_dict(saved.state_dict(), strict=True)
+
+
+def _kind_of(folder: str | Path) -> str | None:
+    """What the configuration of a saved model calls its kind, where it says so."""
+    try:
+        return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError):
+        return None
+
+
+def start_from_weights(model: nn.Module, folder: str | Path) -> None:
+    """Loads the weights, or the adapter, of a checkpoint into a model that no training has begun with.
+
+    Raises:
+        ValueError: the folder has none, or one that does not fit the model.
+    """
+    if not has_weights(folder):
+        raise ValueError(f"--start_from_weights {folder}: no weights in it; expected a checkpoint of a run")
+    if problem := weights_problem(folder):
+        raise ValueError(f"--start_from_weights {problem}")
+    if is_partitioned(model):
+        raise ValueError("--start_from_weights: DeepSpeed ZeRO-3 has split the model already: use --model_name_or_path")
+    adapter = unwrap(model) is not model
+    require_same_tuning(folder, adapter)
+    try:
+        if adapter:
+            with told_where_they_do_not_fit(folder):
+                model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True)
+        else:
+            load_weights(model, folder)
+    except MisfitError as error:
+        raise MisfitError(f"--start_from_weights {error}") from None
