@@ -45,6 +45,7 @@ SUCCESSORS = {
     "len_control": "the reward length_window among --reward_funcs",
 }
 """Flags of earlier transformers versions and of other trainers, and what to use here."""
+OF_A_WARMUP = ("target_template", "from_rollouts", "min_reward", "max_per_prompt", "stop_below_loss")
 
 
 def unknown_flag(token: str, known: Iterable[str]) -> str:
@@ -52,5 +53,7 @@ def unknown_flag(token: str, known: Iterable[str]) -> str:
     name = token.split("=")[0].lstrip("-").replace("-", "_")
     if name in SUCCESSORS:
         return f"unknown flag {name}; use {SUCCESSORS[name]}"
+    if name in OF_A_WARMUP:
+        return f"unknown flag {name}; qwenvl warmup and qwenvl plan --warmup have it"
     near = get_close_matches(name, list(known))
     return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "docs/flags.md lists them all")

@@ -38,7 +38,7 @@ PARTS = (
 """What memory goes to, in the order of tables. The prompts that a CPU holds count as features."""
 
 SAMPLING = ("vision", "prefill", "decoding")
-"""The phases in which completions are sampled. In all others the policy is trained on them."""
+"""The phases before the policy is trained: features are made, and completions sampled."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ class _Step:
             "one-time buffers": self.rounded,
         }
         running = tower_bytes(self.vision, job, job.patches * job.prompts) + waiting_bytes(self.vision, job)
-        vision = {"vision": self.kept | {"activations": running}}
+        earlier = self.earlier if job.taught else 0
+        vision = {"vision": self.kept | {"activations": running, "gradients": earlier}}
         if not job.samples:
             return vision
         return vision | {

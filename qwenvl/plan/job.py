@@ -57,6 +57,7 @@ class Job:
         engine, processes: what splits the model, among how many.
         gathers: whether weights that are split are gathered to sample.
         samples: completions are sampled here, and not by servers.
+        taught: a warm-up. Completions are targets, and the vision tower runs on a micro-batch when it is its turn.
         on_host: the device is the CPU, whose memory holds the drawn prompts too.
         in_files: media are so large that they wait in files until their turn comes.
     """
@@ -87,6 +88,7 @@ class Job:
     processes: int = 1
     gathers: bool = True
     samples: bool = True
+    taught: bool = False
     on_host: bool = False
     in_files: bool = False
 

@@ -217,7 +217,10 @@ def _offload(case: Case) -> Iterator[Remedy]:
 
 
 def _smaller_groups(case: Case) -> Iterator[Remedy]:
-    if case.job.group >= 4:
+    if case.job.taught and case.job.group >= 2:
+        fewer = case.job.group // 2
+        yield Remedy({"max_per_prompt": fewer}, "fewer targets", False, case.doing(group=fewer))
+    elif case.job.group >= 4:
         half = case.job.group // 2
         yield Remedy({"grpo_sample_size": half}, "noisier advantages", False, case.doing(group=half))
 

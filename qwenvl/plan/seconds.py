@@ -88,12 +88,12 @@ def seconds_by_phase(
     draws = -(-prompts // job.drawn_together)
     read = weights.held + cache_bytes(text, job)
     drawing = draws * job.length * read / rates.bytes
-    passes = 1 if job.encoded else (4 if job.reference != "none" else 3)
+    passes = 1 if job.encoded else (4 if job.reference != "none" else 3) - job.taught
     updated = (2 * weights.trained_held + 8 * weights.trained) * 2 / rates.bytes
+    made = {"sampling": prefill + drawing, "reference": forward if job.reference != "none" else 0.0}
     return {
         "vision": tower * passes,
-        "sampling": prefill + drawing,
-        "reference": forward if job.reference != "none" else 0.0,
+        **({} if job.taught else made),
         "policy": forward,
         "backward": forward * (3 if job.checkpointing else 2),
         "update": updated,

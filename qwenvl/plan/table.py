@@ -19,10 +19,14 @@ def amount(size: float) -> str:
 
 
 def memory_lines(made: Estimate) -> Iterator[str]:
-    """Parts in rows: while completions are sampled, while the policy is trained, and at the fullest moment."""
+    """Parts in rows: while completions are sampled, while the policy is trained, and at the fullest moment.
+
+    Where no completions are sampled, the vision tower's run has the place of the first.
+    """
+    before = "sampling" if any(phase.name == "prefill" for phase in made.phases) else "vision"
     sampled = max((p for p in made.phases if p.name in SAMPLING), key=lambda phase: phase.total)
     trained = max((p for p in made.phases if p.name not in SAMPLING), key=lambda phase: phase.total)
-    yield f"{'':18}{'sampling':>12}{'training':>12}"
+    yield f"{'':18}{before:>12}{'training':>12}"
     for part in PARTS:
         if sampled.parts[part] or trained.parts[part]:
             yield f"{part:18}{amount(sampled.parts[part]):>12}{amount(trained.parts[part]):>12}"

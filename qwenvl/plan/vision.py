@@ -12,9 +12,10 @@ PIECE = 16_384
 
 def features_bytes(vision: Vision, job: Job, prompts: int | None = None) -> int:
     """What stands in the place of pixels for all prompts of a step: what enters each merger, or float32 pixels where
-    the tower runs in every forward. Of several micro-batches with large media all but ``prompts`` wait in files."""
+    the tower runs in every forward. Of several micro-batches with large media all but ``prompts`` wait in files, and in
+    a warm-up as pixels."""
     held = job.prompts * job.micro_batches
-    if job.in_files and prompts is not None:
+    if (job.in_files or job.taught) and prompts is not None:
         held = min(prompts, held)
     patches = job.patches * held
     if not job.encoded:

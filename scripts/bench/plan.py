@@ -27,9 +27,13 @@ from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import save_tiny
 from qwenvl.plan.remedies import Case
 from qwenvl.train.grpo_trainer import GRPOTrainer
-from qwenvl.train.planning.case import case_of
+from qwenvl.train.planning.case import Taught, case_of
+from qwenvl.train.policy_trainer import PolicyTrainer
+from qwenvl.train.warmup.config import WarmupConfig
+from qwenvl.train.warmup.trainer import WarmupTrainer
 
 SIZES = {"hidden_size": 256, "num_layers": 4, "vision_hidden_size": 128, "vision_depth": 4}
+TWO_PROMPTS = {"per_device_train_batch_size": 2}
 LORA = {"lora_enable": True, "lora_r": 8, "tune_mm_mlp": False}
 
 
@@ -42,12 +46,14 @@ class Setting:
         name: what is special about it.
         flags: of training, in place of those that all settings have.
         sizes: of the checkpoint, likewise.
+        steps: records have so many steps in their solutions, which a warm-up teaches. 0 for training by rewards.
     """
 
     family: str
     name: str
     flags: dict[str, Any] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
 
 
 SETTINGS = (
@@ -71,6 +77,17 @@ SETTINGS = (
         {**LORA, "gradient_checkpointing": True, "grpo_sample_size": 16, "generation_max_length": 256},
         {"num_layers": 8},
     ),
+    Setting("qwen2_5_vl", "warm-up, full", steps=1),
+    Setting("qwen3_vl", "warm-up, full, targets of 400 tokens", steps=50),
+    Setting("qwen3_5", "warm-up, LoRA", LORA, steps=1),
+    Setting("qwen3_vl", "warm-up, LoRA, bfloat16, 2 prompts", {**LORA, "bf16": True, **TWO_PROMPTS}, steps=1),
+    Setting(
+        "qwen2_5_vl",
+        "warm-up, checkpointing, 3 micro-batches",
+        {"gradient_checkpointing": True, "gradient_accumulation_steps": 3},
+        steps=1,
+    ),
+    Setting("qwen2_vl", "warm-up, tower learns", {"tune_mm_vision": True}, steps=1),
 )
 
 
@@ -104,13 +121,12 @@ def measured(setting: Setting, folder: Path) -> tuple[int, Case]:
             base |= storages(reference)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         trainer.train()
-    drawn = trainer.draws.present[0]
-    length = int(drawn.attention_mask.sum(1).max())
+    drawn = trainer.data_collator([trainer.train_dataset[0]])  # all records are of the same length
     merged = trainer.processing_class.video_processor.merge_size**2
-    vision = len(drawn.pixel_values_videos) // len(drawn) // merged
-    return sum(base.values()) + most_held(record), case_of(
-        trainer.args, trainer.model, PromptLength(length, vision), on_host=True
-    )
+    prompt = PromptLength(drawn["prompts"].input_ids.shape[1], len(drawn["prompts"].pixel_values_videos) // merged)
+    taught = Taught(*drawn["target_ids"].shape) if setting.steps else None
+    case = case_of(trainer.args, trainer.model, prompt, on_host=True, taught=taught)
+    return sum(base.values()) + most_held(record), case
 
 
 def most_held(record: profile) -> int:
@@ -125,14 +141,12 @@ def storages(model: Any) -> dict[int, int]:
     return {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in model.parameters()}
 
 
-def make_trainer(setting: Setting, folder: Path) -> GRPOTrainer:
-    """A trainer on a tiny checkpoint, whose completions never end early."""
-    checkpoint = save_tiny(folder / "checkpoint", setting.family, **{**SIZES, **setting.sizes})
+def make_trainer(setting: Setting, folder: Path) -> PolicyTrainer:
+    """A trainer on a tiny checkpoint, whose completions never end early, or that of a warm-up."""
+    checkpoint = str(save_tiny(folder / "checkpoint", setting.family, **{**SIZES, **setting.sizes}))
     flags = {
         "output_dir": str(folder / "run"),
-        "dataset_use": str(write_records(folder)),
-        "generation_max_length": 64,
-        "grpo_sample_size": 4,
+        "dataset_use": str(write_records(folder, max(1, setting.steps))),
         "max_steps": 2,
         "base_interval": 0.125,
         "video_max_frames": 16,
@@ -144,19 +158,22 @@ def make_trainer(setting: Setting, folder: Path) -> GRPOTrainer:
         "use_cpu": True,
         **setting.flags,
     }
-    trainer = GRPOTrainer(str(checkpoint), GRPOConfig(**flags), reward_funcs=[letters])
+    if setting.steps:
+        return WarmupTrainer(checkpoint, WarmupConfig(**flags))
+    sampled = {"generation_max_length": 64, "grpo_sample_size": 4}
+    trainer = GRPOTrainer(checkpoint, GRPOConfig(**{**sampled, **flags}), reward_funcs=[letters])
     trainer.collector.engine.end_ids = []
     return trainer
 
 
-def write_records(folder: Path) -> Path:
-    """Six questions about clips of 16 frames of noise, 224 x 224 pixels."""
+def write_records(folder: Path, steps: int = 1) -> Path:
+    """Six questions about clips of 16 frames of noise, 224 x 224 pixels, with so many steps in their answers."""
     draw, rows = np.random.default_rng(0), []
     for number in range(6):
         encode(folder / f"{number}.mp4", draw.integers(0, 255, (16, 224, 224, 3), dtype=np.uint8), 8, options={})
         turns = [
             {"from": "human", "value": "<video>\nWhich steps? (1) pick (2) insert"},
-            {"from": "gpt", "value": "<answer>(1) pick</answer>"},
+            {"from": "gpt", "value": f"<answer>{' '.join(['(1) pick'] * steps)}</answer>"},
         ]
         rows.append({"id": str(number), "video": f"{number}.mp4", "conversations": turns})
     path = folder / "records.json"

@@ -13,6 +13,7 @@ from qwenvl.plan.optimizer import optimizer_bytes
 from qwenvl.plan.sampling import cache_bytes, scores_bytes
 from qwenvl.plan.shapes import Linear, Shapes, Text, Vision
 from qwenvl.plan.sharding import shares_of
+from qwenvl.plan.table import memory_lines
 from qwenvl.plan.vision import (
     PIECE,
     features_bytes,
@@ -197,6 +198,19 @@ def test_phases_sum_up_their_parts():
 def test_where_servers_sample_nothing_of_sampling_is_here():
     names = [phase.name for phase in estimate(SHAPES, WEIGHTS, replace(JOB, samples=False)).phases]
     assert "vision" in names and not {"prefill", "decoding"} & set(names)
+
+
+def test_a_warm_up_samples_nothing_and_makes_features_when_it_is_their_turn():
+    job = replace(JOB, micro_batches=3, samples=False, reference="none")
+    taught = replace(job, taught=True)
+    assert features_bytes(VISION, taught, 1) == 16 * 4 * 4 and features_bytes(VISION, job, 1) == 3 * 16 * 4 * 4
+    phases = {phase.name: phase.parts for phase in estimate(SHAPES, WEIGHTS, taught).phases}
+    assert list(phases)[:2] == ["vision", "backward"]
+    assert phases["vision"]["gradients"] == 4 * 1064  # of the micro-batches before
+    assert phases["vision"]["features"] == 16 * 4 * 4
+    header = next(memory_lines(estimate(SHAPES, WEIGHTS, taught)))
+    assert header.split() == ["vision", "training"]
+    assert next(memory_lines(estimate(SHAPES, WEIGHTS, JOB))).split() == ["sampling", "training"]
 
 
 def test_gradients_of_earlier_micro_batches_stay():

@@ -22,6 +22,16 @@ def test_the_cheapest_come_first_and_each_lowers_the_peak():
     assert [each.automatic for each in found] == sorted((each.automatic for each in found), reverse=True)
 
 
+def test_a_warm_up_has_no_group_to_make_smaller():
+    taught = replace(JOB, group=4, length=2000, samples=False, taught=True, reference="none")
+    found = remedies(Case(SHAPES, WEIGHTS, taught))
+    assert "grpo_sample_size" not in names(found) and "rollout_token_budget" not in names(found)
+    (fewer,) = [each for each in found if "max_per_prompt" in each.settings]
+    assert fewer.flags == "--max_per_prompt 2" and fewer.case.job.group == 2
+    alone = remedies(Case(SHAPES, WEIGHTS, replace(taught, group=1)))
+    assert "max_per_prompt" not in names(alone)
+
+
 def test_nothing_is_taken_where_it_fits():
     assert cheapest_way(CASE, CASE.estimate().peak) == ([], CASE)
 

@@ -1,5 +1,7 @@
 """Operations against PyTorch's own counter, and seconds redone by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -56,3 +58,11 @@ def test_rates_are_nominal_or_given():
     assert "nominal" in rates.source
     rates, _ = rates_of("l4", 24, 50.0, 100.0)
     assert (rates.flops, rates.bytes) == (50e12, 100e9) and "as given" in rates.source
+
+
+def test_a_warm_up_takes_no_seconds_to_sample():
+    taught = replace(JOB, taught=True, encoded=False)
+    rates = Rates(1e9, 1e9, "")
+    whole, own = (seconds_by_phase(SHAPES, WEIGHTS, job, rates) for job in (replace(taught, taught=False), taught))
+    assert set(own) == {"vision", "policy", "backward", "update"}
+    assert own["policy"] == whole["policy"] and own["vision"] < whole["vision"]

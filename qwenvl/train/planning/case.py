@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +23,13 @@ from qwenvl.plan.weights import Weights
 from qwenvl.train.assemble import weight_dtype
 
 
+class Taught(NamedTuple):
+    """What a warm-up says to a prompt: the most targets that one has, and the tokens of the longest."""
+
+    targets: int
+    tokens: int
+
+
 def case_of(
     args: GRPOConfig,
     policy: nn.Module,
@@ -32,6 +39,7 @@ def case_of(
     engine: Engine = "none",
     processes: int = 1,
     optimizer: str | None = None,
+    taught: Taught | None = None,
 ) -> Case:
     """What one process does with prompts of a length.
 
@@ -40,6 +48,7 @@ def case_of(
         on_host: it computes on a CPU.
         engine, processes: what splits the model, among how many.
         optimizer: in place of that of ``args``.
+        taught: the targets of a warm-up. None for training by rewards.
     """
     bare = unwrap(policy)
     shapes = Shapes.of(bare.config)
@@ -54,8 +63,8 @@ def case_of(
         patches=patches,
         prompts=args.per_device_train_batch_size,
         micro_batches=args.gradient_accumulation_steps,
-        group=args.grpo_sample_size,
-        length=args.generation_max_length,
+        group=args.grpo_sample_size if taught is None else taught.targets,
+        length=args.generation_max_length if taught is None else taught.tokens,
         token_budget=args.rollout_token_budget,
         state_tokens=state_tokens(bare),
         logit_bytes=int(args.logit_memory_gb * 1e9),
@@ -68,13 +77,14 @@ def case_of(
         activation_offload=args.activation_offload,
         tower_learns="vision" in learning,
         mergers_learn="mlp" in learning,
-        reference=_reference(args, policy),
+        reference=_reference(args, policy) if taught is None else "none",
         reference_offload=args.ref_offload,
         optimizer=optimizer or str(getattr(args.optim, "value", args.optim)),
         narrows=args.generation_top_p < 1,
         engine=engine,
         processes=processes,
-        samples=not args.engine_has_own_weights,
+        samples=taught is None and not args.engine_has_own_weights,
+        taught=taught is not None,
         on_host=on_host,
         in_files=args.per_device_train_batch_size * patches * shapes.vision.patch_values > LARGE,
     )

@@ -53,7 +53,8 @@ def lines(plan: Plan, asked: Asked) -> Iterator[str]:
         yield f"  roughly: {lengths.rough}"
     if lengths.left_out:
         yield f"  {lengths.left_out} more are above --max_prompt_length and are left out"
-    yield f"memory of a step with the largest prompts, {job.group} completions of {job.length} tokens each:"
+    of = f"{job.group} completions" if not job.taught else "1 target" if job.group == 1 else f"{job.group} targets"
+    yield f"memory of a step with the largest prompts, {of} of {job.length} tokens each:"
     yield from (f"  {line}" for line in memory_lines(plan.made))
     verdict = "fits" if plan.fits else "does not fit"
     yield f"It {verdict}: {amount(peak)} of {amount(plan.room)}, nine tenths of {options.gpu_memory:g} GB"
@@ -65,7 +66,8 @@ def lines(plan: Plan, asked: Asked) -> Iterator[str]:
         yield f"Together, {flags} {end}" if plan.way else "No flag is known that changes it"
     yield f"seconds of a step with median prompts, computed, not measured ({plan.rates.source}):"
     yield "  " + ", ".join(f"{name} {seconds:.2g}" for name, seconds in plan.seconds.items())
-    yield f"  in all {sum(plan.seconds.values()):.2g} without rewards, decoding of clips and waiting"
+    left_out = f"{'' if job.taught else 'rewards, '}decoding of clips and waiting"
+    yield f"  in all {sum(plan.seconds.values()):.2g} without {left_out}"
 
 
 def numbers(plan: Plan) -> dict[str, Any]:

@@ -53,16 +53,19 @@ def prompt_lengths(args: GRPOConfig, records: Sequence[Record], ruler: Ruler, mo
     limit = args.max_prompt_length
     rule = FrameRule(FrameOptions.of(args), args.seed)
     measure = LengthEstimate(records, rule, ruler, limit if args.fit_frames else None)
-    numbers = list(range(len(records)))
-    if len(numbers) > most:
-        numbers = stable_random(args.seed, "plan").sample(numbers, most)
-    found = sorted(measure.measured((0, number)) for number in numbers)
+    found = sorted(measure.measured((0, number)) for number in sampled(len(records), most, args.seed))
     kept = [length for length in found if limit is None or length.tokens <= limit]
     if not kept:
         raise ValueError(
             f"all {len(found)} prompts are above --max_prompt_length {limit}: the shortest has {found[0].tokens} tokens"
         )
     return Lengths(tuple(kept), ruler.processor.video_processor.merge_size**2, rough, len(found) - len(kept))
+
+
+def sampled(records: int, most: int, seed: int) -> list[int]:
+    """The numbers of all records, or of a random sample of ``most``, the same for the same seed."""
+    numbers = list(range(records))
+    return stable_random(seed, "plan").sample(numbers, most) if records > most else numbers
 
 
 def ruler_of(args: GRPOConfig, config: Any) -> tuple[Ruler, str | None]:

@@ -12,6 +12,7 @@ from qwenvl.option import Options, option
 class PlanOptions(Options):
     """On what the run would be, and how it is shown."""
 
+    warmup: bool = option(False, "Plan a warm-up (qwenvl warmup) with its flags, in the place of training by rewards.")
     gpus: int = option(1, "GPUs that the run is split among, at least 1, one process for each.", least=1)
     gpu_memory: float = option(24.0, "Memory of one GPU in GB, above 0.", above=0)
     engine: Literal["none", "ddp", "zero2", "zero3", "fsdp"] | None = option(

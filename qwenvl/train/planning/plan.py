@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -18,8 +18,14 @@ from qwenvl.plan.remedies import Case, Remedy, cheapest_way, remedies
 from qwenvl.plan.seconds import seconds_by_phase
 from qwenvl.train.assemble import build_policy
 from qwenvl.train.planning.case import case_of
-from qwenvl.train.planning.lengths import Lengths, prompt_lengths, ruler_of
+from qwenvl.train.planning.lengths import Lengths, prompt_lengths, ruler_of, sampled
 from qwenvl.train.planning.settings import Asked
+from qwenvl.train.planning.taught import taught_of
+from qwenvl.train.warmup.config import WarmupConfig
+from qwenvl.train.warmup.rollouts import RolloutTargets
+from qwenvl.train.warmup.targets import SolutionTargets
+from qwenvl.train.warmup.trainer import narrowed, targets_of
+from qwenvl.types import Record
 
 SHARE = 0.9
 """Of a GPU's memory that a plan counts on. The rest is for the driver, and for gaps between what is allocated."""
@@ -65,7 +71,11 @@ def plan_of(asked: Asked) -> Plan:
     """
     args, options = asked.config, asked.options
     policy = policy_without_weights(args)
-    lengths = lengths_of(args, policy, options.records)
+    targets = targets_of(args) if isinstance(args, WarmupConfig) else None
+    ruler, rough = ruler_of(args, unwrap(policy).config)
+    records = records_of(args, targets)
+    lengths = prompt_lengths(args, records, ruler, options.records, rough)
+    measured = (records[number] for number in sampled(len(records), options.records, args.seed))
     case = case_of(
         args,
         policy,
@@ -74,6 +84,7 @@ def plan_of(asked: Asked) -> Plan:
         engine=options.splits,
         processes=options.gpus,
         optimizer=asked.optimizer,
+        taught=None if targets is None else taught_of(measured, targets, ruler),
     )
     made, room = case.estimate(), SHARE * options.gpu_memory * 1e9
     way, after = cheapest_way(case, room)
@@ -109,6 +120,15 @@ def lengths_of(args: GRPOConfig, policy: nn.Module, most: int) -> Lengths:
         ValueError, OSError: what is wrong with the data or the processor.
     """
     ruler, rough = ruler_of(args, unwrap(policy).config)
+    return prompt_lengths(args, records_of(args), ruler, most, rough)
+
+
+def records_of(args: GRPOConfig, targets: SolutionTargets | RolloutTargets | None = None) -> Sequence[Record]:
+    """The records that ``dataset_use`` names, in a warm-up those with targets.
+
+    Raises:
+        ValueError, OSError: what is wrong with the data.
+    """
     dataset = load_dataset(
         args.dataset_use,
         SampleOptions.of(args),
@@ -117,5 +137,6 @@ def lengths_of(args: GRPOConfig, policy: nn.Module, most: int) -> Lengths:
         stream_above=int(args.stream_above_mb * 2**20),
         stream_above_records=args.stream_above_records,
         seed=args.seed,
+        check_record=None if targets is None else targets.check_record,
     )
-    return prompt_lengths(args, dataset.records, ruler, most, rough)
+    return dataset.records if targets is None else narrowed(dataset, targets, "--dataset_use").records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.command_line import config_from, file_tokens, help_text, raising, split_file
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 USAGE = (
     "qwenvl plan --model MODEL --dataset_use DATA [--gpus 1 --gpu_memory 24] [--flag of training value ...]\n"
-    "       qwenvl plan run.yaml [--gpu_memory 24]"
+    "       qwenvl plan run.yaml [--gpu_memory 24]\n"
+    "       qwenvl plan --warmup --model MODEL --dataset_use DATA [--flag of a warm-up value ...]"
 )
 PURPOSE = (
     "Say before a run what memory and time a step takes, whether it fits, and which flag changes that. It reads the "
@@ -50,6 +52,7 @@ def asked_of(argv: Sequence[str]) -> Asked:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
     from qwenvl.config.grpo_config import GRPOConfig
+    from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 
     argv = [
         "--model_name_or_path" + word[len("--model") :] if word.split("=")[0] == "--model" else word for word in argv
@@ -57,15 +60,16 @@ def asked_of(argv: Sequence[str]) -> Asked:
     own, rest = _parser(PlanOptions).parse_known_args(argv)
     options = PlanOptions(**vars(own))
     file, rest = split_file(rest)
-    known = {each.name: each.default for each in fields(GRPOConfig)}
+    kind, read = (WarmupConfig, read_by_warmup()) if options.warmup else (GRPOConfig, None)
+    known = {each.name: each.default for each in fields(kind)}
     machine = _machine_parser()
-    of_file, tokens = machine.parse_known_args(file_tokens(file, known))
-    of_line, rest = machine.parse_known_args(rest, of_file)
+    of_file, tokens = machine.parse_known_args(file_tokens(file, known, read))
+    of_line, rest = machine.parse_known_args(_with_values(rest), of_file)
     for name in ("deepspeed", "fsdp"):
         if getattr(of_line, name) not in (None, "False", "false"):
             raise ValueError(f"--{name}: a plan takes --engine zero2, zero3 or fsdp with --gpus in its place")
     on_host, half = _true(of_line.use_cpu), of_line.bf16 if of_line.bf16 is not None else of_line.fp16
-    config = config_from(None, [*tokens, *rest, "--use_cpu=True", f"--output_dir={config_folder()}"], GRPOConfig)
+    config = config_from(None, [*tokens, *rest, "--use_cpu=True", f"--output_dir={config_folder()}"], kind)
     for name, word in (("model_name_or_path", "--model"), ("dataset_use", "--dataset_use")):
         if getattr(config, name) is None:
             raise ValueError(f"{word} is missing")
@@ -90,6 +94,14 @@ def _parser(kind: type[PlanOptions]) -> argparse.ArgumentParser:
     add_options(parser, kind)
     parser.error = raising("")  # type: ignore[method-assign]
     return parser
+
+
+def _with_values(argv: Sequence[str]) -> list[str]:
+    """The flags of the machine that stand alone get their value: argparse would take a next flag that has a space for
+    it."""
+    alone = {f"--{name}": value for name, value in _OF_THE_MACHINE.items() if value is not None}
+    pairs = pairwise([*argv, "--"])
+    return [f"{word}={alone[word]}" if word in alone and after.startswith("--") else word for word, after in pairs]
 
 
 def _machine_parser() -> argparse.ArgumentParser:
