@@ -40,7 +40,7 @@ option() { # option FLAG VARIABLE DEFAULT; left out where it has neither a value
 }
 
 # --- model and data
-option --model_name_or_path          MODEL          Qwen/Qwen3.5-4B
+option --model_name_or_path          MODEL          Qwen/Qwen3.5-4B  # or Qwen/Qwen3-VL-4B-Instruct, Qwen/Qwen2.5-VL-3B-Instruct
 option --dataset_use                 DATASET        ""    # a name of data/datasets.yaml, or a .json or .jsonl file
 option --eval_dataset_use            EVAL_DATASET   ""
 option --output_dir                  OUTPUT         runs/grpo

@@ -5,7 +5,8 @@
 #   TINY=1 bash scripts/recipes/run.sh countdown
 #
 # TASK is one of the .yaml files beside this script. From the environment:
-#   MODEL    checkpoint                      (default: Qwen/Qwen3.5-4B)
+#   MODEL    checkpoint                      (default: Qwen/Qwen3.5-4B; Qwen/Qwen3-VL-4B-Instruct and
+#            Qwen/Qwen2.5-VL-3B-Instruct are others of its size)
 #   DATASET  annotation file or catalog name (default: a small set made on the spot)
 #   OUT      folder for records and run      (default: out/recipes/TASK)
 #   TINY     1: two steps on a tiny model with random weights, to see that everything is in place
