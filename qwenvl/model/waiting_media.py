@@ -118,6 +118,7 @@ class _Shelf:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
+            os.ftruncate(self._file.fileno(), self._end)  # what was written of it would keep the disk full
             folder = tempfile.gettempdir()
             logger.warning(
                 f"no space left in {folder} for the media of micro-batches that wait for their turn, "

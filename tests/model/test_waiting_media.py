@@ -106,8 +106,18 @@ def test_media_stay_in_memory_where_the_disk_is_full(prompts, monkeypatch, caplo
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, data, start)
 
-    monkeypatch.setattr(os, "pwrite", full_after_the_first)
+    def full_in_the_midst(file, data, start):
+        if not start:
+            return write(file, data, start)
+        write(file, data[:100], start)
+        return full_after_the_first(file, data, start)
+
+    sizes = []
+    cut = os.ftruncate
+    monkeypatch.setattr(os, "pwrite", full_in_the_midst)
+    monkeypatch.setattr(os, "ftruncate", lambda file, size: (cut(file, size), sizes.append(os.fstat(file).st_size)))
     stored = in_files(prompts)
+    assert sizes == [prompts[0].pixel_values_videos.nbytes]  # the disk has the rest of its space again
     assert all(map(same_media, stored, prompts))
     assert stored[2].pixel_values_videos is prompts[2].pixel_values_videos
     assert same_media(type(stored[0]).join(stored), type(prompts[0]).join(prompts))

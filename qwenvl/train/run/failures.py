@@ -22,6 +22,7 @@ _LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed"),
     *("remote process exited", "NCCL communicator was aborted", "Socket Timeout", "Timed out waiting"),
 )
+_WORKER = "DataLoader worker (pid"
 _MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "std::bad_alloc")
 
 
@@ -60,6 +61,11 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
         return f"{error}{_go_on(output_dir)}"
     if lost := _lost(error):
         return f"another process of the run is gone ({lost}){_go_on(output_dir)}"
+    if isinstance(error, RuntimeError) and str(error).startswith(_WORKER):
+        return (
+            f"a process that reads clips ahead is gone ({first_line(error)}). Most often memory was full, or /dev/shm: "
+            f"a lower --dataloader_num_workers takes less{_go_on(output_dir)}"
+        )
     if isinstance(error, FullMemoryError):
         return f"{error}{_go_on(output_dir)}"
     if is_full_memory(error):

@@ -85,6 +85,21 @@ def test_full_memory_names_the_flags_that_help(tmp_path):
     assert explanation(MemoryError(), tmp_path).startswith("memory is full: MemoryError. ")
 
 
+def test_a_worker_of_the_data_loader_that_is_killed(tmp_path):
+    class Kills(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RuntimeError) as error:
+        next(iter(torch.utils.data.DataLoader(Kills(), num_workers=1)))
+    said = explanation(error.value, tmp_path)
+    assert said.startswith("a process that reads clips ahead is gone (DataLoader worker (pid")
+    assert "--dataloader_num_workers takes less; there is no checkpoint yet" in said and "\n" not in said
+
+
 def test_a_command_without_checkpoints_is_told_nothing_of_them():
     assert explanation(KeyboardInterrupt(), None) == "stopped by Ctrl-C"
     memory, disk = explanation(MemoryError(), None), explanation(OSError(errno.ENOSPC, "No space left"), None)
