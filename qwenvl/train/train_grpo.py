@@ -13,6 +13,7 @@ if __package__ in (None, ""):
 from qwenvl.config.command_line import parse_args
 from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
+from qwenvl.train.run.idle import ends_at_signals
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None, callbacks: list[TrainerCallback] | None 
     Args:
         callbacks: more callbacks of transformers.
     """
-    with tells_errors_once(), ends_at_ctrl_c(COMMAND):
+    with tells_errors_once(), ends_at_ctrl_c(COMMAND), ends_at_signals(COMMAND):
         start(sys.argv[1:] if argv is None else argv, callbacks)
 
 

@@ -1,7 +1,8 @@
 """``python -m qwenvl.train.run.launch``: torchrun, which hands signals on and tells in a line which process failed.
 
 torchrun gives its processes 30 seconds after a signal, and ends with an error itself. Here the processes of the run are
-told instead: they finish their step, save a checkpoint and end with status 0, and so does this one. Where a process
+told instead: they finish their step, save a checkpoint and end with status 0, and so does this one. Before their first
+step they end at once, which is no failure either. Where a process
 fails, it has told why. torchrun would add some fifty lines of its own.
 """
 
@@ -15,8 +16,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from qwenvl.train.run.idle import ASKED_TO_END, SIGNALS
+
 COMMAND = "qwenvl train"
-HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_handed_on: list[int] = []  # signals, in the order in which they came
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,13 +32,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     arguments = run.parse_args(sys.argv[1:] if argv is None else argv)
     arguments.signals_to_handle = "SIGINT,SIGQUIT"
-    for each in HANDED_ON:
+    for each in SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, _hand_on)
     try:
         run.run(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
+        if _handed_on and failure.exitcode == ASKED_TO_END:
+            return
         print(f"{COMMAND}: {_ended(rank, failure.exitcode)}, and the run with it", file=sys.stderr)
         sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
     except api.SignalException as error:
@@ -43,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _hand_on(number: int, frame: Any) -> None:
+    _handed_on.append(number)
     subprocess.run(["pkill", "-USR1", "-P", str(os.getpid())], check=False)
 
 

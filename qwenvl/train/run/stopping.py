@@ -20,8 +20,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import has_failed
-
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+from qwenvl.train.run.idle import SIGNALS
 
 
 class StopOnSignal(TrainerCallback):
@@ -43,15 +42,16 @@ class StopOnSignal(TrainerCallback):
     def listens(self) -> Iterator[None]:
         """Take the signals within. A signal that the process ignores, as ``nohup`` has it, stays ignored.
 
-        Python takes signals in the main thread alone. In any other thread nothing is listened to.
+        Where nothing is to be saved a signal ends the process at once. Python takes signals in the main thread alone.
+        In any other thread nothing is listened to.
         """
-        if self._args.save_on_signal == 0 or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {each: signal.getsignal(each) for each in SIGNALS}
         for each, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(each, self._receive)
+                signal.signal(each, self._receive if self._args.save_on_signal else signal.SIG_DFL)
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from qwenvl.config.command_line import FILES_AND_FLAGS, help_text, settings_from, wants_help
 from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
+from qwenvl.train.run.idle import ends_at_signals
 
 if TYPE_CHECKING:
     from qwenvl.train.warmup.config import WarmupConfig
@@ -25,7 +26,7 @@ PURPOSE = (
 
 def main(argv: list[str] | None = None) -> None:
     """Trains, evaluates if there is data for it, saves model and processor. See ``--help`` for the flags."""
-    with tells_errors_once(), ends_at_ctrl_c(COMMAND):
+    with tells_errors_once(), ends_at_ctrl_c(COMMAND), ends_at_signals(COMMAND):
         start(sys.argv[1:] if argv is None else argv)
 
 

@@ -24,6 +24,11 @@ if how == "signal":
     signal.signal(signal.SIGUSR1, saves)
     print("ready", flush=True)
     time.sleep(600)
+if how == "idle":
+    from qwenvl.train.run.idle import ends_at_signals
+    with ends_at_signals("toy"):
+        print("ready", flush=True)
+        time.sleep(600)
 if how == "finish":
     sys.exit(0)
 if rank == "1":
@@ -59,6 +64,12 @@ def launched(tmp_path):
 def test_a_signal_is_handed_on_and_all_processes_may_save(number, launched):
     status, said = launched("signal", number)
     assert status == 0 and said.count("saved by SIGUSR1") == 2 and "Traceback" not in said
+
+
+def test_a_signal_before_the_first_step_is_no_failure(launched):
+    status, said = launched("idle", signal.SIGTERM)
+    assert status == 0 and "Traceback" not in said and "ended" not in said
+    assert said.count("toy: stopped by SIGUSR1 outside of its steps: start the same command again") == 1
 
 
 @pytest.mark.parametrize(
