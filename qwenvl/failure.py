@@ -29,6 +29,11 @@ def tell(message: str, consequence: bool = False) -> None:
         print(f"process {os.environ['RANK']}, after that: {line}", file=sys.stderr, flush=True)
 
 
+def told_before(message: str) -> str | None:
+    """What another process of the run has told on this machine why it ends. None: this one is the first, with that."""
+    return _first(message)
+
+
 def has_failed() -> bool:
     """Whether a process of the run has told on this machine why it ends."""
     return (path := _path()) is not None and path.exists()

@@ -140,7 +140,7 @@ def hangs():
 
 stalled.BACKUP_SECONDS = 0.5
 meter = Meter()
-with stalled.StallWatch(SimpleNamespace(stall_timeout=0.01, process_index=3), Doing(meter)).watches():
+with stalled.StallWatch(SimpleNamespace(stall_timeout=0.01, process_index=3, world_size=1), Doing(meter)).watches():
     with meter.time("time/logp_s"):
         hangs()
 """
