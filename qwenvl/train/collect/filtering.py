@@ -94,7 +94,8 @@ class FilteringCollector(Collector):
             absent = columns[self.by].isnan().view(len(total), self.group_size).all(1)
             return torch.where(absent, total, equal_groups(columns[self.by], self.group_size)).tolist()
         if self.advantage_estimator == "gdpo":  # which normalises each function: equal totals may hide differences
-            total = torch.stack([equal_groups(values, self.group_size) for values in columns.values()]).all(0)
+            weighed = [columns[name] for name, weight in zip(rewards.names, rewards.weights, strict=True) if weight]
+            total = torch.stack([total, *(equal_groups(values, self.group_size) for values in weighed)]).all(0)
         return total.tolist()
 
     def _drawn(self, places: Sequence[_Place], number: int, state: TrainerState | None) -> list[list[tuple[int, int]]]:

@@ -14,7 +14,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 _PROMPT_ROWS = ("input_ids", "attention_mask")
-_COMPLETION_ROWS = ("completion_ids", "completion_mask", "logprobs")
+_COMPLETION_ROWS = ("completion_ids", "completion_mask", "logprobs", "entropies")
 
 
 @dataclass(frozen=True)

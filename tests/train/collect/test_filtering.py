@@ -53,6 +53,7 @@ def is_dropped(group) -> bool:
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
         {"per_device_train_batch_size": 3, "num_iterations": 2, "max_steps": 4},
         {"per_device_train_batch_size": 4, "shared_prefix": "off", "scale_rewards": "batch", "kl_in_reward": True},
+        {"per_device_train_batch_size": 4, "top_entropy_quantile": 0.5, "entropy_coef": 0.01, "entropy_target": 3.0},
     ],
     ids=str,
 )
@@ -172,6 +173,19 @@ def test_gdpo_keeps_groups_whose_functions_cancel_out(make_trainer):
     by_function = make_trainer(**settings, advantage_estimator="gdpo", output_dir=by_total.args.output_dir + "-gdpo")
     by_function.train()
     assert logged(by_function)[0]["filter/rounds"] == 0
+
+
+def test_gdpo_has_groups_replaced_that_differ_in_a_reward_without_weight_alone(make_trainer):
+    def watched(completions, id, **columns):
+        return [float(n % 3) for n in range(len(completions))]
+
+    def same(completions, id, **columns):
+        return [1.0] * len(completions)
+
+    weighed = {"functions": [watched, same], "reward_weights": [0.0, 1.0], "advantage_estimator": "gdpo"}
+    trainer = make_trainer(**FILTER, **weighed, max_steps=1, max_resample_rounds=1)
+    trainer.train()
+    assert logged(trainer)[0]["filter/rounds"] == 1, "all advantages are 0"
 
 
 def test_there_is_no_such_reward(make_trainer):

@@ -51,6 +51,7 @@ def scored(lengths: list[int], tokens: list[int], images: list[int], first: int 
         [f"{p + first}:{n}" for p, n in rows],
         ["stop"] * len(rows),
         logprobs=-completions.float(),
+        entropies=completions.float() / 2,
     )
     values = [float(p + first) for p, _ in rows]
     rewards = RewardBatch((reward,), (1.0,), [list(values)], torch.tensor(values), {"seen": float(first)})
@@ -73,6 +74,7 @@ def test_groups_are_joined_and_chosen_with_all_that_is_theirs():
     assert chosen.rollout.completion_ids.tolist() == [[70, 70, 0], [70, 0, 0], [10, 0, 0], [10, 10, 10]]
     assert torch.equal(chosen.rollout.completion_mask, chosen.rollout.completion_ids > 0)
     assert torch.equal(chosen.rollout.logprobs, -chosen.rollout.completion_ids.float())
+    assert torch.equal(chosen.rollout.entropies, chosen.rollout.completion_ids.float() / 2)
     assert chosen.rewards.components == [[7.0, 7.0, 1.0, 1.0]] and chosen.rewards.total.tolist() == [7.0, 7.0, 1.0, 1.0]
 
 
