@@ -82,6 +82,11 @@ def test_the_command_and_the_page_name_the_same_flag_for_one_of_another_library(
         assert said in here_of[name], f"{name}: the command says {said}, the page {here_of[name]}"
 
 
+def test_what_trl_has_and_we_have_not_is_refused_with_our_name():
+    there = [name for row in rows(ROOT / "docs" / "from_trl.md", "Flag for flag") for name in CODE.findall(row[0])]
+    assert [name for name in there if name not in {*flags(), *SUCCESSORS}] == []
+
+
 @pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.name)
 def test_each_reward_of_another_library_leads_to_one_that_exists(page):
     for there, here, *_ in rows(page, "Reward for reward"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, field, fields, make_dataclass
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="GRPOConfig")
 
 FILES_AND_FLAGS = "[FILE.yaml | FILE.json] [--config FILE] [--dry_run] [--flag value ...]"
-USAGE = f"train_grpo.py {FILES_AND_FLAGS}"
+USAGE = f"qwenvl train {FILES_AND_FLAGS}"
+NEGATIVE_NUMBER = re.compile(r"-(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
+"""Which words are numbers and no flags. That of ``argparse`` takes ``-1e-6`` for a flag."""
 PURPOSE = (
     "Train Qwen-VL by GRPO. --dry_run shows what a run would do (settings, rewards, parameters that learn, tokens of "
     "the first prompts) and ends."
@@ -104,6 +107,7 @@ def make_parser(kind: type[GRPOConfig]) -> argparse.ArgumentParser:
     hints = get_type_hints(kind)
     flags = [(each.name, hints[each.name], for_parser(each, hints[each.name])) for each in fields(kind)]
     parser = HfArgumentParser(make_dataclass("Flags", flags), add_help=False, allow_abbrev=False)
+    parser._negative_number_matcher = NEGATIVE_NUMBER
     for action in parser._actions:
         if action.dest in ("report_to", "optim_target_modules"):  # a string or a list; read by the parser as a string
             action.nargs = "+"
@@ -163,7 +167,8 @@ def file_tokens(file: Path | None, known: dict[str, Any], only: Collection[str] 
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     if not isinstance(settings, dict):
-        raise ValueError(f"{file}: expected settings as `name: value`, got a {type(settings).__name__}")
+        got = "nothing: it is empty" if settings is None else f"a {type(settings).__name__}"
+        raise ValueError(f"{file}: expected settings as `name: value`, got {got}")
     for name, value in settings.items():
         if name not in known:
             raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
@@ -195,6 +200,8 @@ def require_what_a_run_needs(config: GRPOConfig) -> None:
         raise ValueError("--model_name_or_path is missing: a folder or a name such as Qwen/Qwen3.5-4B")
     if config.dataset_use is None:
         raise ValueError("--dataset_use is missing: a name of the catalog or a path of a .json or .jsonl file")
+    if not config.output_dir:
+        raise ValueError("--output_dir is empty: name the folder of the run")
     if config.eval_strategy != "no" and config.eval_dataset_use is None:
         raise ValueError(f"--eval_strategy {config.eval_strategy.value} needs --eval_dataset_use: nothing to evaluate")
     if config.eval_on_start and config.eval_dataset_use is None:

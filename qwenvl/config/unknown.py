@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 SUCCESSORS = {
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
@@ -20,6 +21,24 @@ SUCCESSORS = {
     "min_p": "--generation_min_p",
     "repetition_penalty": "--generation_repetition_penalty",
     "num_generations_eval": "--eval_sample_size",
+    "steps_per_generation": "--num_iterations",
+    "generation_batch_size": "--num_iterations",
+    "use_vllm": "--rollout_engine vllm_server or vllm_colocate",
+    "vllm_mode": "--rollout_engine vllm_server or vllm_colocate",
+    "vllm_server_host": "--vllm_server HOST:PORT",
+    "vllm_server_port": "--vllm_server HOST:PORT",
+    "vllm_server_base_url": "--vllm_server HOST:PORT",
+    "vllm_server_timeout": "--vllm_patience",
+    "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
+    "vllm_importance_sampling_mode": "--importance_correction",
+    "vllm_importance_sampling_clip_max": "--importance_correction_max",
+    "vllm_importance_sampling_clip_min": "--importance_correction_min",
+    "multi_objective_aggregation": "--advantage_estimator gdpo",
+    "use_adaptive_entropy": "--entropy_target",
+    "log_completions": "--log_completions_every to see some; all are in the run folder",
+    "disable_dropout": "--lora_dropout 0, the default",
+    "shuffle_dataset": "--train_sampling_strategy",
+    "model_init_kwargs": "--attn_implementation and --bf16",
     "epsilon": "--grpo_epsilon",
     "epsilon_high": "--grpo_epsilon_high",
     "delta": "--grpo_delta",
@@ -55,5 +74,10 @@ def unknown_flag(token: str, known: Iterable[str]) -> str:
         return f"unknown flag {name}; use {SUCCESSORS[name]}"
     if name in OF_A_WARMUP:
         return f"unknown flag {name}; qwenvl warmup and qwenvl plan --warmup have it"
+    if Path(token).suffix and not token.startswith("-"):
+        return (
+            f"stray word {token}; a file of settings comes first, there is one, and its name ends in .yaml, .yml or "
+            ".json"
+        )
     near = get_close_matches(name, list(known))
     return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "docs/flags.md lists them all")

@@ -50,7 +50,7 @@ def start(argv: Sequence[str]) -> int:
     from qwenvl.model.loading import base_of_adapter
     from qwenvl.rewards.options import RewardOptions
     from qwenvl.rollout.options import SamplingOptions
-    from qwenvl.train.run.lock import RunLockedError, locked
+    from qwenvl.train.run.lock import RunFolderError, locked
 
     try:
         config, options, words = settings_of(argv)
@@ -58,7 +58,7 @@ def start(argv: Sequence[str]) -> int:
         print(f"usage: {USAGE}\nerror: {error}", file=sys.stderr)
         return 2
     folder = nullcontext() if options.output_dir is None else locked(options.output_dir)
-    with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (RunLockedError,)), folder:
+    with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (RunFolderError,)), folder:
         facts = probe(config, options)
         findings = verdict(facts, SamplingOptions.of(config), RewardOptions.of(config))
         command = next_command(findings, words, config, base_of_adapter(facts.question.model))

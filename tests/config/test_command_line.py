@@ -144,6 +144,7 @@ def test_flags_override_the_file_even_with_the_default_value(parse, write):
         ("- a\n- b", "run.yaml", "expected settings as `name: value`, got a list"),
         ("a: [1", "run.yaml", "line 1"),
         ('{"seed": 1', "run.json", "line 1 column 11"),
+        ("", "run.yaml", "expected settings as `name: value`, got nothing: it is empty"),
         ("seed: one, two", "run.yaml", "invalid int value: 'one, two'"),
     ],
 )
@@ -160,6 +161,10 @@ def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, exp
         (["--num_generations", "8"], "unknown flag num_generations; use --grpo_sample_size"),
         (["--grpo_b", "1"], "unknown flag --grpo_b"),
         (["stray"], "unknown flag stray"),
+        (["run.yam"], "stray word run.yam; a file of settings comes first, there is one, and its name ends in .yaml"),
+        (["--use_vllm"], "unknown flag use_vllm; use --rollout_engine vllm_server or vllm_colocate"),
+        (["--learning_rate", "-1e-6"], "--learning_rate must be above 0, got -1e-06"),
+        (["--output_dir", ""], "--output_dir is empty: name the folder of the run"),
         (["--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["--config", "/nowhere/run.yaml"], "/nowhere/run.yaml: No such file"),
         (["--config"], "argument --config: expected one argument"),
@@ -172,6 +177,17 @@ def test_a_wrong_file_is_named_with_what_is_wrong(capsys, write, text, name, exp
 )
 def test_a_wrong_command_line_is_told_what_is_wrong(capsys, argv, expected):
     assert f"error: {expected}" in refusal(capsys, [*argv, *NEEDED])
+
+
+def test_negative_numbers_with_an_exponent_are_values(parse, write):
+    file = write("reward_funcs: [cosine, format]\nreward_weights: [1, -5e-1]\n")
+    config = parse(file, "--cosine_min_len_value_wrong", "-2.5E-1", "--cosine_max_len_value_wrong", "-.5")
+    assert config.reward_weights == [1, -0.5]
+    assert (config.cosine_min_len_value_wrong, config.cosine_max_len_value_wrong) == (-0.25, -0.5)
+
+
+def test_the_usage_names_the_command(capsys):
+    assert refusal(capsys, ["--sed", "1"]).startswith("usage: qwenvl train [FILE.yaml")
 
 
 def test_two_files_are_refused(capsys, write):

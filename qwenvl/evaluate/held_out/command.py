@@ -32,7 +32,7 @@ def start(argv: Sequence[str]) -> int:
     """Read the settings, evaluate alone in the folder, and print the table or the numbers."""
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.evaluate.held_out.evaluation import evaluate
-    from qwenvl.train.run.lock import RunLockedError, locked
+    from qwenvl.train.run.lock import RunFolderError, locked
 
     try:
         asked = settings_of(argv)
@@ -40,7 +40,7 @@ def start(argv: Sequence[str]) -> int:
         tell(f"usage: {USAGE}\nerror: {error}")
         return 2
     process = asked.config.process_index
-    with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (RunLockedError,)), locked(asked.output_dir, process):
+    with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (RunFolderError,)), locked(asked.output_dir, process):
         shown = evaluate(COMMAND, asked)
         if process == 0 and asked.options.update_card:
             told_of_cards(asked.output_dir)

@@ -18,7 +18,7 @@ from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.beginning import Beginning, begin
 from qwenvl.train.run.failures import told_in_one_line
 from qwenvl.train.run.live_weights import MisfitError
-from qwenvl.train.run.lock import RunLockedError, locked
+from qwenvl.train.run.lock import RunFolderError, locked
 from qwenvl.train.run.resumed import SettingsError
 
 
@@ -35,7 +35,7 @@ def alone_in_its_folder(command: str, args: GRPOConfig, dry: bool) -> Iterator[N
             resolve_datasets(names, args.dataset_catalog)
     with (
         told_in_one_line(command, args.output_dir),
-        told_to_the_user(command, (RunLockedError,)),
+        told_to_the_user(command, (RunFolderError,)),
         nullcontext() if dry else locked(args.output_dir, args.process_index),
     ):
         yield

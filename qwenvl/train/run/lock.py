@@ -18,7 +18,11 @@ _held: dict[Path, list[TextIO]] = {}  # a process may take the lock several time
 _made: set[Path] = set()  # folders that were made for the lock
 
 
-class RunLockedError(FileExistsError):
+class RunFolderError(OSError):
+    """The run folder can't be made or written. The message says why."""
+
+
+class RunLockedError(RunFolderError):
     """The run folder belongs to another process that is running. The message names host and process."""
 
 
@@ -42,6 +46,7 @@ def hold(folder: str | Path, rank: int = 0) -> None:
 
     Raises:
         RunLockedError: another process holds it.
+        RunFolderError: the folder can't be made or written.
     """
     path = Path(folder).resolve() / NAME
     if rank != 0:
@@ -49,11 +54,8 @@ def hold(folder: str | Path, rank: int = 0) -> None:
     if path in _held:
         _held[path].append(_held[path][0])
         return
-    if not path.parent.exists():
-        _made.add(path.parent)
-        path.parent.mkdir(parents=True)
     while True:
-        file = path.open("a+", encoding="utf-8")
+        file = _opened(path)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -87,6 +89,19 @@ def release(folder: str | Path, rank: int = 0) -> None:
         if path.parent in _made:
             with suppress(OSError):  # the run has left something there
                 path.parent.rmdir()
+
+
+def _opened(path: Path) -> TextIO:
+    """The file of the lock, in a folder that is made where there is none."""
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            _made.add(path.parent)
+        return path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(
+            f"{path.parent}: can't be made or written ({error.strerror}); give another --output_dir"
+        ) from None
 
 
 def _is(file: TextIO, path: Path) -> bool:
