@@ -44,11 +44,10 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
         if args.fit_frames:
             raise ValueError("--fit_frames has no effect without --model and --max_prompt_length")
         return None
-    from transformers import AutoProcessor
-
     from qwenvl.data.collator import GRPOCollator
+    from qwenvl.model.loading import load_processor
 
-    processor = AutoProcessor.from_pretrained(args.model)
+    processor = load_processor(args.model)
     on_long_prompt = "error" if args.max_prompt_length is None else "skip"
     return GRPOCollator(processor, PromptOptions.of(args, on_long_prompt=on_long_prompt))
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from qwenvl.model.families import FAMILIES, family_named
 from qwenvl.model.options import LoraOptions, ModelOptions, Part, TuneOptions
-from qwenvl.model.weight_files import has_weights, weights_problem
+from qwenvl.model.weight_files import has_weights, require_folder, weights_problem
 
 TURNED_EXPERTS = (
     "{}: with ZeRO-3 transformers reads experts of Qwen3-VL-MoE only as they were published, and these were saved by "
@@ -113,8 +113,7 @@ def load_without_weights(path: str | Path) -> nn.Module:
 def _read_config(path: str | Path):
     from transformers import AutoConfig, PreTrainedConfig
 
-    if str(path).startswith(("/", ".", "~")) and not Path(path).is_dir():
-        raise FileNotFoundError(f"{path}: no such folder; expected one that holds a checkpoint, or a name on the hub")
+    require_folder(path)
     if problem := weights_problem(path):
         raise ValueError(f"{problem}; copy the file again from where it came from")
     if (base := base_of_adapter(path)) and not (Path(path) / "config.json").is_file():
@@ -122,9 +121,24 @@ def _read_config(path: str | Path):
             f"{path}: holds an adapter and no model; to train it on, give --model_name_or_path {base} --lora_enable "
             f"--start_from_weights {path}"
         )
-    # Asked for first: of a model that it does not know transformers says that a newer one of its versions may.
-    family_named(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
-    return AutoConfig.from_pretrained(path)
+    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+        raise FileNotFoundError(f"{path}: no config.json in it; expected a folder that holds a checkpoint")
+    with _told_of(path):
+        # Asked for first: of a model that it does not know transformers says that a newer one of its versions may.
+        family_named(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
+        return AutoConfig.from_pretrained(path)
+
+
+@contextmanager
+def _told_of(path: str | Path) -> Iterator[None]:
+    """What transformers can't find within is told with the path that was given."""
+    try:
+        yield
+    except OSError as error:
+        if Path(path).is_dir():
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise OSError(f"{path}: no such folder, and no model of this name on the hub: {reason}") from error
 
 
 def load_processor(path: str | Path):
@@ -132,10 +146,13 @@ def load_processor(path: str | Path):
 
     Raises:
         ValueError: what lies there is a tokenizer alone, or the tokenizer or the chat template is missing.
+        OSError: there is no checkpoint at ``path``.
     """
     from transformers import AutoProcessor
 
-    processor = AutoProcessor.from_pretrained(path)
+    require_folder(path)
+    with _told_of(path):
+        processor = AutoProcessor.from_pretrained(path)
     if not hasattr(processor, "video_processor"):
         raise ValueError(
             f"{path}: expected a Qwen-VL processor with a video processor, got {type(processor).__name__}; "

@@ -11,6 +11,16 @@ REFERENCE = "reference.safetensors"
 """In a checkpoint of a run whose reference moves: what the reference does not share with the policy."""
 
 
+def require_folder(path: str | Path) -> None:
+    """Raise FileNotFoundError where there is no such folder, and ``path`` can't be the name of a model on the hub.
+
+    Such a name has no slash or one, and begins with a letter or a digit.
+    """
+    path = str(path)
+    if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.strip("/").count("/") > 1):
+        raise FileNotFoundError(f"{path}: no such folder; expected one that holds a checkpoint, or a name on the hub")
+
+
 def has_weights(folder: str | Path) -> bool:
     """Whether the folder holds the weights of a model or of an adapter, whole or not."""
     names = (WHOLE_MODEL, ADAPTER, f"{WHOLE_MODEL}.index.json")

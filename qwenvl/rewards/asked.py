@@ -1,4 +1,4 @@
-"""Does a prompt ask for the form of answer that the rewards read?"""
+"""Does a prompt ask for the form of answer that the rewards read, and can an answer in it be right?"""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from collections.abc import Iterator, Sequence
 from qwenvl.hint import Hint
 from qwenvl.rewards.columns import is_routed
 from qwenvl.rewards.functions.action_list import list_of
-from qwenvl.rewards.functions.actions import action_numbers
-from qwenvl.rewards.functions.text import first_block, solution_of
+from qwenvl.rewards.functions.actions import action_numbers, action_phrases
+from qwenvl.rewards.functions.text import first_block, normalized, solution_of
 from qwenvl.types import Record
 
 _READ_NUMBERS = ("accuracy", "action_order")
+_NUMBER_AND_NAME = re.compile(r"\(\s*([0-9]{1,9})\s*\)([^(]*)")
 _NUMBERED = re.compile(r"\(\s*(?:[0-9]+|[a-z]|number|index|step)\s*\)|\bnumber", re.IGNORECASE)
 
 
 def form_hints(record: Record, names: Sequence[str], by_name: bool = True) -> list[Hint]:
-    """What ``unasked_form`` says of a record, as a list of one, or of none."""
-    said = unasked_form(record, names, by_name)
-    return [Hint("form not asked for", said)] if said else []
+    """What ``unasked_form`` and ``unlisted_solution`` say of a record."""
+    said = {
+        "form not asked for": unasked_form(record, names, by_name),
+        "solution not in the list": unlisted_solution(record, names),
+    }
+    return [Hint(kind, message) for kind, message in said.items() if message]
 
 
 def unasked_form(record: Record, names: Sequence[str], by_name: bool = True) -> str | None:
@@ -36,7 +40,7 @@ def unasked_form(record: Record, names: Sequence[str], by_name: bool = True) -> 
         'the prompt shows the answer as <answer>actions</answer>, and accuracy reads (k) numbers: ask for \
 <answer>(1) ... (2) ...</answer>'
     """
-    readers = [name for name in _READ_NUMBERS if name in names and is_routed(record.fields.get("reward"), name)]
+    readers = _readers(record, names)
     if not readers or not action_numbers(solution_of(record.solution)):
         return None
     asked = [message.text for message in record.messages if message.role != "assistant"]
@@ -47,10 +51,46 @@ def unasked_form(record: Record, names: Sequence[str], by_name: bool = True) -> 
         f"the prompt shows the answer as <answer>{shown[-1].strip()[:60]}</answer>, and {' and '.join(readers)} "
         "reads (k) numbers"
     )
-    prompt = [{"role": message.role, "content": message.text} for message in record.messages]
-    if readers == ["accuracy"] and by_name and list_of(prompt) is not None:
+    if readers == ["accuracy"] and by_name and _listed(record) is not None:
         return f"{said}, or else the names of the prompt's list, to the letter: better ask for <answer>(1) ...</answer>"
     return f"{said}: ask for <answer>(1) ... (2) ...</answer>"
+
+
+def unlisted_solution(record: Record, names: Sequence[str]) -> str | None:
+    """What is wrong with a solution beside the prompt's list of actions, ``(1) take the lid``, in a sentence, or None.
+
+    Args:
+        names: of the reward functions of the run.
+
+    Example:
+        >>> from qwenvl.types import Message
+        >>> asked = Message("user", "Which?\\n(1) take the lid\\n(2) insert the fan")
+        >>> unlisted_solution(Record("0", (asked,), "(3)", (), (), (), {}, "d[0]"), ["accuracy"])
+        'the solution has (3), no number of the list in the prompt, so no answer from the list scores 1'
+    """
+    listed = _listed(record)
+    if listed is None or not _readers(record, names):
+        return None
+    truth = solution_of(record.solution)
+    if not action_numbers(truth):
+        known = all(phrase in listed for phrase in action_phrases(truth))
+        named = "names actions of the list in the prompt" if known else "names no action of the list in the prompt"
+        return f"the solution {named} and has no (k) number, so an answer with numbers gets 0: write (1) ... (2) ..."
+    if stray := sorted(set(action_numbers(truth)) - set(listed.values())):
+        return f"the solution has ({stray[0]}), no number of the list in the prompt, so no answer from the list scores 1"
+    for number, name in _NUMBER_AND_NAME.findall(truth):
+        if (other := listed.get(normalized(name), int(number))) != int(number):
+            return f"the solution gives ({number}) the name of ({other}) in the prompt's list: the number counts"
+    return None
+
+
+def _readers(record: Record, names: Sequence[str]) -> list[str]:
+    """The functions that score a record by its ``(k)`` numbers."""
+    return [name for name in _READ_NUMBERS if name in names and is_routed(record.fields.get("reward"), name)]
+
+
+def _listed(record: Record) -> dict[str, int] | None:
+    return list_of([{"role": message.role, "content": message.text} for message in record.messages])
 
 
 def _answers_in(text: str) -> Iterator[str]:

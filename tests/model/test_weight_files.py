@@ -36,3 +36,18 @@ def test_a_checkpoint_without_its_tokenizer(tiny_checkpoint, tmp_path):
         file.unlink()
     with pytest.raises(ValueError, match=rf"^{folder}: no tokenizer of Qwen-VL lies there .*copy tokenizer.json"):
         load_processor(folder)
+
+
+@pytest.mark.parametrize("load", [load_model, load_processor])
+def test_what_is_no_checkpoint_is_named(load, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for path in (str(tmp_path / "none"), "../none", "runs/sop/checkpoint-3"):
+        with pytest.raises(FileNotFoundError, match=rf"^{path}: no such folder; expected one that holds a checkpoint"):
+            load(path)
+    with pytest.raises(OSError, match=r"^org/none: no such folder, and no model of this name on the hub: "):
+        load("org/none")
+
+
+def test_a_folder_without_a_model_is_told_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match=rf"^{tmp_path}: no config.json in it; expected a folder that holds"):
+        load_model(tmp_path)

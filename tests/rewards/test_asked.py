@@ -1,6 +1,7 @@
 import pytest
 
-from qwenvl.rewards.asked import form_hints, unasked_form
+from qwenvl.rewards.asked import form_hints, unasked_form, unlisted_solution
+from qwenvl.rewards.functions.actions import accuracy
 from qwenvl.types import Message, Record
 
 LIST = "Which?\n(1) insert the fan\n(2) take the lid\n"
@@ -44,3 +45,33 @@ def test_rewards_that_read_no_numbers_are_left_alone():
     assert unasked_form(record(asked), ["math_accuracy"]) is None
     assert unasked_form(record(asked, reward="format"), ["format", "accuracy"]) is None
     assert unasked_form(record(asked, solution="insert the fan"), ["accuracy"]) is None, "compared by phrases"
+
+
+@pytest.mark.parametrize(
+    ("solution", "said"),
+    [
+        ("<answer>(1) insert the fan</answer>", None),
+        ("<answer>(2) (1)</answer>", None),
+        ("(1) insrt the fan", None),  # the number counts
+        ("(3) plug the cable", "has (3), no number of the list in the prompt, so no answer from the list scores 1"),
+        ("(1) take the lid", "gives (1) the name of (2) in the prompt's list: the number counts"),
+        ("insert the fan, take the lid", "names actions of the list in the prompt and has no (k) number, so an answer"),
+        ("<answer>insrt the fan</answer>", "names no action of the list in the prompt and has no (k) number, so an"),
+        ("2", "names no action of the list in the prompt and has no (k) number, so an answer with numbers gets 0"),
+    ],
+)
+def test_a_solution_beside_the_list_of_the_prompt(solution, said):
+    found = unlisted_solution(record(LIST, solution), ["format", "accuracy"])
+    assert found is None if said is None else said in found
+    assert unlisted_solution(record(LIST, solution), ["math_accuracy"]) is None
+    assert unlisted_solution(record("Which?", solution), ["accuracy"]) is None, "there is no list"
+    assert [hint.kind for hint in form_hints(record(LIST, solution), ["accuracy"])] == (
+        ["solution not in the list"] if said else []
+    )
+
+
+@pytest.mark.parametrize("solution", ["insert the fan", "insrt the fan", "2"])
+def test_an_answer_with_numbers_gets_0_beside_a_solution_without(solution):
+    prompts = [[{"role": "user", "content": LIST}]] * 2
+    answers = ["<answer>(1) insert the fan</answer>", "<answer>(2)</answer>"]
+    assert accuracy(answers, [solution] * 2, prompts) == [0, 0]

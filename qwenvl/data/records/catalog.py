@@ -39,7 +39,9 @@ class DatasetSource:
     format: str | None = None
 
 
-def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -> list[DatasetSource]:
+def resolve_datasets(
+    dataset_use: str, catalog_path: str | Path | None = None, flag: str = "dataset_use"
+) -> list[DatasetSource]:
     """The data sets that a list of ``name[%percent][:weight]``, separated by commas, names.
 
     A name that ends in one of ``ANNOTATION_SUFFIXES`` or contains a slash is a path. Its media root is its folder.
@@ -49,6 +51,7 @@ def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -
     Args:
         catalog_path: a YAML file of ``name: {annotation_path, media_root, format}``, whose relative paths start at its
             folder. None takes the repository's ``data/datasets.yaml``, of which a wheel carries a copy.
+        flag: that named them, which messages begin with.
 
     Raises:
         ValueError: an unknown name (the message lists similar ones), a bad percentage or weight, a malformed catalog,
@@ -59,14 +62,22 @@ def resolve_datasets(dataset_use: str, catalog_path: str | Path | None = None) -
         >>> [source.percent for source in resolve_datasets("example%50")]
         [50.0]
     """
-    entries = [entry.strip() for entry in dataset_use.split(",") if entry.strip()]
+    try:
+        return _resolved(dataset_use, None if catalog_path is None else Path(catalog_path))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{flag}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
+
+
+def _resolved(names: str, catalog_path: Path | None) -> list[DatasetSource]:
+    entries = [entry.strip() for entry in names.split(",") if entry.strip()]
     if not entries:
-        raise ValueError(f"dataset_use: expected names or paths separated by commas, got {dataset_use!r}")
-    catalog_path = Path(catalog_path) if catalog_path is not None else None
+        raise ValueError(f"expected names or paths separated by commas, got {names!r}")
     sources = [_resolve_entry(entry, catalog_path) for entry in entries]
     for i, source in enumerate(sources):
         if source.annotation_path in {earlier.annotation_path for earlier in sources[:i]}:
-            raise ValueError(f"dataset_use: {source.name!r} is named twice in {dataset_use!r}")
+            raise ValueError(f"{source.name!r} is named twice in {names!r}")
     _check_weights(sources)
     return sources
 
@@ -117,12 +128,12 @@ def _check_weights(sources: list[DatasetSource]) -> None:
     if weighted and len(weighted) < len(sources):
         without = next(source for source in sources if source.weight is None)
         raise ValueError(
-            f"dataset_use: {weighted[0].name!r} has a weight and {without.name!r} has none; give each data set one, "
+            f"{weighted[0].name!r} has a weight and {without.name!r} has none; give each data set one, "
             "relative to the others, or none"
         )
     if len(sources) == 1 and weighted and weighted[0].weight != 1:
         raise ValueError(
-            f"dataset_use: the weight of {weighted[0].name!r} has no effect: weights mix several data sets. "
+            f"the weight of {weighted[0].name!r} has no effect: weights mix several data sets. "
             f"{weighted[0].name}%NN takes a part of one; a name that itself ends in a colon and a number is followed "
             "by a weight, :1"
         )
@@ -133,7 +144,7 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
     name, percent = _split_percent(unweighted)
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name):
         advice = "write the path itself" if scheme[0] == "file://" else "download it, and name the file"
-        raise ValueError(f"dataset_use: {name!r}: records can't be read from {scheme[0]}; {advice}")
+        raise ValueError(f"{name!r}: records can't be read from {scheme[0]}; {advice}")
     if name.startswith(HUB_PREFIX):
         return DatasetSource(name, Path(name), Path.cwd(), percent, weight)
     if name.lower().endswith(ANNOTATION_SUFFIXES) or "/" in name:
@@ -145,14 +156,21 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
             near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
             meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'}."
             raise ValueError(
-                f"dataset_use: no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
+                f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
                 f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
             )
         found = catalog[name]
         source = replace(found, percent=percent, weight=weight)
     if not source.annotation_path.exists():
-        raise FileNotFoundError(f"dataset_use: {entry}: no such file: {source.annotation_path}")
+        told = _no_such_file(source.annotation_path)
+        raise FileNotFoundError(told if name == str(source.annotation_path) else f"{name}: {told}")
     return source
+
+
+def _no_such_file(path: Path) -> str:
+    beside = [each.name for each in path.parent.glob("*") if each.name.lower().endswith(ANNOTATION_SUFFIXES)]
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f"{path}: no such file" + (f"; did you mean {path.parent / near[0]}?" if near else "")
 
 
 def _split_weight(entry: str) -> tuple[str, float | None]:
@@ -162,11 +180,11 @@ def _split_weight(entry: str) -> tuple[str, float | None]:
     if weight is None:
         before, percent, _ = text.partition("%")
         if percent and _number(before) is not None and not entry.startswith(HUB_PREFIX):
-            raise ValueError(f"dataset_use: {entry!r}: the weight comes last: name%percent:weight")
+            raise ValueError(f"{entry!r}: the weight comes last: name%percent:weight")
         return entry, None
     if not math.isfinite(weight) or weight <= 0:
         raise ValueError(
-            f"dataset_use: {entry!r}: expected a weight above 0 after ':', got {text}; leave a data set out that "
+            f"{entry!r}: expected a weight above 0 after ':', got {text}; leave a data set out that "
             "should not be drawn from"
         )
     return name, weight
@@ -184,5 +202,5 @@ def _split_percent(entry: str) -> tuple[str, float]:
     if not sign:
         return entry, 100.0
     if not re.fullmatch(r"\d+(\.\d+)?", number) or not 0 < float(number) <= 100:
-        raise ValueError(f"dataset_use: {entry!r}: expected a percentage above 0 and at most 100 after '%'")
+        raise ValueError(f"{entry!r}: expected a percentage above 0 and at most 100 after '%'")
     return name, float(number)

@@ -105,7 +105,7 @@ def policy_without_weights(args: GRPOConfig) -> nn.Module:
     try:
         return build_policy(load_without_weights(path), args)
     except OSError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise OSError(
             f"--model {path}: no folder of this name with a config.json, and the hub gave none ({reason}); a plan "
             "needs the model's config.json alone: copy it into a folder, with the tokenizer if it is at hand, and "

@@ -31,8 +31,9 @@ def alone_in_its_folder(command: str, args: GRPOConfig, dry: bool) -> Iterator[N
         dry: nothing will be written, so the folder is not held.
     """
     with told_to_the_user(command):  # before a model is loaded, which may take minutes
-        for names in filter(None, (args.dataset_use, args.eval_dataset_use)):
-            resolve_datasets(names, args.dataset_catalog)
+        for flag in ("dataset_use", "eval_dataset_use"):
+            if names := getattr(args, flag):
+                resolve_datasets(names, args.dataset_catalog, f"--{flag}")
     with (
         told_in_one_line(command, args.output_dir),
         told_to_the_user(command, (RunFolderError,)),

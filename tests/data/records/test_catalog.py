@@ -62,8 +62,14 @@ def test_a_malformed_catalog_says_what_is_wrong(tmp_path, text, message):
 
 
 def test_missing_files_and_empty_lists(catalog):
-    with pytest.raises(FileNotFoundError, match=r"no such file: .*nowhere.json"):
-        resolve_datasets(str(catalog.parent / "nowhere.json"), catalog)
+    nowhere = catalog.parent / "nowhere.json"
+    with pytest.raises(FileNotFoundError, match=rf"^--eval_dataset_use: {nowhere}: no such file$"):
+        resolve_datasets(f"{nowhere}%20", catalog, "--eval_dataset_use")
+    (catalog.parent / "now_here.json").touch()
+    with pytest.raises(
+        FileNotFoundError, match=rf"^dataset_use: {nowhere}: no such file; did you mean .*now_here.json"
+    ):
+        resolve_datasets(str(nowhere), catalog)
     with pytest.raises(FileNotFoundError, match="no such catalog; name one with --dataset_catalog"):
         resolve_datasets("a", catalog.parent / "no.yaml")
     with pytest.raises(ValueError, match="expected names or paths separated by commas"):
