@@ -10,7 +10,7 @@ from typing import Any
 from qwenvl.data.options import ReadingOptions
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings
 from qwenvl.evaluate.settings import OF_A_RUN
-from qwenvl.model.weight_files import has_weights, require_folder, weights_problem
+from qwenvl.model.weight_files import has_weights, weights_problem
 from qwenvl.option import all_options
 from qwenvl.runlog import RunLogError, read_config
 
@@ -71,7 +71,8 @@ def weights_of(model: str | Path) -> tuple[str, Path | None]:
     """
     folder = Path(model)
     if not folder.is_dir():
-        require_folder(model)
+        if str(model).startswith(("/", ".", "~")):
+            raise FileNotFoundError(f"{model}: no such folder; expected a checkpoint, or a name on the hub")
         return str(model), None
     if not has_weights(folder):
         folder = _newest_checkpoint(folder)

@@ -66,7 +66,7 @@ def unlisted_solution(record: Record, names: Sequence[str]) -> str | None:
         >>> from qwenvl.types import Message
         >>> asked = Message("user", "Which?\\n(1) take the lid\\n(2) insert the fan")
         >>> unlisted_solution(Record("0", (asked,), "(3)", (), (), (), {}, "d[0]"), ["accuracy"])
-        'the solution has (3), no number of the list in the prompt, so no answer from the list scores 1'
+        'the solution has (3), no number of the list in the prompt: no answer from the list scores 1'
     """
     listed = _listed(record)
     if listed is None or not _readers(record, names):
@@ -77,7 +77,7 @@ def unlisted_solution(record: Record, names: Sequence[str]) -> str | None:
         named = "names actions of the list in the prompt" if known else "names no action of the list in the prompt"
         return f"the solution {named} and has no (k) number, so an answer with numbers gets 0: write (1) ... (2) ..."
     if stray := sorted(set(action_numbers(truth)) - set(listed.values())):
-        return f"the solution has ({stray[0]}), no number of the list in the prompt, so no answer from the list scores 1"
+        return f"the solution has ({stray[0]}), no number of the list in the prompt: no answer from the list scores 1"
     for number, name in _NUMBER_AND_NAME.findall(truth):
         if (other := listed.get(normalized(name), int(number))) != int(number):
             return f"the solution gives ({number}) the name of ({other}) in the prompt's list: the number counts"

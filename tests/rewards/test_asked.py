@@ -53,7 +53,7 @@ def test_rewards_that_read_no_numbers_are_left_alone():
         ("<answer>(1) insert the fan</answer>", None),
         ("<answer>(2) (1)</answer>", None),
         ("(1) insrt the fan", None),  # the number counts
-        ("(3) plug the cable", "has (3), no number of the list in the prompt, so no answer from the list scores 1"),
+        ("(3) plug the cable", "has (3), no number of the list in the prompt: no answer from the list scores 1"),
         ("(1) take the lid", "gives (1) the name of (2) in the prompt's list: the number counts"),
         ("insert the fan, take the lid", "names actions of the list in the prompt and has no (k) number, so an answer"),
         ("<answer>insrt the fan</answer>", "names no action of the list in the prompt and has no (k) number, so an"),

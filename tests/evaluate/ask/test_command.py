@@ -193,11 +193,7 @@ def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, ca
         (["run", "18.mp4", "Which?"], 2, "18.mp4: no such file; expected a clip or an image"),
         (["run", "data.json", "Which?"], 1, "data.json: not a video: it is "),
         (["run", "17.mp4", "<video> or <video>?"], 1, "the prompt has 2 <video> tags but `video` names 1 files"),
-        (
-            ["./none", "17.mp4", "Which?"],
-            2,
-            "./none: no such folder; expected one that holds a checkpoint",
-        ),
+        (["./none", "17.mp4", "Which?"], 2, "./none: no such folder; expected a checkpoint, or a name on the hub"),
         (["empty", "17.mp4", "Which?"], 2, "empty: no weights in it; expected a model, an adapter, or a run's folder"),
         (["run", "17.mp4", "Which?", "-n", "0"], 2, "--n must be at least 1, got 0"),
         (["run", "17.mp4", "Which?", "--learning_rate", "1"], 2, "--learning_rate has no effect: it is of training"),
