@@ -93,8 +93,8 @@ def _parse(argv: Sequence[str] | None) -> tuple[Demo, bool]:
         "--output_dir", type=Path, default=Path("runs/demo"), help="where everything goes [%(default)s]"
     )
     parser.add_argument("--seed", type=int, default=0, help="of clips, weights and sampling [%(default)s]")
-    steps = f"optimizer steps of GRPO [{STEPS}, of Qwen3.5 {LINEAR_ATTENTION_STEPS}]"
-    parser.add_argument("--steps", type=_positive, help=steps)
+    usual = f"{STEPS}, of Qwen3.5 {LINEAR_ATTENTION_STEPS}"
+    parser.add_argument("--steps", type=_positive, help=f"optimizer steps of GRPO [{usual}]")
     parser.add_argument(
         "--clips",
         type=_positive,
