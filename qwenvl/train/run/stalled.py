@@ -85,10 +85,12 @@ class StallWatch(TrainerCallback):
         return [(process, pid) for of, process, pid in all_of_them if of == host and process != self._process]
 
     def _end(self) -> NoReturn:
-        begins = f"no progress for {self._limit / 60:g} minutes (--stall_timeout)"
-        said = f"{begins} since step {self._step} ({self._doing.words()}): process {self._process} ends"
+        said = (
+            f"no progress for {self._limit / 60:g} minutes (--stall_timeout) since step {self._step} "
+            f"({self._doing.words()}): process {self._process} ends"
+        )
         before = told_before(said) if self._others else None
-        if before is not None and before.startswith(begins):  # by which this one is told of too
+        if before is not None and before.startswith(said.partition(" since ")[0]):  # by which this one is told of too
             time.sleep(SECONDS_FOR_EACH * (1 + len(self._others)))
             os._exit(1)
         os.write(2, f"{said}. Its threads, the innermost call first:\n".encode())
