@@ -35,7 +35,8 @@ class GRPOCollator:
 
     Each sample goes through the model's own processor alone, so that nothing about it depends on its neighbours. Then
     the prompts are padded on the left. Frames and images are resized here, by the rule of the model's authors, and cut
-    into patches as uint8, which are normalised on the device. For the processors of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+    into patches as uint8, which are normalised on the device. For the processors of Qwen2-VL, Qwen2.5-VL and
+    Qwen3-VL, which Qwen3.5 has too.
 
     Args:
         processor: of the model, with tokenizer, image and video processor and chat template.

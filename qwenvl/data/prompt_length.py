@@ -61,7 +61,7 @@ class Ruler:
     """Measures prompts in the tokens of a processor.
 
     Attributes:
-        processor: of Qwen2-VL, Qwen2.5-VL or Qwen3-VL.
+        processor: of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, which Qwen3.5 has too.
         frame_bounds, image_bounds: least and most pixels of a video frame and of an image.
         template_arguments: of the chat template, as for ``render_prompt``.
     """

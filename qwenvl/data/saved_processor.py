@@ -123,9 +123,10 @@ def processor_as_trained(processor: ProcessorMixin, settings: PromptSettings) ->
     Frames that are passed in are all taken: ``do_sample_frames`` is off. With ``do_sample_frames=True`` the processors
     sample a file at the run's rate and within its bounds, though by their own rule.
 
-    The processor of Qwen3-VL bounds the pixels of a whole clip, and training those of a frame. Its ceiling for a frame
-    (``max_video_tokens``) holds the upper bound for every clip. Its lower bound is that of a clip of two frames, so
-    that longer clips of frames below ``video_min_frame_pixels`` are scaled up less than in training, or not at all.
+    The processor of Qwen3-VL and Qwen3.5 bounds the pixels of a whole clip, and training those of a frame. Its ceiling
+    for a frame (``max_video_tokens``) holds the upper bound for every clip. Its lower bound is that of a clip of two
+    frames, so that longer clips of frames below ``video_min_frame_pixels`` are scaled up less than in training, or not
+    at all.
     """
     trained = copy.deepcopy(processor)
     prompts, image, video = settings.prompts, trained.image_processor, trained.video_processor

@@ -12,7 +12,7 @@ from qwenvl.data.prompt_length import MediaSizes, Size
 from qwenvl.hint import Hint
 
 FACTOR = 28
-"""Pixels of a side that a vision token stands for, with Qwen2-VL and Qwen2.5-VL. 32 with Qwen3-VL."""
+"""Pixels of a side that a vision token stands for, with Qwen2-VL and Qwen2.5-VL. 32 from Qwen3-VL on."""
 TOO_SMALL = 4  # of so many pixels one is left
 MORE = 4  # times the pixels: twice as much of each side
 

@@ -1,7 +1,7 @@
 """M-RoPE positions, computed in this one place and given to every forward, sampling included.
 
 The rule is that of the models' authors (Qwen2-VL, arXiv:2409.12191, section 2.1; Qwen2.5-VL, arXiv:2502.13923, section
-2.1.2; Qwen3-VL, arXiv:2511.21631), as their published code has it:
+2.1.2; Qwen3-VL, arXiv:2511.21631, whose rule is that of Qwen3.5 too), as their published code has it:
 
 - text counts up by one in all three rows (time, height, width);
 - an image or video that begins at position s gets s + (t, h, w) of its merged patches, where t is
@@ -38,7 +38,7 @@ class PositionRule:
     Attributes:
         image_token_id, video_token_id: the placeholders that stand for merged patches.
         merge_size: patches merged along each spatial side.
-        time: ``index``, ``seconds`` or ``timestamp``: Qwen2-VL, Qwen2.5-VL, Qwen3-VL (see the module's page).
+        time: ``index``, ``seconds`` or ``timestamp``: Qwen2-VL, Qwen2.5-VL, from Qwen3-VL on (see the module's page).
         tokens_per_second: positions per second of video. ``seconds`` alone uses it.
     """
 
