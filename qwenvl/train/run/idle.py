@@ -12,9 +12,14 @@ from typing import Any
 from qwenvl.failure import has_failed
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-ASKED_TO_END = 128 + signal.SIGUSR1
+ASKED_TO_END = os.EX_TEMPFAIL
 """The status of one of several processes that ends so. The others may wait for it, and a launcher ends them where it is
 not 0."""
+
+
+def told(command: str, name: str) -> str:
+    """What is said of it, in a line."""
+    return f"{command}: stopped by {name} outside of its steps: start the same command again"
 
 
 @contextmanager
@@ -39,7 +44,7 @@ def ends_at_signals(command: str) -> Iterator[None]:
             os._exit(1)
         if os.environ.get("RANK", "0") == "0":
             name = signal.Signals(number).name
-            os.write(2, f"{command}: stopped by {name} outside of its steps: start the same command again\n".encode())
+            os.write(2, f"{told(command, name)}\n".encode())
         raise SystemExit(ASKED_TO_END if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0)
 
     taken = [each for each in SIGNALS if signal.getsignal(each) is signal.SIG_DFL]

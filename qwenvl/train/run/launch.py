@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from qwenvl.train.run.idle import ASKED_TO_END, SIGNALS
+from qwenvl.train.run.idle import ASKED_TO_END, SIGNALS, told
 
 COMMAND = "qwenvl train"
 _handed_on: list[int] = []  # signals, in the order in which they came
@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         run.run(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if _handed_on and failure.exitcode == ASKED_TO_END:
+        if _handed_on and failure.exitcode in (ASKED_TO_END, -signal.SIGUSR1):
+            if failure.exitcode != ASKED_TO_END:  # it came before this process could take it
+                print(told(COMMAND, signal.Signals(_handed_on[0]).name), file=sys.stderr)
             return
         print(f"{COMMAND}: {_ended(rank, failure.exitcode)}, and the run with it", file=sys.stderr)
         sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)

@@ -51,7 +51,7 @@ class StopOnSignal(TrainerCallback):
         before = {each: signal.getsignal(each) for each in SIGNALS}
         for each, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(each, self._receive if self._args.save_on_signal else signal.SIG_DFL)
+                signal.signal(each, self._receive if self._args.save_on_signal else self._at_once())
         try:
             yield
         finally:
@@ -81,6 +81,10 @@ class StopOnSignal(TrainerCallback):
         if number and state.global_step % self._args.num_iterations == 0:
             self.stopped_by, self.step = signal.Signals(int(number)).name, state.global_step
             control.should_save = control.should_training_stop = True
+
+    def _at_once(self) -> Any:
+        """The handler of a run that saves nothing. Launchers tell the status from a signal that came before it did."""
+        return signal.SIG_DFL if self._args.world_size == 1 else lambda number, frame: os._exit(128 + number)
 
     def _receive(self, number: int, frame: Any) -> None:
         if os.getpid() != self._process:  # a fork: the signal is for the run, which got it too

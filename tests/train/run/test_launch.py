@@ -29,6 +29,9 @@ if how == "idle":
     with ends_at_signals("toy"):
         print("ready", flush=True)
         time.sleep(600)
+if how == "early":
+    print("ready", flush=True)
+    time.sleep(600)
 if how == "finish":
     sys.exit(0)
 if rank == "1":
@@ -70,6 +73,11 @@ def test_a_signal_before_the_first_step_is_no_failure(launched):
     status, said = launched("idle", signal.SIGTERM)
     assert status == 0 and "Traceback" not in said and "ended" not in said
     assert said.count("toy: stopped by SIGUSR1 outside of its steps: start the same command again") == 1
+
+
+def test_a_signal_that_comes_before_a_process_can_take_it_is_none_either(launched):
+    status, said = launched("early", signal.SIGTERM)
+    assert status == 0 and said.count("qwenvl train: stopped by SIGTERM outside of its steps: start the same") == 1
 
 
 @pytest.mark.parametrize(
