@@ -159,10 +159,10 @@ def check_launcher(words: list[str], environment: dict[str, str]) -> None:
     )
     shown = shlex.split(done.stdout)
     arguments = shown[[word.endswith("train_grpo.py") for word in shown].index(True) + 1 :]
-    if "--deepspeed" in arguments:  # parsing it would start DeepSpeed
+    if "--deepspeed" in arguments:  # parsing it would start DeepSpeed, in whose place FSDP splits the model
         at = arguments.index("--deepspeed")
         assert Path(arguments[at + 1]).is_file()
-        del arguments[at : at + 2]
+        arguments[at : at + 2] = ["--fsdp=True"]
     parse_args(arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,18 @@ def same_weights(config: Any) -> Iterator[str]:
             "--off_policy_mask_threshold has no effect with --num_iterations 1: the policy has not moved since it "
             "sampled; leave one of the two out"
         )
+
+
+def gathering_problem(config: Any) -> str | None:
+    """What is wrong with ``ds3_gather_for_generation``, once the Trainer has read what splits the model, or None."""
+    zero = config.deepspeed_plugin
+    fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if config.ds3_gather_for_generation or fsdp or (zero is not None and zero.hf_ds_config.is_zero3()):
+        return None
+    return (
+        "--ds3_gather_for_generation False has no effect without DeepSpeed ZeRO-3 or FSDP: each process has all "
+        "weights anyway; leave it out, or give --deepspeed scripts/deepspeed/zero3.json"
+    )
 
 
 def saves_within_windows(config: Any, save_steps: float, eval_steps: float) -> Iterator[str]:

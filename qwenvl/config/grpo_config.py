@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import TrainingArguments
 
-from qwenvl.config.checks import problems_between_rooms
+from qwenvl.config.checks import gathering_problem, problems_between_rooms
 from qwenvl.config.display_options import DisplayOptions
 from qwenvl.config.fit_options import FitOptions
 from qwenvl.config.run_options import RunOptions
@@ -112,7 +112,7 @@ class GRPOConfig(
         if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
             better = "max" if self.greater_is_better else "min"
             self.lr_scheduler_kwargs = {"mode": better, **(self.lr_scheduler_kwargs or {})}
-        if problem := schedule_problem(self):
+        if problem := schedule_problem(self) or gathering_problem(self):
             raise ValueError(problem)
         step = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
         if self.train_sampling_strategy == "group_by_length" and step == 1:

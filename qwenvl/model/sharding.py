@@ -18,6 +18,11 @@ def is_partitioned(model: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """The modules whose weights FSDP gathers together, the model itself first."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
 @contextmanager
 def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
     """Within it every process has all weights of ``model``, to be read and not changed. All processes must enter it.
@@ -28,8 +33,7 @@ def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator
     Args:
         engine: the model as DeepSpeed has wrapped it. Before that, the model itself or None.
     """
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    if sharded:
+    if sharded := sharded_modules(model):
         with _unsharded(sharded):
             yield
     elif is_partitioned(model):
@@ -42,25 +46,41 @@ def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator
 @contextmanager
 def _gathered(model: nn.Module, engine: nn.Module | None) -> Iterator[None]:
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters
-    from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
 
-    with (
-        unwrap_model_for_generation(engine) if hasattr(engine, "optimizer") else GatheredParameters(model.parameters())
-    ):
+    with GatheredParameters(model.parameters()), _without_zero_hooks(getattr(engine, "optimizer", None)):
         yield
 
 
 @contextmanager
 def _unsharded(modules: list[FSDPModule]) -> Iterator[None]:
-    """Gathers the weights of each module once, and keeps FSDP's hooks from gathering and freeing them in forwards.
+    """Gathers the weights of each module once, and keeps FSDP's hooks from gathering and freeing them in forwards."""
+    for module in modules:
+        module.unshard()
+    with _without_fsdp_hooks(modules):
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.reshard()
 
-    Without its hooks FSDP does not take the first module to run, the vision tower's, for the root of the model either.
+
+@contextmanager
+def without_hooks(model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
+    """Within it no forward of ``model`` gathers weights by itself, nor frees any.
+
+    Args:
+        engine: see ``whole_weights``.
     """
+    with _without_fsdp_hooks(sharded_modules(model)), _without_zero_hooks(getattr(engine, "optimizer", None)):
+        yield
+
+
+@contextmanager
+def _without_fsdp_hooks(modules: list[FSDPModule]) -> Iterator[None]:
+    """Without its hooks FSDP does not take the first module to run, the vision tower's, for the root of the model."""
     removed = [
         (hooks, dict(hooks)) for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)
     ]
-    for module in modules:
-        module.unshard()
     for hooks, before in removed:
         for key, hook in before.items():
             if hook.__module__.startswith("torch.distributed.fsdp"):
@@ -71,8 +91,28 @@ def _unsharded(modules: list[FSDPModule]) -> Iterator[None]:
         for hooks, before in removed:
             hooks.clear()
             hooks.update(before)
-        for module in modules:
-            module.reshard()
+
+
+@contextmanager
+def _without_zero_hooks(optimizer: object | None) -> Iterator[None]:
+    """Takes those of ZeRO-3's ``optimizer`` off, if there is one. They are made anew at the end.
+
+    The one at the start of the model's forward is among them: it compares the order of modules with other processes,
+    and would wait for one that has nothing to sample.
+    """
+    offload = getattr(optimizer, "parameter_offload", optimizer)
+    if not hasattr(offload, "fwd_pre_hook"):
+        yield
+        return
+    at_start = offload.module._forward_pre_hooks[offload.fwd_pre_hook.id]
+    for hook in [offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]:
+        hook.remove()
+    offload.forward_hooks, offload.backward_hooks = [], []
+    try:
+        yield
+    finally:
+        offload.fwd_pre_hook = offload.module.register_forward_pre_hook(at_start)
+        offload._register_deepspeed_module(offload.module)
 
 
 def settle_fsdp(

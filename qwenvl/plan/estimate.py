@@ -30,7 +30,14 @@ from qwenvl.plan.vision import (
     tower_saved_bytes,
     waiting_bytes,
 )
-from qwenvl.plan.weights import GRADIENT_BYTES, Weights, gradient_bytes, reference_bytes, rounded_bytes
+from qwenvl.plan.weights import (
+    GRADIENT_BYTES,
+    Weights,
+    gradient_bytes,
+    reference_bytes,
+    rounded_bytes,
+    sampled_bytes,
+)
 
 PARTS = (
     "weights", "gradients", "optimizer", "reference", "activations", "features", "cache", "logits", "one-time buffers",
@@ -137,7 +144,7 @@ class _Step:
         prompts, patches = rows * job.tokens, rows * job.patches
         sampled = self.kept | {
             "features": self._features(job.drawn_together),
-            "weights": round(self.weights.held * self.shares.sampled),
+            "weights": sampled_bytes(self.weights, job),
             "cache": cache_bytes(text, job),
             "one-time buffers": self.rounded,
         }

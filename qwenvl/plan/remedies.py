@@ -155,6 +155,13 @@ def _reference_offload(case: Case) -> Iterator[Remedy]:
         yield Remedy({"ref_offload": True}, "time for copies", False, case.doing(reference_offload=True))
 
 
+def _layer_by_layer(case: Case) -> Iterator[Remedy]:
+    job = case.job
+    if job.engine in ("zero3", "fsdp") and job.gathers and job.samples:
+        costs = "time, in sampling alone: each layer is gathered for each token"
+        yield Remedy({"ds3_gather_for_generation": False}, costs, False, case.doing(gathers=False))
+
+
 def _optimizer(case: Case) -> Iterator[Remedy]:
     if not case.job.on_host and case.job.optimizer.startswith("adamw_torch"):
         changed = case.doing(optimizer="adamw_8bit")
@@ -179,9 +186,13 @@ def _adapters(case: Case) -> Iterator[Remedy]:
     if not job.rank and job.reference != "other":
         half = job.precision.products == 2
         trained = 64 * adapter_numbers(case.shapes.text)
-        held = weights.held * (2 if half else 4) // 4
+        held, layer, outside, widest = (
+            size * (2 if half else 4) // 4
+            for size in (weights.held, weights.layer_held, weights.outside, weights.widest)
+        )
+        learns = trained // len(case.shapes.text.layers)
         adapted = Weights(
-            held + 4 * trained, trained, 4 * trained, trained // len(case.shapes.text.layers), 0, weights.tied, trained
+            held + 4 * trained, trained, 4 * trained, learns, 0, weights.tied, trained, layer, outside, widest
         )
         changed = replace(
             job,
@@ -255,6 +266,7 @@ TABLE: tuple[Maker, ...] = (
     _checkpointing,
     _offload,
     _reference_offload,
+    _layer_by_layer,
     _optimizer,
     _fewer_frames,
     _adapters,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,6 +25,9 @@ class Weights:
         head: how many of the language-model head learn.
         tied: whether the head is the embedding.
         rounded: how many matrices' entries that learn are copied for products in half precision.
+        layer_held: bytes of the largest layer, of the language model or the vision tower.
+        outside: bytes of all that is in no layer.
+        widest: bytes of the largest tensor of these.
     """
 
     held: int
@@ -32,6 +37,9 @@ class Weights:
     head: int
     tied: bool
     rounded: int
+    layer_held: int = 0
+    outside: int = 0
+    widest: int = 0
 
     @classmethod
     def of(cls, parameters: Iterable[tuple[str, tuple[int, ...], float, bool]], layers: int) -> Weights:
@@ -44,6 +52,11 @@ class Weights:
         size = {name: _product(shape) for name, shape, _, _ in rows}
         learn = [(name, shape, width) for name, shape, width, learns in rows if learns]
         heads = [name for name, *_ in rows if name.endswith("lm_head.weight")]
+        held = {name: round(size[name] * width) for name, _, width, _ in rows}
+        layers_held: Counter[str] = Counter()
+        for name in [*held]:
+            if layer := re.match(r".*\.(layers|blocks)\.\d+\.", name):
+                layers_held[layer[0]] += held.pop(name)
         embedded = [name for name, *_ in learn if "embed_tokens" in name or name in heads]
         return cls(
             held=round(sum(size[name] * width for name, _, width, _ in rows)),
@@ -53,7 +66,23 @@ class Weights:
             head=max((size[name] for name in embedded), default=0),
             tied=not heads,
             rounded=sum(size[name] for name, shape, width in learn if len(shape) > 1 and width == 4),
+            layer_held=max(layers_held.values(), default=0),
+            outside=sum(held.values()),
+            widest=max(held.values(), default=0),
         )
+
+
+def sampled_bytes(weights: Weights, job: Job) -> int:
+    """Of the weights that a process has while it samples: all of them, where they are split and gathered whole too.
+
+    Without ``gathers`` it has its part of them and one layer, under FSDP also what is in no layer.
+    """
+    part = 1.0 / job.processes
+    if job.gathers or job.engine not in ("zero3", "fsdp"):
+        return weights.held
+    if job.engine == "zero3":
+        return round(weights.held * part) + max(weights.layer_held, weights.widest)
+    return round(weights.held * part + (weights.layer_held + weights.outside) * (1 - part))
 
 
 def reference_bytes(weights: Weights, job: Job) -> int:

@@ -115,6 +115,7 @@ class LocalEngine:
             position_ids=torch.cat([text_positions[None], rows.position_ids]),
             logits_processor=processors,
             stopping_criteria=StoppingCriteriaList([stops.after(prompt_tokens)] if stops else []),
+            synced_gpus=False,  # with ZeRO-3 and FSDP it would wait for processes that may have nothing to sample
             **rows.vision(),
         )
         completion_ids = sequences[:, prompt_tokens:]

@@ -150,6 +150,12 @@ class SamplingOptions(EngineOptions):
         "and the first of several wait for it, up to 20 seconds: it pays in long runs of long completions. Needs a "
         "C++ compiler, on a GPU Triton.",
     )
+    ds3_gather_for_generation: bool = option(
+        True,
+        "With DeepSpeed ZeRO-3 or FSDP, gather the whole model in each process to sample. False: the weights of one "
+        "layer at a time, so that models larger than a GPU can be sampled from. The completions are the same. False "
+        "takes less memory and more time: each layer is gathered for each token.",
+    )
     check_parity: Literal["every", "first", "off"] = option(
         "first",
         "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first (of a run, "
@@ -172,6 +178,16 @@ class SamplingOptions(EngineOptions):
             yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
         if self.compile_decoding and self.engine_has_own_weights:
             yield f"--compile_decoding has no effect with --rollout_engine {self.rollout_engine}, which samples itself"
+        if not self.ds3_gather_for_generation and self.engine_has_own_weights:
+            yield (
+                f"--ds3_gather_for_generation False has no effect with --rollout_engine {self.rollout_engine}, which "
+                "samples from weights of its own and is given whole ones: leave one of the two out"
+            )
+        if not self.ds3_gather_for_generation and self.compile_decoding:
+            yield (
+                "--compile_decoding cannot be used with --ds3_gather_for_generation False: weights that come and go "
+                "are no part of a compiled layer; leave one of the two out"
+            )
         if self.async_rollouts and not self.engine_has_own_weights:
             yield (
                 f"--async_rollouts {self.async_rollouts} needs --rollout_engine vllm_server: the local engine samples "

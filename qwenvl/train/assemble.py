@@ -16,6 +16,7 @@ from qwenvl.model.families import family_of
 from qwenvl.model.four_bit import four_bit_settings, require_four_bit
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import apply_tuning, load_model, lora_config, settle_router, unwrap
+from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
 from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
@@ -176,4 +177,5 @@ def build_collector(
         process=args.process_index,
         autocast=accelerator.autocast,
         clock=meter.time,
+        lock_step=None if args.ds3_gather_for_generation else LockStep(args.device),
     )

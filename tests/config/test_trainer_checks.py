@@ -1,7 +1,10 @@
 """The Trainer's own settings: what it would take without effect, or only miss when a run is under way, is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from qwenvl.config.checks import gathering_problem
 from tests.config.conftest import refusal
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5}
@@ -118,3 +121,23 @@ def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: None)
     assert "--deepspeed needs a launcher, for one process too: put torchrun" in refusal(make, deepspeed="zero2.json")
+
+
+@pytest.mark.parametrize(
+    ("zero", "fsdp", "accelerate", "refused"),
+    [
+        (None, None, "false", True),
+        (2, None, "false", True),
+        (3, None, "false", False),
+        (None, True, "false", False),
+        (None, None, "true", False),
+    ],
+)
+def test_layers_are_gathered_by_themselves_where_weights_are_split(monkeypatch, zero, fsdp, accelerate, refused):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", accelerate)
+    settings = SimpleNamespace(is_zero3=lambda: zero == 3)
+    plugin = None if zero is None else SimpleNamespace(hf_ds_config=settings)
+    config = SimpleNamespace(ds3_gather_for_generation=False, deepspeed_plugin=plugin, fsdp=fsdp)
+    assert (gathering_problem(config) is not None) == refused
+    config.ds3_gather_for_generation = True
+    assert gathering_problem(config) is None

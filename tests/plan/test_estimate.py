@@ -23,7 +23,7 @@ from qwenvl.plan.vision import (
     tower_bytes,
     waiting_bytes,
 )
-from qwenvl.plan.weights import Weights, gradient_bytes, reference_bytes, rounded_bytes
+from qwenvl.plan.weights import Weights, gradient_bytes, reference_bytes, rounded_bytes, sampled_bytes
 
 TEXT = Text(
     layers=("full_attention",) * 2,
@@ -180,9 +180,21 @@ def test_processes_share():
 
     assert (shares("ddp").gradients, shares("ddp").buckets) == (1.0, 1.0)
     assert (shares("zero2").weights, shares("zero2").gradients, shares("zero2").optimizer) == (1.0, 0.25, 0.25)
-    assert (shares("zero3").weights, shares("zero3").sampled) == (0.25, 1.0)
-    apart = shares_of(Job(tokens=1, patches=0, engine="zero3", processes=4, gathers=False))
-    assert apart.sampled == 0.25
+    assert (shares("zero3").weights, shares("zero3").gradients) == (0.25, 0.25)
+
+
+def test_weights_while_completions_are_sampled():
+    def sampled(engine, gathers):
+        return sampled_bytes(WEIGHTS, replace(JOB, engine=engine, processes=4, gathers=gathers))
+
+    assert (WEIGHTS.layer_held, WEIGHTS.outside, WEIGHTS.widest) == (4 * 136, 4 * 800, 4 * 800)
+    assert {sampled(engine, True) for engine in ("none", "ddp", "zero2", "zero3", "fsdp")} == {4 * 1080}
+    assert sampled("ddp", False) == 4 * 1080
+    assert sampled("zero3", False) == 1080 + 4 * 800  # its share, and the embeddings
+    assert sampled("fsdp", False) == 4 * 800 + 4 * 136 + (4 * 1080 - 4 * 936) / 4
+    made = estimate(SHAPES, WEIGHTS, replace(JOB, engine="zero3", processes=4, gathers=False))
+    weights = {phase.name: phase.parts["weights"] for phase in made.phases}
+    assert (weights["vision"], weights["prefill"], weights["backward"]) == (1080, 4280, 1080)
 
 
 def test_phases_sum_up_their_parts():

@@ -70,3 +70,16 @@ def test_a_host_has_no_remedies_of_a_gpu():
 def test_adapters_are_counted():
     """Inputs and outputs of q, k, v and o, and of gate, up and down, in both layers."""
     assert adapter_numbers(TEXT) == 2 * ((8 + 8) + (8 + 4) + (8 + 4) + (8 + 8) + 2 * (8 + 16) + (16 + 8))
+
+
+def test_a_model_that_is_split_is_sampled_layer_by_layer_where_that_is_fullest():
+    for engine in ("zero3", "fsdp"):
+        case = CASE.doing(engine=engine, processes=8, samples=True)
+        (found,) = (make for make in TABLE if make.__name__ == "_layer_by_layer")
+        (remedy,) = found(case)
+        assert remedy.flags == "--ds3_gather_for_generation False" and not remedy.automatic
+        before, after = case.estimate(), remedy.case.estimate()
+        assert after.peak_of(("prefill", "decoding")) < before.peak_of(("prefill", "decoding"))
+        assert after.peak_of(("backward",)) == before.peak_of(("backward",))
+        assert not [*found(remedy.case)] and not [*found(case.doing(samples=False))]
+    assert not [*found(CASE)]

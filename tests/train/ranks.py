@@ -5,12 +5,14 @@ same prompts differently among processes can be compared weight by weight.
 """
 
 import ctypes
+import json
 import math
 import os
 import signal
 import sys
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from accelerate import PartialState
@@ -25,7 +27,7 @@ from qwenvl import GRPOTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.held_out.command import main as evaluate_command
-from qwenvl.model import waiting_media
+from qwenvl.model import vision, waiting_media
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rollout.engine import completion_mask
@@ -74,8 +76,8 @@ class EngineByPromptWithLogprobs(EngineByPrompt):
 class EngineThatStopsApart(SharedPrefixEngine):
     """The engine of the run, made to end at different times: process 0 writes to the limit, process 1 to a quarter."""
 
-    def __init__(self, tokenizer, model, process):
-        super().__init__(tokenizer, model)
+    def __init__(self, tokenizer, model, process, token_budget=None):
+        super().__init__(tokenizer, model, token_budget=token_budget)
         self.process = process
         if process == 0:  # nothing ends a completion before the limit
             self.vision_ids = [*self.vision_ids, *self.end_ids]
@@ -83,6 +85,21 @@ class EngineThatStopsApart(SharedPrefixEngine):
     def draw(self, model, prompts, group_size, params, seed):
         changed = {"stop_strings": ()} if self.process == 0 else {"max_new_tokens": params.max_new_tokens // 4}
         return super().draw(model, prompts, group_size, replace(params, **changed), seed)
+
+
+class WeightsThatAreHere:
+    """Counts, whenever a module runs without gradient, the numbers of the weights that this process has then."""
+
+    def __init__(self, model):
+        self.model, self.most = model, 0
+        for module in model.modules():
+            module.register_forward_pre_hook(self.look)
+
+    def look(self, module, args):
+        if not torch.is_grad_enabled():
+            # FSDP's are DTensors, of which a process has a part.
+            here = [getattr(each, "_local_tensor", each.data) for each in self.model.parameters()]
+            self.most = max(self.most, sum(each.numel() for each in here))
 
 
 class NanInStepTwo:
@@ -244,13 +261,20 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
         engine = EngineByPrompt(trainer.processing_class.tokenizer, trainer.model)
         trainer.collector = replace(trainer.collector, engine=engine)
     if "stops_apart" in output:
-        engine = EngineThatStopsApart(trainer.processing_class.tokenizer, trainer.model, args.process_index)
+        engine = EngineThatStopsApart(
+            trainer.processing_class.tokenizer, trainer.model, args.process_index, args.rollout_token_budget
+        )
         trainer.collector = replace(trainer.collector, engine=engine)
+    if "watched" in output:
+        vision.PIECE = 16
+        watch = WeightsThatAreHere(trainer.model)
     if "nan_on_1" in output and args.process_index == 1:
         trainer.objective = NanInStepTwo(trainer)
     if "signal_on_1" in output and args.process_index == 1:
         trainer.add_callback(SignalInStepOne())
     trainer.train(resume_from_checkpoint=find_checkpoint(args.resume_from_checkpoint, args.output_dir))
     assert isinstance(trainer.model, FSDPModule) == bool(args.fsdp)
+    if "watched" in output:
+        Path(output, f"held-{args.process_index}.json").write_text(json.dumps(watch.most))
     trainer.save_model()
     trainer.accelerator.end_training()

@@ -16,6 +16,7 @@ from transformers import TrainerState
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
 from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.model.lock_step import LockStep
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision import features_or_pixels
 from qwenvl.model.waiting_media import in_files, is_large
@@ -49,6 +50,7 @@ class Collector:
         process: the number of this process.
         autocast: the precision of forwards.
         clock: measures what runs within ``clock("time/sample_s")``.
+        lock_step: gathers weights that processes share layer by layer. None: they are gathered whole, where any are.
     """
 
     engine: RolloutEngine
@@ -66,10 +68,11 @@ class Collector:
     process: int = 0
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    lock_step: LockStep | None = None
 
     @contextmanager
     def ready(self, model: nn.Module, wrapped: nn.Module | None = None, version: int | None = None) -> Iterator[None]:
-        """Within it the model has all its weights, and an engine with weights of its own has the same ones.
+        """Within it the model can run as it likes, and an engine with weights of its own has the same ones.
 
         All processes must enter it together. Whatever samples stands in it.
 
@@ -77,7 +80,7 @@ class Collector:
             wrapped: the model as DeepSpeed has wrapped it, see ``whole_weights``.
             version: of the weights, see ``EngineWithWeights.sync``.
         """
-        with whole_weights(model, wrapped):
+        with (self.lock_step or whole_weights)(model, wrapped):
             if not isinstance(self.engine, EngineWithWeights):
                 yield
                 return
@@ -228,7 +231,7 @@ class Collector:
         """N advantages. An estimator that needs the rewards of the whole step has those of all processes."""
         rows = [*zip(rewards.total.tolist(), *rewards.components, strict=True)]
         shared = needs_whole_step(self.advantage_estimator, self.scale_rewards)
-        by_process = gather_object([rows]) if shared else [rows]
+        by_process = self._from_all(rows) if shared else [rows]
         numbers = [[math.nan if value is None else value for value in row] for process in by_process for row in process]
         joined = torch.tensor(numbers, dtype=rewards.total.dtype).view(-1, 1 + len(rewards.weights))
         advantages = group_advantages(
@@ -241,6 +244,12 @@ class Collector:
         )
         own = self.process if shared else 0
         return advantages.split([len(process) for process in by_process])[own].to(self.device)
+
+    def _from_all(self, value: Any) -> list[Any]:
+        """The values of all processes. All must call this, and none samples meanwhile."""
+        if self.lock_step is not None:
+            self.lock_step.meet()
+        return gather_object([value])
 
 
 def _texts_and_columns(

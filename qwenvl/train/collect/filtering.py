@@ -8,7 +8,6 @@ from itertools import accumulate, islice
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import TrainerState
@@ -71,7 +70,7 @@ class FilteringCollector(Collector):
         for number in range(1, self.rounds + 1):
             keys = self._drawn(places, number, state)
             with self.clock("time/wait_s"):  # for the processes that are still sampling
-                drawn = sum(gather_object([sum(map(len, keys))]))
+                drawn = sum(self._from_all(sum(map(len, keys))))
             if not drawn:
                 break
             made, step = number, _step(state)
@@ -117,7 +116,7 @@ class FilteringCollector(Collector):
                 self.measure("filter/kept_frac", sampled, groups)
             self.measure("filter/unfilled_frac", len(place.open) / max(1, len(place.first)), len(place.first))
         self.measure("filter/rounds", rounds, 1)
-        if self.stop and (left := sum(gather_object([sum(len(place.open) for place in places)]))):
+        if self.stop and (left := sum(self._from_all(sum(len(place.open) for place in places)))):
             raise UnfilledStepError(
                 f"{left} groups of the step have equal rewards ({self.by}) after {rounds} rounds of other prompts "
                 "(--on_unfilled_step stop): take records that are neither too easy nor too hard, a reward with finer "

@@ -83,6 +83,7 @@ def case_of(
         narrows=args.generation_top_p < 1,
         engine=engine,
         processes=processes,
+        gathers=args.ds3_gather_for_generation,
         samples=taught is None and not args.engine_has_own_weights,
         taught=taught is not None,
         on_host=on_host,
@@ -98,7 +99,7 @@ def _parameters(policy: nn.Module, base: int, four_bit: bool) -> Iterator[tuple[
         if each.is_meta:
             packed = four_bit and "language_model.layers." in name and each.dim() == 2
             width = 4 if ".lora_" in name else BYTES if packed else base
-        yield name, tuple(each.shape), width, each.requires_grad
+        yield name, tuple(getattr(each, "ds_shape", each.shape)), width, each.requires_grad  # ZeRO-3 takes the shape
 
 
 def _reference(args: Any, policy: nn.Module) -> ReferenceKind:

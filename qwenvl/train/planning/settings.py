@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.command_line import config_from, file_tokens, help_text, raising, split_file
 from qwenvl.config.flags import add_options
+from qwenvl.option import problems_of
 from qwenvl.train.planning.options import PlanOptions
 
 if TYPE_CHECKING:
@@ -24,7 +25,15 @@ PURPOSE = (
     "Say before a run what memory and time a step takes, whether it fits, and which flag changes that. It reads the "
     "model's config.json and the headers of media. It needs neither weights nor a GPU."
 )
-_OF_THE_MACHINE = {"optim": None, "bf16": "True", "fp16": "True", "use_cpu": "True", "deepspeed": None, "fsdp": "True"}
+_OF_THE_MACHINE = {
+    "optim": None,
+    "bf16": "True",
+    "fp16": "True",
+    "use_cpu": "True",
+    "deepspeed": None,
+    "fsdp": "True",
+    "ds3_gather_for_generation": None,
+}
 """Flags that training checks against its machine, which is not this one, with the value of a flag alone."""
 
 
@@ -68,11 +77,19 @@ def asked_of(argv: Sequence[str]) -> Asked:
     for name in ("deepspeed", "fsdp"):
         if getattr(of_line, name) not in (None, "False", "false"):
             raise ValueError(f"--{name}: a plan takes --engine zero2, zero3 or fsdp with --gpus in its place")
+    gathers = _true(of_line.ds3_gather_for_generation or "True")
+    if not gathers and options.splits not in ("zero3", "fsdp"):
+        raise ValueError(
+            "--ds3_gather_for_generation False has no effect without --engine zero3 or fsdp: give one, or leave it out"
+        )
     on_host, half = _true(of_line.use_cpu), of_line.bf16 if of_line.bf16 is not None else of_line.fp16
     config = config_from(None, [*tokens, *rest, "--use_cpu=True", f"--output_dir={config_folder()}"], kind)
     for name, word in (("model_name_or_path", "--model"), ("dataset_use", "--dataset_use")):
         if getattr(config, name) is None:
             raise ValueError(f"{word} is missing")
+    config.ds3_gather_for_generation = gathers
+    if problems := [each for each in problems_of(config) if "--ds3_gather_for_generation" in each]:
+        raise ValueError("\n".join(problems))
     config.bf16 = not on_host if half is None else _true(half)
     return Asked(config, options, of_line.optim, on_host)
 

@@ -50,6 +50,22 @@ def test_lengths_are_those_that_a_run_sees(tiny_checkpoint, sop_data, make_train
     assert case_of(args, trainer.model, plan.lengths.at(1.0), on_host=True) == plan.case
 
 
+def test_a_split_model_may_be_sampled_layer_by_layer(tiny_checkpoint, sop_data, capsys):
+    flags = ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), "--gpus", "8", "--engine", "zero3"]
+    flags += ["--grpo_beta", "0", "--rollout_token_budget", "1"]
+    whole = plan_of(asked_of(flags))
+    layers = plan_of(asked_of([*flags, "--ds3_gather_for_generation", "False"]))
+    assert whole.case.weights == layers.case.weights
+    of_sampling = [plan.made.peak_of(("prefill", "decoding")) for plan in (whole, layers)]
+    weights = whole.case.weights
+    assert of_sampling[0] - of_sampling[1] == weights.held - round(weights.held / 8) - weights.widest
+    assert main([*flags[:-6], "--ds3_gather_for_generation", "False"]) == 2
+    assert "no effect without --engine zero3 or fsdp" in capsys.readouterr().err
+    for others in (["--compile_decoding"], ["--warmup"]):
+        with pytest.raises(ValueError, match="--ds3_gather_for_generation"):
+            asked_of([*flags[:-4], *others, "--ds3_gather_for_generation", "False"])
+
+
 def test_a_config_alone_is_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
     whole = tiny_checkpoint("qwen3_5_moe")
     shutil.copy(whole / "config.json", tmp_path / "config.json")

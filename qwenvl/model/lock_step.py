@@ -1,0 +1,144 @@
+"""Weights that processes share, gathered for one layer at a time while each process runs the model as it likes.
+
+ZeRO-3 and FSDP gather weights in calls that all processes make together. Processes that sample run different numbers of
+layers: they have other prompts, other pictures and completions of other lengths. So before each gather they agree whose
+weights come next: those of the first layer, in the order of the model, that any process waits for. A process that waits
+for a later layer, or for none, takes part and asks again. It so waits for processes that are behind it in their
+forwards, and they go through the layers after it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed import ReduceOp, all_reduce
+from torch.distributed.fsdp import FSDPModule
+
+from qwenvl.model.loading import unwrap
+from qwenvl.model.sharding import sharded_modules, without_hooks
+
+Gathered = Callable[[], AbstractContextManager[None]]
+"""Within what it returns a process has the weights of a layer. All must enter it, and each leaves by itself."""
+
+
+class LockStep:
+    """Runs a model whose weights are split among processes, and holds those of one layer at a time.
+
+    A layer is one of the language model, a block of the vision tower, or what stands beside these: embeddings, mergers,
+    the head. Under FSDP the latter are gathered together, and stay.
+
+    Example:
+        >>> with lock_step(model, engine):  # all processes
+        ...     for prompts in mine:  # as many as a process has
+        ...         sample(model, prompts)
+        ...     lock_step.meet()  # before other calls that processes make together
+    """
+
+    def __init__(self, device: torch.device | str):
+        """
+        Args:
+            device: where models run.
+        """
+        self._device = device
+        self._layers: list[Gathered] = []
+        self._running = ExitStack()
+
+    @contextmanager
+    def __call__(self, model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
+        """Within it ``model`` can run, without gradient. All processes must enter it, and meet at its end.
+
+        Args:
+            engine: see ``whole_weights``.
+        """
+        with without_hooks(model, engine), _kept(model), ExitStack() as hooks:
+            for number, (module, gathered) in enumerate(_layers(model)):
+                self._layers.append(gathered)
+                hooks.callback(module.register_forward_pre_hook(partial(self._before, number), prepend=True).remove)
+                hooks.callback(module.register_forward_hook(self._after).remove)
+            try:
+                yield
+                self.meet()
+            finally:
+                self._running.close()
+                self._layers.clear()
+
+    def meet(self) -> None:
+        """Takes part in gathers until no process waits for a layer. Call it before all else that processes wait in."""
+        if self._layers:
+            with _weights_of_training():
+                self._take_part(len(self._layers))
+
+    def _take_part(self, wanted: int) -> None:
+        """In gathers, until it is the turn of the layer that is wanted here."""
+        while (number := self._agreed(wanted)) != wanted:
+            with self._layers[number]():
+                pass
+
+    def _agreed(self, wanted: int) -> int:
+        """The first layer that a process waits for."""
+        number = torch.tensor(wanted, device=self._device)
+        all_reduce(number, op=ReduceOp.MIN)
+        return int(number)
+
+    def _before(self, number: int, module: nn.Module, args: object) -> None:
+        with _weights_of_training():
+            self._take_part(number)
+            self._running.enter_context(self._layers[number]())
+
+    def _after(self, module: nn.Module, args: object, output: object) -> None:
+        with _weights_of_training():
+            self._running.close()
+
+
+@contextmanager
+def _weights_of_training() -> Iterator[None]:
+    """What is made within may be part of a backward pass later, though the forward around it is in inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Gathered]]:
+    """The modules whose weights are gathered together, in the order of the model. None is part of another."""
+    if sharded := sharded_modules(model):
+        for module in sharded[1:]:
+            yield module, partial(_unsharded, module)
+        return
+    bare = unwrap(model)
+    for module in _parts(bare, {bare.model, bare.model.visual, bare.model.language_model}):
+        yield module, partial(_gathered, module)
+
+
+def _parts(module: nn.Module, opened: Collection[nn.Module]) -> Iterator[nn.Module]:
+    """The modules with weights within ``module``. Lists of layers, and those in ``opened``, are gone through."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList) or child in opened:
+            yield from _parts(child, opened)
+        elif next(child.parameters(), None) is not None:
+            yield child
+
+
+def _gathered(module: nn.Module) -> AbstractContextManager[None]:
+    """Without those that DeepSpeed keeps anyway, as they are small."""
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters, ZeroParamStatus
+
+    here = ZeroParamStatus.AVAILABLE
+    return GatheredParameters([each for each in module.parameters() if getattr(each, "ds_status", here) != here])
+
+
+@contextmanager
+def _unsharded(module: FSDPModule) -> Iterator[None]:
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()
+
+
+def _kept(model: nn.Module) -> AbstractContextManager[None]:
+    """What FSDP gathers beside layers."""
+    sharded = sharded_modules(model)
+    return _unsharded(sharded[0]) if sharded else nullcontext()
