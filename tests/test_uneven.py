@@ -48,3 +48,13 @@ def test_the_table_of_a_run(uneven, tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.startswith("computed, not measured: 2 groups") and "200.00 ms for a sampled token" in said
     assert "| 8 | local | 6.00 | 33% | 67% | 0% |" in said and said.count("\n| ") == 1 + 2 * 3
+
+
+def test_no_share_is_below_nothing(uneven, tmp_path, capsys, monkeypatch):
+    """Equal completions, of which rounding makes a little more than the whole."""
+    spent = uneven.Spent(seconds=1.0, sampling=0.3, training=0.7 + 1e-15)
+    monkeypatch.setattr(uneven, "step", lambda *ignored: spent)
+    monkeypatch.setattr(uneven, "groups_of", lambda run: [[3, 3]])
+    monkeypatch.setattr(uneven, "rates_of", lambda run: uneven.Rates(sampled=1.0, trained=1.0))
+    uneven.main([str(tmp_path), "--gpus", "8"])
+    assert "| 8 | local | 1.00 | 30% | 70% | 0% |" in capsys.readouterr().out

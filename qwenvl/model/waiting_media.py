@@ -16,6 +16,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -119,11 +120,7 @@ class _Shelf:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             os.ftruncate(self._file.fileno(), self._end)  # what was written of it would keep the disk full
-            folder = tempfile.gettempdir()
-            logger.warning(
-                f"no space left in {folder} for the media of micro-batches that wait for their turn, "
-                f"{value.nbytes / 1e9:.1f} GB: they stay in memory. Set TMPDIR to a folder with more room"
-            )
+            _tell_of_full_disk(tempfile.gettempdir(), f"{value.nbytes / 1e9:.1f} GB")
             self._put.append(value)
             return
         self._put.append((start, torch.empty(value.shape, dtype=value.dtype, device="meta")))
@@ -144,6 +141,15 @@ class _Shelf:
         while left:
             written = os.pwrite(self._file.fileno(), left[:_AT_ONCE], start)
             left, start = left[written:], start + written
+
+
+@cache
+def _tell_of_full_disk(folder: str, size: str) -> None:
+    """Warns, once for media of a size: a full disk stays full for many steps."""
+    logger.warning(
+        f"no space left in {folder} for the media of micro-batches that wait for their turn, {size}: they stay in "
+        "memory. Set TMPDIR to a folder with more room"
+    )
 
 
 def _part(whole: Tensor, start: int, like: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     for gpus in args.gpus:
         for way in WAYS:
             spent = average(way, groups, gpus, args.prompts, rates, args.steps, args.seed)
-            waiting = 1 - spent.sampling - spent.training
+            waiting = max(0.0, 1 - spent.sampling - spent.training)  # which rounding may take below 0
             shares = f"{spent.sampling:.0%} | {spent.training:.0%} | {waiting:.0%}"
             print(f"| {gpus} | {way} | {spent.seconds:.2f} | {shares} |")
 

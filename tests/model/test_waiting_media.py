@@ -99,6 +99,7 @@ def test_no_file_is_left_and_no_map(prompts, tmp_path, monkeypatch):
 
 
 def test_media_stay_in_memory_where_the_disk_is_full(prompts, monkeypatch, caplog):
+    waiting_media._tell_of_full_disk.cache_clear()
     write = os.pwrite
 
     def full_after_the_first(file, data, start):
@@ -121,6 +122,7 @@ def test_media_stay_in_memory_where_the_disk_is_full(prompts, monkeypatch, caplo
     assert all(map(same_media, stored, prompts))
     assert stored[2].pixel_values_videos is prompts[2].pixel_values_videos
     assert same_media(type(stored[0]).join(stored), type(prompts[0]).join(prompts))
+    assert all(map(same_media, in_files(prompts), prompts))
     (told,) = caplog.messages
     assert told.startswith("no space left in /tmp for the media of micro-batches") and "TMPDIR" in told
 
