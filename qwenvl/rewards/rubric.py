@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import sysconfig
+import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from qwenvl.rewards.adapters import Completion
@@ -23,6 +26,8 @@ Values = list[float | None]
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.
 SKIP_LIMIT, SKIP_WINDOW, SKIP_LEAST = 0.05, 1000, 100
+
+_NOT_OF_USERS = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
 
 
 class Rubric:
@@ -237,7 +242,7 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
     if value is None:
         return None, None
     if isinstance(value, BaseException):
-        return None, f"{type(value).__name__}: {value}"
+        return None, f"{type(value).__name__}: {value}{_raised_at(value)}"
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         return None, f"expected a number or None, got {value!r:.200}"
     try:
@@ -249,6 +254,13 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
     if not math.isfinite(number):
         return None, f"expected a finite number, got {number}"
     return number, None
+
+
+def _raised_at(error: BaseException) -> str:
+    """`` (my_rewards.py, line 8)``: the last line of a user's own code that an error went through. Or nothing."""
+    places = traceback.extract_tb(error.__traceback__)
+    own = [place for place in places if not place.filename.startswith(_NOT_OF_USERS)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def weighted_sums(components: Sequence[Values], weights: Sequence[float]) -> Values:

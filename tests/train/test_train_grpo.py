@@ -72,6 +72,26 @@ def test_a_prompt_that_is_too_long(flags, tmp_path, capfd, caplog):
     assert re.search(r"1 records were left out:\n .* but max_prompt_length is 9$", caplog.text, re.M), caplog.text
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "return [1 / 0 for text in completions]",
+            "failed on record '.*': ZeroDivisionError: .* \\(own.py, line 2\\)\n",
+        ),
+        ("return [1.0]", "expected a list of 4 values, one per completion"),
+        ("return [None] * len(completions)", "no reward function scored it"),
+    ],
+)
+def test_a_reward_of_ones_own_that_fails_is_told_without_a_traceback(body, said, flags, tmp_path, capfd):
+    (tmp_path / "own.py").write_text(f"def mine(completions, **columns):\n    {body}\n")
+    only = [f"--reward_funcs={tmp_path}/own.py:mine", "--generation_max_length=2", "--disable_tqdm=True"]
+    with pytest.raises(SystemExit, match="2"):
+        main([*flags, "--dataset_use=example%20", *only])
+    told = capfd.readouterr().err
+    assert re.search(f"qwenvl train: (reward \"mine\"|record '.*'):? {said}", told) and "Traceback" not in told
+
+
 def test_a_folder_with_checkpoints_of_an_earlier_run_is_left_as_it_is(flags, tmp_path, capfd):
     older = tmp_path / "out" / "checkpoint-500"
     older.mkdir(parents=True)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
 from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.collect.filtering import UnfilledStepError
@@ -65,7 +66,8 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
     """Train, evaluate where there is data for it, and save the model. Return the warnings that were given."""
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with (
-        told_to_the_user(command, (*DATA_ERRORS, SettingsError, MisfitError, RunLogError, UnfilledStepError)),
+        told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError)),
+        told_to_the_user(command, (RunLogError, UnfilledStepError)),
         collected_warnings() as warnings,
         told_what_takes_memory(trainer),
     ):
