@@ -25,10 +25,13 @@ def plain_file(path: str | Path) -> Path:
     """The path of a file that a user names, to read it as a whole.
 
     Raises:
+        FileNotFoundError: there is none.
         OSError: it is a pipe, a socket or a device, on which reading may wait or go on for ever.
     """
     path = Path(path)
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    if not (path.is_file() or path.is_dir()):
         raise OSError(f"{path}: expected a regular file, this is a pipe, socket or device; write it to a file first")
     return path
 

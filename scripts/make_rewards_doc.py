@@ -93,8 +93,9 @@ not apply. It gets the columns that its signature names, all of them with `**col
   time; with a timeout a completion that hangs costs its own process only.
 - A method or attribute `check(solution, fields)` may say in a sentence why a record cannot be scored; it is asked when
   the data is read, so that a run does not find out on its last day.
-- A function that raises, or gives NaN, infinity or something that is no number, stops the run with its name, the record
-  and the completion. With `--on_reward_error skip` the value becomes None and is counted (`reward/<name>/skipped`).
+- A function that raises, or gives NaN, infinity or something that is no number, stops the run with its name, the line
+  of your file, the record and the completion. `QWENVL_TRACEBACK=1` before the command shows the whole traceback.
+  With `--on_reward_error skip` the value becomes None and is counted (`reward/<name>/skipped`).
   Above 5 % of a function's last 1,000 rows the run stops anyway.
 - `sys.exit` and `os._exit` in a function are failures like any other exception: neither ends the run. Only a function
   that imported `os._exit` under a name of its own, or C code, can still end the process.

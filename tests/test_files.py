@@ -67,4 +67,5 @@ def test_what_a_user_names_is_no_pipe_or_device(tmp_path):
         with pytest.raises(OSError, match=f"{path}: expected a regular file, this is a pipe, socket or device"):
             plain_file(path)
     assert plain_file(str(tmp_path / "words.txt")).read_text() == "words"
-    assert plain_file(tmp_path / "none") == tmp_path / "none", "that it is missing is told where it is read"
+    with pytest.raises(FileNotFoundError, match=f"^{tmp_path}/none: no such file$"):
+        plain_file(tmp_path / "none")

@@ -163,7 +163,7 @@ def file_tokens(file: Path | None, known: dict[str, Any], only: Collection[str] 
     try:
         settings = read_settings(file)
     except OSError as error:
-        raise ValueError(f"{file}: {error.strerror}") from None
+        raise ValueError(f"{file}: {error.strerror}" if error.strerror else str(error)) from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     if not isinstance(settings, dict):

@@ -101,7 +101,7 @@ def test_several_processes_are_refused(monkeypatch):
         (["model"], "expected MODEL DATA or a settings file before the flags, got model"),
         ([*PLACES, "more"], "expected MODEL DATA or a settings file before the flags, got model data.json more"),
         (["run.yaml", "data.json"], "expected MODEL DATA or a settings file"),
-        (["none.yaml"], "none.yaml: No such file"),
+        (["none.yaml"], "none.yaml: no such file"),
         (["--samples", "8"], "MODEL is missing"),
         (["--model_name_or_path", "m"], "DATA is missing"),
         ([*PLACES, "--dataset_use", "other.json"], "--dataset_use is given twice: leave out the flag or the word data"),
