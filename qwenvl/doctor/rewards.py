@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="qwenvl rewards", description="The reward functions.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="show every function of the table: name, range, rule")
-    trial = commands.add_parser("try", help="score one completion by hand")
+    usage = "qwenvl rewards try NAME --completion TEXT [--solution TEXT] [--prompt TEXT] [--setting of a reward ...]"
+    trial = commands.add_parser("try", help="score one completion by hand", usage=usage)
     trial.add_argument("name", help="name of the table or of a plugin, module:name or file.py:name")
     trial.add_argument("--completion", required=True, help="what the model wrote")
     trial.add_argument("--solution", default="", help="the record's solution")

@@ -105,6 +105,9 @@ def resolve(each: Named, settings: Mapping[str, Any], plugins: Mapping[str, Rewa
     names = [*TABLE, *plugins]
     near = get_close_matches(each, names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    words = each.replace(",", " ").split()
+    if len(words) > 1 and not set(words) - set(names):
+        hint = f"these are several names: a settings file lists them, [{', '.join(words)}], a flag parts them by spaces"
     raise RewardError(f"no reward function is named {each!r}: {hint}")
 
 
