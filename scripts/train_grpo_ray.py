@@ -68,7 +68,7 @@ def fit(options: argparse.Namespace, flags: list[str]) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    on_cpu = "--use_cpu" in flags
+    on_cpu = runs_on_cpu(flags)
     trainer = TorchTrainer(
         work,
         train_loop_config={"flags": flags, "folder": os.getcwd()},
@@ -82,6 +82,17 @@ def fit(options: argparse.Namespace, flags: list[str]) -> None:
         ),
     )
     trainer.fit()
+
+
+def runs_on_cpu(flags: list[str]) -> bool:
+    """Whether the flags ask for CPUs: ``--use_cpu``, ``--use_cpu True`` or ``--use_cpu=True``, the last of them."""
+    on_cpu = False
+    for flag, then in zip(flags, [*flags[1:], "--"], strict=True):
+        name, given, value = flag.partition("=")
+        if name == "--use_cpu":
+            value = value if given else "" if then.startswith("-") else then
+            on_cpu = value.lower() not in ("false", "0", "no")
+    return on_cpu
 
 
 def work(config: dict[str, Any]) -> None:

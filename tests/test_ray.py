@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -25,6 +26,23 @@ def start(*flags: str, **variables: str) -> subprocess.CompletedProcess:
 def test_without_ray_a_line_says_what_to_install():
     done = start("--workers", "2", "run.yaml")
     assert done.returncode == 1 and "pip install 'qwenvl[ray]'" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "on_cpu"),
+    [
+        ("run.yaml --max_steps 3", False),
+        ("--use_cpu --max_steps 3", True),
+        ("--max_steps 3 --use_cpu", True),
+        ("--use_cpu=True", True),
+        ("--use_cpu True run", True),
+        ("--use_cpu False", False),
+        ("--use_cpu --use_cpu=false", False),
+    ],
+)
+def test_workers_are_given_gpus_unless_the_flags_ask_for_cpus(flags, on_cpu, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # which the script adds to
+    assert runpy.run_path(str(SCRIPT))["runs_on_cpu"](flags.split()) == on_cpu
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'qwenvl[ray]'")
