@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,10 +40,12 @@ def settle_output() -> None:
 
     These are the bars of transformers and of the hub where the output is no terminal, and DeepSpeed's warning that the
     run is on a CPU: accelerate imports DeepSpeed in every run that has it installed, asked for or not. Tokenizers warn
-    in each process of the data loader that they do not use threads any more, unless they are told before.
+    in each process of the data loader that they do not use threads any more, unless they are told before. accelerate
+    calls torch's DDP by a name that newer versions of it warn about.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("DeepSpeed").addFilter(_is_news)
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
     if not shows_bars():
         from transformers.utils.logging import disable_progress_bar
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 
 from qwenvl.train.display.console import say, settle_output, shows_bars
 
@@ -83,3 +84,11 @@ main(["train", "--learning_rat", "1"])
 def test_the_trainer_loads_no_compiler_that_nobody_asked_for():
     code = "from qwenvl import GRPOTrainer; import sys; assert 'torch._inductor.compile_fx' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_accelerate_calls_ddp_by_is_no_news():
+    with warnings.catch_warnings(record=True) as told:
+        settle_output()
+        warnings.warn("`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.", FutureWarning, 1)
+        warnings.warn("`sync` is deprecated.", FutureWarning, 1)
+    assert [str(each.message) for each in told] == ["`sync` is deprecated."]
