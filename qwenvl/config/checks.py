@@ -84,6 +84,11 @@ def memory_problems(config: Any) -> Iterator[str]:
         yield "--load_in_4bit cannot be used with --deepspeed or --fsdp: weights in 4 bits are not split or gathered"
     if config.load_in_4bit and config.ref_model_name_or_path is not None:
         yield "--load_in_4bit: the reference is the model without its adapter; leave out --ref_model_name_or_path"
+    if config.lora_dropout > 0 and config.check_parity != "off" and was_set(config, "check_parity"):
+        yield (
+            f"--check_parity {config.check_parity} has no effect with --lora_dropout: it changes the trainer's "
+            "log-probs on purpose; leave one of the two out"
+        )
 
 
 def same_weights(config: Any) -> Iterator[str]:

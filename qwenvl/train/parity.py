@@ -29,23 +29,20 @@ class ParityError(RuntimeError):
 
 
 def wants_parity(args: GRPOConfig, finished_steps: int, new_process: bool = False) -> bool:
-    """Whether this step is checked. Dropout on adapters makes the two differ by design: then there is no check.
+    """Whether this step is checked.
 
     Args:
         new_process: a process has sampled that none of whose completions were compared before.
     """
     first = finished_steps == 0 or new_process
-    due = args.check_parity == "every" or (args.check_parity == "first" and first)
-    if due and args.lora_enable and args.lora_dropout > 0:
-        logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
-        return False
-    return due
+    return args.check_parity == "every" or (args.check_parity == "first" and first)
 
 
 class ParityCheck:
     """Compares completions where the settings ask for it: of the first step, and of the first of each server's start.
 
-    Completions that older weights sampled ahead have other log-probs by right: they are not compared.
+    Completions that older weights sampled ahead have other log-probs by right: they are not compared. Dropout on
+    adapters makes the two differ by design: then none are.
 
     Args:
         log: where it is written down how far each completion is off.
@@ -53,6 +50,9 @@ class ParityCheck:
 
     def __init__(self, args: GRPOConfig, meter: Meter, log: RunLog):
         self._args, self._meter, self._log = args, meter, log
+        self._dropout = args.lora_enable and args.lora_dropout > 0
+        if self._dropout and args.check_parity != "off":
+            logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
         self._begun: dict[str, int] = {}  # the step before which a process's completions were first compared
 
     def __call__(self, finished_steps: int, experience: Experience) -> None:
@@ -65,7 +65,7 @@ class ParityCheck:
             ParityError: see ``check_parity``.
         """
         rollout, logprobs = experience.rollout, experience.old_logprobs
-        if experience.staleness or rollout.logprobs is None or logprobs is None:
+        if self._dropout or experience.staleness or rollout.logprobs is None or logprobs is None:
             return
         new = [self._begun.setdefault(boot, finished_steps) == finished_steps for boot in rollout.boots]
         if not wants_parity(self._args, finished_steps, any(new)):

@@ -145,6 +145,7 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"lora_r": 8},
         {"lora_alpha": 8},
         {"lora_dropout": 0.1},
+        {"check_parity": "every", "lora_enable": True, "lora_dropout": 0.1},
         {"on_long_prompt": "skip"},
         {"fit_frames": True},
         {"frame_cache_gb": 5.0},

@@ -42,6 +42,13 @@ def test_an_engine_without_logprobs_is_not_compared():
     assert meter.flush() == {}
 
 
+def test_dropout_on_adapters_leaves_it_out_which_is_said_once(make_trainer, tmp_path, caplog):
+    settings = {"lora_enable": True, "lora_r": 4, "lora_dropout": 0.5, "gradient_accumulation_steps": 2, "max_steps": 1}
+    make_trainer(**settings).train()
+    assert caplog.text.count("check_parity: left out, because lora_dropout") == 1
+    assert not list(read_parity(tmp_path / "run"))
+
+
 def test_how_far_each_completion_is_off_is_written_down(make_trainer, tmp_path):
     """Of the checked steps alone, and of a run that the check stops too."""
     trainer = make_trainer(check_parity="every", per_device_train_batch_size=2)
