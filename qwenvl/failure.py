@@ -11,6 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "first-error.txt"
+_FULL_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "not enough memory",
+    "CUDA out of memory",
+    "std::bad_alloc",
+)
+
+
+def memory_is_full(error: BaseException) -> bool:
+    """Whether an error says that memory of a GPU or of a process could not be had. Workers tell it as text alone."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in _FULL_MEMORY)
 
 
 def tell(message: str, consequence: bool = False) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.data.chat import chat_messages
-from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError
+from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, full_memory_at
 from qwenvl.data.fit import Lowered, PromptLimit
 from qwenvl.data.frames.places import Looks
 from qwenvl.data.frames.plan import FrameRule, Timeline
@@ -112,7 +112,8 @@ class GRPODataset(Dataset):
     def sample(self, record: Record, epoch: int = 0) -> Sample | BadSample:
         """The sample of a record, or why there is none where ``on_bad_sample`` or ``on_long_prompt`` allow it."""
         try:
-            return self.load(record, epoch)
+            with full_memory_at(f"{record.where} (id {record.id}): {', '.join((*record.videos, *record.images))}"):
+                return self.load(record, epoch)
         except LongPromptError as error:
             return self.limit.left_out(record, str(error))
         except (BadMediaError, FramePlanError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from qwenvl.failure import tell
+from qwenvl.failure import memory_is_full, tell
 
 
 class RecordError(ValueError):
@@ -47,6 +47,23 @@ class FramePlanError(ValueError):
     """``meta`` and the clip contradict each other."""
 
     kind = "meta and clip disagree"
+
+
+@contextmanager
+def full_memory_at(where: str) -> Iterator[None]:
+    """Say of memory that is full within where that was.
+
+    Raises:
+        MemoryError: in the place of what was raised, whose traceback would hold what was being made.
+    """
+    try:
+        yield
+        return
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not memory_is_full(error):
+            raise
+        message = f"{where}: {str(error) or type(error).__name__}"
+    raise MemoryError(message)
 
 
 def kind_of(value: Any) -> str:

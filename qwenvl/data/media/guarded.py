@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REUSED_BYTES = 64 * 2**20  # finding so much new memory takes the system as long as decoding into it
+LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
 _LIBRARIES = {"torchcodec": "torchcodec.decoders", "decord": "decord"}
 # Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
@@ -179,9 +180,20 @@ def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:
             return clip.frame_times, clip.duration, clip.size, clip.notes
         except (MemoryError, BadMediaError, IndexError) as error:
             shared.leave_large()
-            return MemoryError() if isinstance(error, MemoryError) else error
+            # FFmpeg takes a packet whose frame it has no memory for to be damaged, or leaves its frame out.
+            full = isinstance(error, BadMediaError) and no_room_for(LEAST_BYTES if clip is None else clip.size)
+            return MemoryError() if full or isinstance(error, MemoryError) else error
 
     return answer
+
+
+def no_room_for(needed: int | tuple[int, int]) -> bool:
+    """Whether this process has no memory left for so many bytes, or for a frame of this height and width."""
+    try:
+        np.empty(needed if isinstance(needed, int) else 3 * math.prod(needed), np.uint8)
+    except MemoryError:
+        return True
+    return False
 
 
 class SharedFrames:

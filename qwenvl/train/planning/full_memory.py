@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,18 +16,25 @@ from qwenvl.plan.estimate import SAMPLING
 from qwenvl.plan.remedies import Case, best_remedies
 from qwenvl.plan.table import amount, memory_lines
 from qwenvl.train.planning.case import case_of
-from qwenvl.train.run.failures import FullMemoryError, first_line, is_full_memory, which_memory
+from qwenvl.train.planning.lengths import prompt_lengths, sampled
+from qwenvl.train.planning.taught import taught_of
+from qwenvl.train.run.failures import OF_A_WORKER, FullMemoryError, first_line, is_full_memory, which_memory
+from qwenvl.train.warmup.config import WarmupConfig
 from qwenvl.types import PromptBatch
 
 DOING = {
     "qwenvl/data": "decoding clips",
+    "torch/utils/data": "decoding clips",
     "qwenvl/rollout": "sampling completions",
     "qwenvl/model/vision": "running the vision tower",
     "torch/autograd": "the backward pass",
     "torch/optim": "updating the weights",
     "qwenvl/train/grpo_trainer": "computing log-probs",
+    "qwenvl/train/warmup/trainer": "computing log-probs",
 }
 """What a run is doing, by the file in which an error comes up. The innermost one counts."""
+RECORDS = 100
+"""Records that are measured where no prompts are drawn: those that sizes are read from headers of."""
 _SAMPLES = ("sampling completions", "running the vision tower")
 
 
@@ -35,16 +43,15 @@ def told_what_takes_memory(trainer: Any) -> Iterator[None]:
     """Say of memory that is full within what it goes to, and the three best remedies.
 
     Args:
-        trainer: a ``GRPOTrainer``. Of others the error passes as it is.
+        trainer: a ``GRPOTrainer`` or that of a warm-up. Of others the error passes as it is.
 
     Raises:
         FullMemoryError: in the place of what the allocator raised.
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        drawn = getattr(getattr(trainer, "draws", None), "present", None)
-        if not is_full_memory(error) or not drawn:
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_full_memory(error) or getattr(trainer, "train_dataset", None) is None:
             raise
         doing, first, which = what_it_did(error), first_line(error), which_memory(error)
         # What the failed step holds goes before anything is computed: else there is no memory to tell of it.
@@ -52,7 +59,7 @@ def told_what_takes_memory(trainer: Any) -> Iterator[None]:
         trainer.step = None
         trainer.model.zero_grad(set_to_none=True)
         gc.collect()
-        case = case_of_batches(trainer, drawn)
+        case = case_of_step(trainer)
         raise FullMemoryError("\n".join([f"{which} is full while {doing}: {first}.", *told(case, doing)])) from None
 
 
@@ -75,25 +82,38 @@ def told(case: Case, doing: str) -> Iterator[str]:
 
 def what_it_did(error: BaseException) -> str:
     """What a run was doing when an error came up."""
-    files = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for file in reversed(files):
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if OF_A_WORKER in str(error):
+        files += re.findall('File "(.+?)"', str(error))
+    for file in (file.replace("\\", "/") for file in reversed(files)):
         for part, doing in DOING.items():
             if part in file:
                 return doing
     return "training"
 
 
-def case_of_batches(trainer: Any, drawn: Sequence[PromptBatch]) -> Case:
-    """What an estimate of the present step of a trainer is made of: its longest prompt."""
-    longest = max((length for batch in drawn for length in _lengths(batch, trainer)), default=PromptLength(1, 0))
-    device = trainer.args.device
+def case_of_step(trainer: Any) -> Case:
+    """What an estimate of the present step of a trainer is made of: its longest prompt.
+
+    Where none is drawn, and in a warm-up, the longest of some records.
+    """
+    args, records = trainer.args, trainer.train_dataset.records
+    drawn = getattr(getattr(trainer, "draws", None), "present", None) or ()
+    longest = max((length for batch in drawn for length in _lengths(batch, trainer)), default=None)
+    taught, ruler = None, trainer.data_collator.ruler
+    if longest is None:
+        longest = prompt_lengths(args, records, ruler, RECORDS, None).at(1.0)
+    if isinstance(args, WarmupConfig):
+        some = (records[number] for number in sampled(len(records), RECORDS, args.seed))
+        taught = taught_of(some, trainer.learned_by, ruler)
     return case_of(
-        trainer.args,
+        args,
         trainer.model,
         longest,
-        on_host=device.type == "cpu",
-        engine=_engine(trainer.args),
-        processes=max(1, trainer.args.world_size),
+        on_host=args.device.type == "cpu",
+        engine=_engine(args),
+        processes=max(1, args.world_size),
+        taught=taught,
     )
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
-from qwenvl.failure import tell
+from qwenvl.failure import memory_is_full, tell
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.run.checkpoints import newest_whole
 
+OF_A_WORKER = "Original Traceback"  # stands in the text of an error that a process of a DataLoader met
 INTERRUPTED = 130  # what a shell reports of a process that ended by Ctrl-C
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TORCH_WRITES = ("PytorchStreamWriter", "unexpected pos", "inline_container")
@@ -23,7 +24,6 @@ _LOST = (
     *("remote process exited", "NCCL communicator was aborted", "Socket Timeout", "Timed out waiting"),
 )
 _WORKER = "DataLoader worker (pid"
-_MEMORY = ("can't allocate memory", "not enough memory", "CUDA out of memory", "std::bad_alloc")
 
 
 class FullMemoryError(RuntimeError):
@@ -103,9 +103,7 @@ def _lost(error: BaseException) -> str | None:
 
 def is_full_memory(error: BaseException) -> bool:
     """Whether an error says that memory of a GPU or of the process could not be had."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MEMORY)
+    return isinstance(error, torch.OutOfMemoryError) or memory_is_full(error)
 
 
 def _is_full_disk(error: BaseException) -> bool:
@@ -122,9 +120,10 @@ def which_memory(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its kind where it has none."""
+    """The first line of an error's text, or its kind where it has none. Of a DataLoader's worker the last line of the
+    traceback that its text is."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")[:200]
+    return lines[-1 if OF_A_WORKER in str(error) else 0].rstrip(".")[:400]
 
 
 def _existing(path: str | Path) -> Path:

@@ -88,6 +88,18 @@ def hang(clip):
     clip._deadline = time.monotonic()
 
 
+@pytest.mark.parametrize("gigabytes", [0.01, 0.02])
+def test_a_clip_that_there_is_no_memory_for_is_not_called_damaged(make_clip, gigabytes):
+    """FFmpeg itself says that a packet is damaged, or gives no frame, where it has no memory for that."""
+    path = str(make_clip("large.mp4", 2, size=(3840, 2160), codec_options={"preset": "ultrafast"}))
+    told = rf"takes more than {gigabytes} GB to decode \(--decode_memory_gb\)"
+    with (
+        pytest.raises(BadMediaError, match=told),
+        open_clip(path, "pyav", timeout=60, memory_gb=gigabytes) as clip,
+    ):
+        clip.read([0])
+
+
 def test_a_clip_that_takes_too_much_memory_is_bad(heavy):
     # 100 frames of 6.2 MB
     with (

@@ -2,16 +2,21 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from qwenvl.data.dataset import GRPODataset, load_dataset
+from qwenvl.demo.clips import encode
 from qwenvl.plan.remedies import Case, remedies
 from qwenvl.train.planning.full_memory import told, told_what_takes_memory, what_it_did
-from qwenvl.train.run.failures import FullMemoryError, explanation
+from qwenvl.train.run.failures import FullMemoryError, explanation, first_line
 from tests.plan.test_estimate import SHAPES, WEIGHTS
 from tests.plan.test_remedies import JOB
 
@@ -20,6 +25,7 @@ import resource, sys
 import torch
 from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.dataset import GRPODataset
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.train.run.beginning import Beginning
 from qwenvl.train.run.command import carry_out
@@ -43,6 +49,11 @@ def leave(mb):
             held.append(torch.empty(0))
     del held[-mb:]
 
+class Tight(GRPODataset):
+    def load(self, record, epoch=0):
+        leave(24)
+        return super().load(record, epoch)
+
 class Tighten(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if when == "sampling":
@@ -56,9 +67,12 @@ def letters(completions, **columns):
 spare = [torch.empty(MB, dtype=torch.uint8) for _ in range(64)]  # so that there is enough to be given back
 args = GRPOConfig(
     output_dir=out, dataset_use=data, model_name_or_path=model, max_steps=1, grpo_sample_size=2,
-    generation_max_length=4, use_cpu=True, save_strategy="no", report_to="none", display="none", decode_timeout=0,
+    generation_max_length=4, use_cpu=True, save_strategy="no", report_to="none", display="none",
+    video_max_frame_pixels=50176,
 )
 trainer = GRPOTrainer(args=args, reward_funcs=[letters], callbacks=[Tighten()])
+if when == "decoding":
+    trainer.train_dataset.__class__ = Tight
 del spare
 with told_in_one_line("qwenvl train", out):
     carry_out("qwenvl train", trainer, Beginning())
@@ -66,14 +80,18 @@ with told_in_one_line("qwenvl train", out):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on address space is Linux's")
-@pytest.mark.parametrize("when", ["sampling", "training"])
+@pytest.mark.parametrize("when", ["decoding", "sampling", "training"])
 def test_full_memory_is_told_with_what_it_went_to(when, fork_python, tiny_checkpoint, tmp_path):
     turns = [
         {"from": "human", "value": " ".join(f"part {n} of it?" for n in range(500))},
         {"from": "gpt", "value": "<answer>2</answer>"},
     ]
+    clip = {}
+    if when == "decoding":  # four frames of 25 MB each, which come together
+        encode(tmp_path / "clip.mp4", np.zeros((4, 2160, 3840, 3), np.uint8), 2, options={"preset": "ultrafast"})
+        clip, turns[0]["value"] = {"video": "clip.mp4"}, "<video>\nWhat is it?"
     data = tmp_path / "records.json"
-    data.write_text(json.dumps([{"id": str(n), "conversations": turns} for n in range(2)]))
+    data.write_text(json.dumps([{"id": str(n), **clip, "conversations": turns} for n in range(2)]))
     model = tiny_checkpoint(hidden_size=128, num_layers=4)
     done = subprocess.run(
         [fork_python, "-c", CHILD, str(model), str(data), str(tmp_path / "out"), when],
@@ -84,13 +102,35 @@ def test_full_memory_is_told_with_what_it_went_to(when, fork_python, tiny_checkp
     )
     assert done.returncode == 1, done.stderr[-2000:]
     said = done.stderr[done.stderr.index("qwenvl train: ") :]
-    doing = {"sampling": "sampling completions", "training": "computing log-probs"}[when]
+    doing = {"decoding": "decoding clips", "sampling": "sampling completions", "training": "computing log-probs"}[when]
     assert said.startswith(f"qwenvl train: memory is full while {doing}: "), said
     assert "allocate memory" in said.splitlines()[0] and "Traceback" not in said
+    if clip:
+        named = re.match(r".*: (.+)\[(\d)\] \(id (\d)\): (.+): ", said)
+        assert named and named[1] == str(data) and named[2] == named[3] and named[4] == str(tmp_path / "clip.mp4")
+        assert "--dataloader_num_workers 0, a lower --video_max_frames" in said
     for part in ("weights", "optimizer", "activations", "in all"):
         assert f"\n  {part}" in said
     assert "What helps most, the cheapest first:\n  --" in said and 1 <= said.count(" saves ") <= 3
     assert said.rstrip().endswith("there is no checkpoint yet: the same command begins anew")
+
+
+class Swollen(GRPODataset):
+    """Its records take more memory than there is."""
+
+    def load(self, record, epoch=0):
+        raise MemoryError
+
+
+def test_a_process_that_decodes_is_told_of_as_the_trainer_is(sop_data):
+    records = load_dataset(str(sop_data)).records
+    with pytest.raises(MemoryError) as met:
+        next(iter(DataLoader(Swollen(records), num_workers=1, collate_fn=list)))
+    assert what_it_did(met.value) == "decoding clips"
+    assert (
+        first_line(met.value)
+        == f"MemoryError: {records[0].where} (id {records[0].id}): {records[0].videos[0]}: MemoryError"
+    )
 
 
 def test_what_a_run_was_doing():
@@ -114,8 +154,8 @@ def test_three_remedies_and_for_decoding_those_of_the_host():
 
 
 def test_other_errors_and_other_trainers_pass():
-    for error in (RuntimeError("mat1 and mat2 shapes"), MemoryError()):
-        with pytest.raises(type(error)), told_what_takes_memory(SimpleNamespace(draws=SimpleNamespace(present=[]))):
+    for error in (RuntimeError("mat1 and mat2 shapes"), OSError("no such file"), MemoryError()):
+        with pytest.raises(type(error)), told_what_takes_memory(SimpleNamespace(train_dataset=None)):
             raise error
     with pytest.raises(torch.OutOfMemoryError), told_what_takes_memory(SimpleNamespace()):
         raise torch.OutOfMemoryError("CUDA out of memory.")

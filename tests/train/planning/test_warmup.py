@@ -7,6 +7,7 @@ import pytest
 from qwenvl.demo.tiny import make_processor
 from qwenvl.train.planning.case import Taught, case_of
 from qwenvl.train.planning.command import lines, main
+from qwenvl.train.planning.full_memory import case_of_step
 from qwenvl.train.planning.lengths import RoughRuler
 from qwenvl.train.planning.plan import plan_of
 from qwenvl.train.planning.settings import asked_of
@@ -33,6 +34,7 @@ def test_the_case_is_that_of_the_warm_up_itself(flags, tiny_checkpoint, sop_data
     taught = Taught(len(drawn["target_ids"]) // 8, drawn["target_ids"].shape[1])
     assert plan.lengths.at(1.0).tokens == drawn["prompts"].attention_mask.sum(1).max()
     assert plan.case == case_of(args, trainer.model, plan.lengths.at(1.0), on_host=True, taught=taught)
+    assert plan.case == case_of_step(trainer)  # what is told where its memory is full
     assert (plan.case.job.taught, plan.case.job.samples, plan.case.job.reference) == (True, False, "none")
 
 
