@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from importlib import import_module, metadata
 
@@ -37,7 +39,21 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         near = "".join(f"; did you mean {name}?" for name in get_close_matches(command, COMMANDS, n=1))
         print(f"qwenvl: unknown command {command!r}{near}\n\n{usage()}", file=sys.stderr)
         return 2
-    return import_module(COMMANDS[command][0]).main(rest)
+    with _read_in_part() if {"-h", "--help"} & set(rest) else nullcontext():
+        return import_module(COMMANDS[command][0]).main(rest)
+
+
+@contextmanager
+def _read_in_part() -> Iterator[None]:
+    """End without a traceback where nobody reads what is printed any more, as in ``qwenvl train --help | head``."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tells of it when it ends
+        raise SystemExit(0) from None
 
 
 def usage() -> str:

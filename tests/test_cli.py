@@ -1,4 +1,8 @@
-"""The console command: what it does not know, it gives the near names of."""
+"""The console command: what it does not know, it gives the near names of. Its help may be read in part."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -15,3 +19,13 @@ def test_a_command_near_to_none_is_shown_all(capsys):
     assert main(["xyz"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("qwenvl: unknown command 'xyz'\n") and all(name in told for name in COMMANDS)
+
+
+def test_help_that_nobody_reads_to_its_end_ends_quietly():
+    """``| head`` closes the pipe, here before the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    call = [sys.executable, "-c", "import sys; from qwenvl.cli import main; sys.exit(main(['train', '--help']))"]
+    ended = subprocess.run(call, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -94,16 +95,16 @@ def _without_fsdp_hooks(modules: list[FSDPModule]) -> Iterator[None]:
 
 
 @contextmanager
-def _without_zero_hooks(optimizer: object | None) -> Iterator[None]:
-    """Takes those of ZeRO-3's ``optimizer`` off, if there is one. They are made anew at the end.
+def _without_zero_hooks(optimizer: Any) -> Iterator[None]:
+    """Takes those of ZeRO-3's ``optimizer`` off, which is None before DeepSpeed has one. They are made anew at the end.
 
     The one at the start of the model's forward is among them: it compares the order of modules with other processes,
     and would wait for one that has nothing to sample.
     """
-    offload = getattr(optimizer, "parameter_offload", optimizer)
-    if not hasattr(offload, "fwd_pre_hook"):
+    if optimizer is None:
         yield
         return
+    offload = getattr(optimizer, "parameter_offload", optimizer)
     at_start = offload.module._forward_pre_hooks[offload.fwd_pre_hook.id]
     for hook in [offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]:
         hook.remove()

@@ -2,8 +2,8 @@
 
 torchrun gives its processes 30 seconds after a signal, and ends with an error itself. Here the processes of the run are
 told instead: they finish their step, save a checkpoint and end with status 0, and so does this one. Before their first
-step they end at once, which is no failure either. Where a process
-fails, it has told why. torchrun would add some fifty lines of its own.
+step they end at once, which is no failure either. Where a process fails, it has told why. torchrun would add some fifty
+lines of its own.
 """
 
 from __future__ import annotations
