@@ -41,10 +41,13 @@ class SavingTrainer(Trainer):
 
     def _delete_others(self, newest: Path, limit: int | None) -> None:
         """Keep ``limit`` checkpoints, ``newest`` and the best one among them."""
+        if limit is None:
+            return
         best = self.state.best_model_checkpoint
         kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
         others = [each for each in first_to_go(newest.parent, newest) if each.resolve() not in kept]
-        for each in [] if limit is None else others[: max(0, len(others) + len(kept) - max(limit, len(kept)))]:
+        room = max(0, limit - len(kept))
+        for each in others[: max(0, len(others) - room)]:
             shutil.rmtree(each, ignore_errors=True)
 
     def _require_space(self, folder: Path) -> None:
