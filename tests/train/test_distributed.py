@@ -3,7 +3,7 @@
 import json
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -108,26 +108,34 @@ def logged(folder: Path, *names: str) -> list[list[float]]:
     return [[row[name] for name in names] for row in read_metrics(folder) if names[0] in row]
 
 
-@pytest.fixture(scope="session")
-def mixed_data(sop_data, tmp_path_factory) -> Path:
-    """Four records: two videos, an image and a text, so that ranks hold different kinds at a time."""
+def write_records(sop_data: Path, numbers: Sequence[int], path: Path) -> Path:
+    """Writes some of the records to a file of their own, with the full paths of their media."""
     rows = json.loads(sop_data.read_text())
-    chosen = [rows[0], rows[2], rows[6], rows[7]]
+    chosen = [dict(rows[number]) for number in numbers]
     for row in chosen:
         for kind in ("video", "image"):
             if kind in row:
                 row[kind] = str(sop_data.parent / row[kind])
-    path = tmp_path_factory.mktemp("mixed") / "mixed.json"
     path.write_text(json.dumps(chosen))
     return path
 
 
+def all_but_the_first(records: Path) -> Path:
+    """One less than two processes would share evenly."""
+    path = records.with_name("three.json")
+    path.write_text(json.dumps(json.loads(records.read_text())[1:]))
+    return path
+
+
+@pytest.fixture(scope="session")
+def mixed_data(sop_data, tmp_path_factory) -> Path:
+    """Four records: two videos, an image and a text, so that ranks hold different kinds at a time."""
+    return write_records(sop_data, (0, 2, 6, 7), tmp_path_factory.mktemp("mixed") / "mixed.json")
+
+
 @pytest.fixture(scope="session")
 def three_records(mixed_data) -> Path:
-    """One less than two processes would share evenly."""
-    path = mixed_data.with_name("three.json")
-    path.write_text(json.dumps(json.loads(mixed_data.read_text())[1:]))
-    return path
+    return all_but_the_first(mixed_data)
 
 
 @pytest.fixture(scope="session")

@@ -10,27 +10,26 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.train.test_distributed import ENGINES, RECIPES, assert_same_update, launch, logged
+from tests.train.test_distributed import (
+    ENGINES,
+    RECIPES,
+    all_but_the_first,
+    assert_same_update,
+    launch,
+    logged,
+    write_records,
+)
 
 
 @pytest.fixture(scope="session")
 def apart(sop_data, tmp_path_factory) -> Path:
     """Two videos, a text and an image, in an order that gives one of two processes the videos."""
-    clip, text, other, image = (json.loads(sop_data.read_text())[n] for n in (0, 6, 2, 7))
-    for row in (clip, other, image):
-        kind = "image" if row is image else "video"
-        row[kind] = str(sop_data.parent / row[kind])
-    path = tmp_path_factory.mktemp("apart") / "apart.json"
-    path.write_text(json.dumps([clip, text, other, image]))
-    return path
+    return write_records(sop_data, (0, 6, 2, 7), tmp_path_factory.mktemp("apart") / "apart.json")
 
 
 @pytest.fixture(scope="session")
 def three(apart) -> Path:
-    """One less than two processes would share evenly."""
-    path = apart.with_name("three.json")
-    path.write_text(json.dumps(json.loads(apart.read_text())[1:]))
-    return path
+    return all_but_the_first(apart)
 
 
 @pytest.fixture(scope="session")

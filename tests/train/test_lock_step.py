@@ -11,22 +11,14 @@ from safetensors.torch import load_file
 
 from qwenvl.runlog import read_rollouts
 from tests.train.conftest import turns
-from tests.train.test_distributed import ENGINES, RECIPES, launch, logged, weights
+from tests.train.test_distributed import ENGINES, RECIPES, launch, logged, weights, write_records
 
 
 @pytest.fixture(scope="session")
 def uneven_data(sop_data, tmp_path_factory) -> Path:
     """Five records: in steps of four, and in order, a process has two videos of other lengths, and then one more, while
     the other one has an image and a text, and then nothing."""
-    rows = json.loads(sop_data.read_text())
-    chosen = [rows[0], rows[1], rows[7], rows[6], rows[2]]
-    for row in chosen:
-        for kind in ("video", "image"):
-            if kind in row:
-                row[kind] = str(sop_data.parent / row[kind])
-    path = tmp_path_factory.mktemp("uneven") / "uneven.json"
-    path.write_text(json.dumps(chosen))
-    return path
+    return write_records(sop_data, (0, 1, 7, 6, 2), tmp_path_factory.mktemp("uneven") / "uneven.json")
 
 
 def sampled(folder: Path) -> dict[tuple, str]:
