@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qwenvl.model.loading import evaluating, part_of, unwrap
 from qwenvl.model.sharding import is_partitioned, whole_weights
-from qwenvl.model.vision import accept_features
+from qwenvl.model.vision.tower import accept_features
 from qwenvl.model.weight_files import REFERENCE
 
 _FLAG = "--ref_model_name_or_path"

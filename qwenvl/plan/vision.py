@@ -7,7 +7,7 @@ from qwenvl.plan.shapes import Vision
 
 WIDE = 4
 PIECE = 16_384
-"""Patches that go through the tower together where it runs once (``qwenvl.model.vision.PIECE``)."""
+"""Patches that go through the tower together where it runs once (``qwenvl.model.vision.tower.PIECE``)."""
 
 
 def features_bytes(vision: Vision, job: Job, prompts: int | None = None) -> int:

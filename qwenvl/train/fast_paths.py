@@ -19,8 +19,8 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision import accept_features, blank_vision, encode_vision, supports_encode_once
-from qwenvl.model.vision_cache import VisionCache
+from qwenvl.model.vision.cache import VisionCache
+from qwenvl.model.vision.tower import accept_features, blank_vision, encode_vision, supports_encode_once
 from qwenvl.rollout.drawing import Drawing
 from qwenvl.rollout.engine import RolloutEngine
 from qwenvl.rollout.local import LocalEngine

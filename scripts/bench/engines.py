@@ -33,7 +33,7 @@ from qwenvl.model.inputs import PromptInputs  # noqa: E402
 from qwenvl.model.loading import apply_tuning  # noqa: E402
 from qwenvl.model.logprobs import completion_logprobs  # noqa: E402
 from qwenvl.model.options import TuneOptions  # noqa: E402
-from qwenvl.model.vision import encode_vision  # noqa: E402
+from qwenvl.model.vision.tower import encode_vision  # noqa: E402
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams  # noqa: E402
 from qwenvl.rollout.remote.engine import VllmEngine  # noqa: E402
 from qwenvl.rollout.remote.server import Server  # noqa: E402

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from qwenvl.model import vision
+from qwenvl.model.vision import tower
 from qwenvl.plan.activations import embedded_bytes, layer_bytes, saved_bytes
 from qwenvl.plan.estimate import PARTS, estimate
 from qwenvl.plan.job import Job, Precision
@@ -133,7 +133,7 @@ def test_the_tower_is_given_the_pixels_of_one_micro_batch():
 
 
 def test_a_tower_that_runs_once_takes_some_frames_at_a_time():
-    assert PIECE == vision.PIECE
+    assert PIECE == tower.PIECE
     of_piece = tower_bytes(VISION, JOB, PIECE)
     assert tower_bytes(VISION, JOB, PIECE - 4) < of_piece == tower_bytes(VISION, JOB, 10 * PIECE)
     assert tower_bytes(VISION, replace(JOB, encoded=False), 10 * PIECE) == 10 * of_piece

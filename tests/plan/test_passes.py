@@ -14,7 +14,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning
 from qwenvl.model.options import TuneOptions
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision import encode_vision
+from qwenvl.model.vision.tower import encode_vision
 from qwenvl.plan.estimate import estimate
 from qwenvl.plan.job import Job
 from qwenvl.plan.shapes import Shapes

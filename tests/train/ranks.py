@@ -27,9 +27,10 @@ from qwenvl import GRPOTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.held_out.command import main as evaluate_command
-from qwenvl.model import vision, waiting_media
+from qwenvl.model import waiting_media
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import completion_likelihood
+from qwenvl.model.vision import tower
 from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
@@ -266,7 +267,7 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
         )
         trainer.collector = replace(trainer.collector, engine=engine)
     if "watched" in output:
-        vision.PIECE = 16
+        tower.PIECE = 16
         watch = WeightsThatAreHere(trainer.model)
     if "nan_on_1" in output and args.process_index == 1:
         trainer.objective = NanInStepTwo(trainer)

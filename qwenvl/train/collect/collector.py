@@ -18,7 +18,7 @@ from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_st
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.sharding import whole_weights
-from qwenvl.model.vision import features_or_pixels
+from qwenvl.model.vision.tower import features_or_pixels
 from qwenvl.model.waiting_media import in_files, is_large
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, SamplingParams, lost_together

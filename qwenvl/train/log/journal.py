@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import reward_std, unique_fraction, zero_std_fraction
 from qwenvl.grpo.loss import LossOutput
-from qwenvl.model.vision_cache import VisionCache
+from qwenvl.model.vision.cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.log.meter import Meter
 from qwenvl.train.step import Experience, MicroBatch, Step, TrainedOn

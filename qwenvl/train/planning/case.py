@@ -14,7 +14,7 @@ from qwenvl.model.four_bit import BYTES
 from qwenvl.model.loading import part_of, unwrap
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
-from qwenvl.model.vision import supports_encode_once
+from qwenvl.model.vision.tower import supports_encode_once
 from qwenvl.model.waiting_media import LARGE
 from qwenvl.plan.job import Engine, Job, Precision, ReferenceKind
 from qwenvl.plan.remedies import Case

@@ -26,8 +26,8 @@ from transformers.vision_utils import get_vision_window_index
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder, PixelScale, PixelScales, PromptInputs
 from qwenvl.model.loading import part_of, unwrap
-from qwenvl.model.vision_attention import batched_attention
-from qwenvl.model.vision_cache import VisionCache
+from qwenvl.model.vision.attention import batched_attention
+from qwenvl.model.vision.cache import VisionCache
 from qwenvl.model.waiting_media import let_go
 from qwenvl.types import PromptBatch
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
-from qwenvl.model import vision
 from qwenvl.model.inputs import PixelScale, PixelScales
 from qwenvl.model.loading import apply_tuning, lora_config
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision import accept_features, encode_vision, supports_encode_once
+from qwenvl.model.vision import tower
+from qwenvl.model.vision.tower import accept_features, encode_vision, supports_encode_once
 
 WORDS = ["tvi", "t", "vit", "v"]
 
@@ -154,7 +154,7 @@ def test_blank_vision_changes_nothing_and_gives_every_part_a_gradient(
     exact_model, random_prompts, random_completions, family, encoded
 ):
     from qwenvl.model.logprobs import completion_logprobs
-    from qwenvl.model.vision import blank_vision
+    from qwenvl.model.vision.tower import blank_vision
 
     model = exact_model(family)
     accept_features(model)
@@ -188,7 +188,7 @@ def test_the_tower_in_pieces_gives_the_same_features(family, exact_model, random
     frame = int(torch.cat([prompts.image_grid_thw, prompts.video_grid_thw])[:, 1:].prod(-1).max())
     for piece in (frame - 1, frame + 1, 2 * frame):
         runs.clear()
-        monkeypatch.setattr(vision, "PIECE", piece)
+        monkeypatch.setattr(tower, "PIECE", piece)
         parts = encode_vision(model, prompts)
         torch.testing.assert_close(parts.pixel_values, whole.pixel_values, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(parts.pixel_values_videos, whole.pixel_values_videos, rtol=1e-12, atol=1e-12)
@@ -212,7 +212,7 @@ def test_bytes_give_the_features_of_the_pixels_that_they_become(random_prompts, 
     as_bytes = replace(drawn, pixel_values=images, pixel_values_videos=videos)
     expected = encode_vision(model, normalised)
     assert torch.equal(encode_vision(model, as_bytes, scales=scales).pixel_values, expected.pixel_values)
-    monkeypatch.setattr(vision, "PIECE", 16)
+    monkeypatch.setattr(tower, "PIECE", 16)
     for name in ("pixel_values", "pixel_values_videos"):
         made = getattr(encode_vision(model, as_bytes, scales=scales), name)
         torch.testing.assert_close(made, getattr(expected, name), rtol=1e-5, atol=1e-6)

@@ -12,8 +12,8 @@ from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model.inputs import PixelScale, PixelScales
 from qwenvl.model.loading import apply_tuning
 from qwenvl.model.options import TuneOptions
-from qwenvl.model.vision import encode_vision
-from qwenvl.model.vision_cache import VisionCache
+from qwenvl.model.vision.cache import VisionCache
+from qwenvl.model.vision.tower import encode_vision
 
 GIB = 2**30
 
