@@ -63,6 +63,7 @@ setup(
         "safetensors>=0.8",
         "tqdm>=4.67",
         "accelerate>=1.15,<2",
+        "psutil>=5",  # which accelerate needs too
         "huggingface_hub>=1.3",
         "peft>=0.21",
         "qwen-vl-utils>=0.0.14",

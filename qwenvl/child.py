@@ -32,7 +32,13 @@ _CODE = "import sys; sys.path[:] = sys.argv[1].split('\\n'); from qwenvl.child i
 
 
 class ChildError(Exception):
-    """A child process gave no answer."""
+    """A child process gave no answer.
+
+    Attributes:
+        exit_code: of the process, if it ended. A negative number is the signal that ended it.
+    """
+
+    exit_code: int | None = None
 
 
 class ChildFailed(ChildError):
@@ -48,11 +54,7 @@ class ChildFailed(ChildError):
 
 
 class ChildDied(ChildError):
-    """The child process ended before it answered.
-
-    Attributes:
-        exit_code: of the process. A negative number is the signal that ended it.
-    """
+    """The child process ended before it answered."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"the process died (exit code {exit_code})")
@@ -125,7 +127,9 @@ class Child:
         try:
             self._receive(START_SECONDS, f"{load}: the process did not start within {START_SECONDS:g} s")
         except ChildDied as error:
-            raise ChildError(f"{load}: while the process started, {error}") from None
+            failed = ChildError(f"{load}: while the process started, {error}")
+            failed.exit_code = error.exit_code
+            raise failed from None
         except BaseException:
             self.kill()
             raise

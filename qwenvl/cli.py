@@ -13,14 +13,14 @@ COMMANDS = {
     "probe": ("qwenvl.evaluate.probe", "see before training whether a checkpoint could learn from your records"),
     "train": ("qwenvl.train.train_grpo", "train a checkpoint by GRPO on your records"),
     "warmup": ("qwenvl.train.warmup.command", "teach a checkpoint the form of an answer before GRPO"),
-    "try": ("qwenvl.evaluate.ask.command", "ask a model about a clip: what it sees, what it answers"),
+    "try": ("qwenvl.evaluate.try_command", "ask a model about a clip: what it sees, what it answers"),
     "merge": ("qwenvl.train.merge", "fold a LoRA adapter into the weights that it belongs to"),
     "plan": ("qwenvl.train.planning.command", "see before training what memory and time a step takes, and what fits"),
     "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it; make one of a folder"),
     "preview": ("qwenvl.doctor.preview", "see what the model will see: frames, prompts and solutions on one page"),
     "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),
     "report": ("qwenvl.doctor.report", "see what became of a run: curves, and every group with its completions"),
-    "evaluate": ("qwenvl.evaluate.held_out.command", "see what models are worth on held-out records, and if they look"),
+    "evaluate": ("qwenvl.evaluate.held_out", "see what models are worth on held-out records, and if they look"),
     "demo": ("qwenvl.demo.run", "watch a tiny model learn to name the steps of assembly videos"),
 }
 """Each command, the module whose ``main(argv)`` it runs, and what it does."""

@@ -11,20 +11,55 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "first-error.txt"
-_FULL_MEMORY = (
-    "can't allocate memory",
-    "Cannot allocate memory",
-    "not enough memory",
-    "CUDA out of memory",
-    "std::bad_alloc",
-)
+_FULL_GPU = ("CUDA out of memory", "CUDA error: out of memory", "BLAS_STATUS_ALLOC_FAILED", "DNN_STATUS_ALLOC_FAILED")
+_FULL_HOST = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "std::bad_alloc")
+LONGEST_LINE = 1000  # characters
 
 
 def memory_is_full(error: BaseException) -> bool:
     """Whether an error says that memory of a GPU or of a process could not be had. Workers tell it as text alone."""
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in _FULL_MEMORY)
+    return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in _FULL_GPU + _FULL_HOST)
+
+
+def which_memory(error: BaseException) -> str:
+    """``GPU memory`` or ``memory``, of an error for which ``memory_is_full``."""
+    return "GPU memory" if any(words in str(error) for words in _FULL_GPU) else "memory"
+
+
+def printable(text: str) -> str:
+    """A text without what would steer a terminal. Of lines above 1,000 characters the middle is left out.
+
+    Example:
+        >>> printable("clips/\\x1b[2Ja.mp4")
+        'clips/\ufffd[2Ja.mp4'
+    """
+    lines = []
+    for line in text.split("\n"):
+        if len(line) > LONGEST_LINE:
+            line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+        lines.append(_shown(line))
+    return "\n".join(lines)
+
+
+def visible(text: str) -> str:
+    """The same in one line, of any length.
+
+    Example:
+        >>> visible("one\\n two\\x1b[2J")
+        'one two\ufffd[2J'
+    """
+    return " ".join(_shown(text).split())
+
+
+def _shown(text: str) -> str:
+    return "".join("" if _joins(c) else " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text)
+
+
+def _joins(character: str) -> bool:
+    """Whether a character has no width and only changes its neighbours, such as their direction."""
+    return "\u200b" <= character <= "\u200f" or "\u202a" <= character <= "\u202e" or character == "\ufeff"
 
 
 def tell(message: str, consequence: bool = False) -> None:
@@ -36,6 +71,7 @@ def tell(message: str, consequence: bool = False) -> None:
     Args:
         consequence: the message says that another process is gone. It is told only where no process has told why.
     """
+    message = printable(message)
     if (first := _first(message)) is None:
         print(message, file=sys.stderr, flush=True)
     elif not consequence and first != message:

@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT))
 
 from qwenvl.config.flags import FLAG_GROUPS, describe  # noqa: E402 (works without an installed package)
 from qwenvl.config.unknown import SUCCESSORS  # noqa: E402
-from qwenvl.train.warmup.options import WarmupOptions  # noqa: E402
+from qwenvl.train.warmup.config import WarmupOptions  # noqa: E402
 
 HEAD = """# Flags
 

@@ -11,9 +11,13 @@ sys.path.insert(0, str(ROOT))
 
 from qwenvl.grpo.advantages import ESTIMATORS  # noqa: E402 (works without an installed package)
 from qwenvl.grpo.kl import KL_ESTIMATORS  # noqa: E402
-from qwenvl.grpo.loss import LOSSES, Objective  # noqa: E402
+from qwenvl.grpo.loss import (  # noqa: E402
+    AVERAGES,
+    LOSSES,
+    Objective,
+)
 from qwenvl.grpo.options import TermOptions  # noqa: E402
-from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS  # noqa: E402
+from qwenvl.grpo.surrogates import LIMITS, RATIOS  # noqa: E402
 from qwenvl.grpo.weighting import CORRECTIONS, entropy_floor, off_policy  # noqa: E402
 from qwenvl.option import own_options  # noqa: E402
 

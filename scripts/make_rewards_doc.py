@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.rewards.options import RewardSettings  # noqa: E402 (works without an installed package)
-from qwenvl.rewards.table import BY_FLAG, TABLE, Entry  # noqa: E402
+from qwenvl.rewards.table import BY_FLAG, TABLE, Entry  # noqa: E402 (works without an installed package)
 
 HEAD = """# Rewards
 
@@ -26,7 +24,7 @@ a completion is the weighted sum, and the parts are logged as `reward/<name>`. W
 
 | flag | meaning |
 |---|---|
-| `--reward_funcs a b c` | names of the table below, of plugins, `package.module:name` or `file.py:name` |
+| `--reward_funcs a "b(limit=9)"` | names of the table below, of plugins, `package.module:name` or `file.py:name` |
 | `--reward_weights 1 0.5 2` | one for each; without it each counts 1 |
 | `--external_plugins file.py` | files whose functions carry `@reward("name")` |
 | `--reward_model PATH` | reward models, appended after the functions, their weights last in `--reward_weights` |
@@ -34,6 +32,21 @@ a completion is the weighted sum, and the parts are logged as `reward/<name>`. W
 | `--reward_timeout` | seconds that one call may take |
 | `--reward_workers` | processes for functions marked `cpu_heavy`, and for `math_accuracy` |
 | `--on_reward_error` | `error` (stop) or `skip` |
+| `--response_format` | the form that `format` and `strict_format` expect |
+
+Arguments are given in brackets: `--reward_funcs accuracy "cosine(max_len=512)"`. Their values are numbers, texts in quotes,
+`True`, `False` and `None` (the default). `GRPOTrainer(..., reward_funcs=[...])` takes the same texts, and a settings
+file also a mapping:
+
+```yaml
+reward_funcs:
+  - accuracy
+  - cosine: {max_len: 512, correctness_func: numeric}
+```
+
+Below and in `qwenvl rewards list` each function has its arguments with default, unit and bounds. A default that is
+written as a flag is the value of that flag. `correctness_func` is a reward by name, itself with arguments or without:
+`"cosine(correctness_func='numeric(tolerance=0.01)')"`.
 
 A record may choose for itself: its field `reward`, a name or a list of names, routes it to these functions, and the
 others do not apply to it. A row that no function scores is an error.
@@ -51,7 +64,7 @@ countdown: 1
 
 ## Temporal contrast
 
-`--temporal_contrast` asks whether an answer needed the order of the frames. Each video prompt is answered a few more
+`--temporal_contrast` tests whether an answer needed the order of the frames. Each video prompt is answered a few more
 times (`--temporal_contrast_share` of the group) with its frames in random order. Where the ordered group's mean of
 `--correctness_func` exceeds the shuffled one's by more than `--temporal_contrast_margin`, its correct completions get
 `--temporal_contrast_bonus` on top of their total, logged as `reward/temporal_contrast`; others get 0, prompts without
@@ -66,12 +79,17 @@ from qwenvl.rewards import reward
 
 
 @reward("brief")
-def brief(completions, **columns):
-    return [1.0 if len(text) < 200 else 0.0 for text in completions]
+def brief(completions, *, limit=200, **columns):
+    return [1.0 if len(text) < limit else 0.0 for text in completions]
 ```
 
-`--external_plugins my_rewards.py --reward_funcs accuracy brief --reward_weights 1 0.2`, or in a script
+`--external_plugins my_rewards.py --reward_funcs accuracy "brief(limit=100)" --reward_weights 1 0.2`, or in a script
 `GRPOTrainer(..., reward_funcs=["accuracy", brief])`.
+
+Its arguments are the keyword-only parameters with a default, as `limit` here; those of a class are the parameters of
+its `__init__`. An argument that is not given takes the column of its name, if the records have one. With
+`limit: Annotated[int, Argument("Longest text.", "characters", least=1)] = 200` (`from qwenvl.rewards import Argument`)
+a value of another type or out of bounds is refused before the run begins, and no column is read.
 
 A function is called once for all rows that are its own and returns one value for each: a number, or None where it does
 not apply. It gets the columns that its signature names, all of them with `**columns`:
@@ -112,8 +130,8 @@ not apply. It gets the columns that its signature names, all of them with `**col
 
 - **TRL, ms-swift**: functions and classes with `__call__(self, completions, **kwargs)` run unchanged:
   `--reward_funcs their_file.py:accuracy_reward`. A completion reads as text and as TRL's list of one message
-  (`completion[0]["content"]`). A class is made without arguments. Of a file for ms-swift, leave out the lines that
-  import or register with swift, unless it is installed.
+  (`completion[0]["content"]`). A class is made with the arguments in brackets. Of a file for ms-swift,
+  leave out the lines that import or register with swift, unless it is installed.
 - **verl**: `--reward_funcs verl:their_file.py:compute_score`, or `adapt_verl(compute_score)` in a script.
   `ground_truth` is the record's field of that name, else `reward_model["ground_truth"]`, else the solution; a dict's
   other numbers are logged.
@@ -138,10 +156,9 @@ def page() -> str:
     parts = [HEAD, *overview(TABLE), "", BY_FLAG_HEAD, *overview(BY_FLAG, "--")]
     for name, entry in (TABLE | BY_FLAG).items():
         parts += ["", f"### {name}", "", escaped(entry.rule.split("\n\nArgs:")[0])]
-    parts += ["", "## Settings", "", "| flag | default | meaning |", "|---|---|---|"]
-    for setting in fields(RewardSettings):
-        default = "unset" if setting.default is None else f"`{setting.default}`"
-        parts.append(f"| `{setting.name}` | {default} | {escaped(setting.metadata['help'])} |")
+        if own := entry.arguments():
+            parts += ["", "| argument | default | meaning |", "|---|---|---|"]
+            parts += [f"| `{argument}` | `{default}` | {escaped(text)} |" for argument, default, text in own]
     return "\n".join(parts) + "\n"
 
 

@@ -5,13 +5,13 @@
 #   bash scripts/serve_vllm.sh --build                                        # make the environment, start nothing
 #
 # vLLM has an environment of its own, made once, in $QWENVL_VLLM_ENV (default: vllm in the cache folder): the CPU build
-# where there is no NVIDIA GPU. pip's own variables (PIP_INDEX_URL, ...) apply. The server listens to this machine alone;
-# another --host needs a secret in $QWENVL_VLLM_TOKEN, here and where the trainer runs. A server whose engine failed is
+# where there is no NVIDIA GPU. pip's own variables (PIP_INDEX_URL, ...) apply. The server listens to this machine alone,
+# or at --host. A trainer of another user or machine needs its token in $QWENVL_VLLM_TOKEN. A server whose engine failed is
 # started again; it then has its starting weights, and samples nothing until a trainer has sent its own.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 
-VLLM="$(sed -n 's/^VLLM = "\(.*\)".*$/\1/p' "$ROOT/qwenvl/vllm_server/pinned.py")"
+VLLM="$(sed -n 's/^VLLM = "\(.*\)".*$/\1/p' "$ROOT/qwenvl/vllm_server/settings.py")"
 ENV="${QWENVL_VLLM_ENV:-${QWENVL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/qwenvl}/vllm}"
 RESTART=75 # the server's exit status when its engine failed
 

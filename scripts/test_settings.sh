@@ -6,7 +6,8 @@
 #
 # Settings: machine (as it is), avx2 and avx512 (no newer instructions of the processor), generic (the plainest ones),
 # threads1 and threads8 (of each process), busy (beside an endless loop on each core), shell (a user's odd environment),
-# weights (other random weights and samples), order (files and tests in random order).
+# weights (other random weights and samples), order (files and tests in random order), split0.25, split0.5 and split0.75
+# (another machine: every linear layer in float32 is summed in two parts, the first as long as this share of it).
 # The logs are in a temporary folder, which the last line names. Ends with status 1 if a setting failed.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
@@ -41,7 +42,7 @@ beside_busy_loops() { # beside_busy_loops COMMAND...
     wait "${loops[@]}" 2>/dev/null || true
 }
 
-for setting in ${SETTINGS:-machine avx2 avx512 generic threads1 threads8 busy shell weights order}; do
+for setting in ${SETTINGS:-machine avx2 avx512 generic threads1 threads8 busy shell weights order split0.25 split0.5 split0.75}; do
     case "$setting" in
     machine) run "$setting" -- "$@" ;;
     avx2) run "$setting" ONEDNN_MAX_CPU_ISA=AVX2 -- "$@" ;;
@@ -54,6 +55,7 @@ for setting in ${SETTINGS:-machine avx2 avx512 generic threads1 threads8 busy sh
         COLUMNS=30 TZ=Asia/Kathmandu LC_ALL=C http_proxy=http://127.0.0.1:9 ACCELERATE_MIXED_PRECISION=bf16 -- "$@" ;;
     weights) run "$setting" QWENVL_TEST_SEED="${SEED:-1}" -- "$@" ;;
     order) run "$setting" QWENVL_TEST_ORDER="${SEED:-1}" -- "$@" ;;
+    split0.*) run "$setting" QWENVL_TEST_SPLIT="${setting#split}" -- "$@" ;;
     *) die "unknown setting $setting; the head of scripts/test_settings.sh names those there are" ;;
     esac
 done

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from pathlib import Path
 
 # Settings of ours, of launchers and of clients, by which a test would do something else.
 OF_THE_USER = {
@@ -24,6 +26,11 @@ os.environ |= {
     "OMP_NUM_THREADS": THREADS,  # of processes that tests start
     "COLUMNS": "120",  # what argparse and progress bars take for the width of the terminal
 }
+
+if "QWENVL_TEST_SPLIT" in os.environ:  # of scripts/test_settings.sh: in this process, and in those that it starts
+    paths = [str(Path(__file__).with_name("split_sums")), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
+    import_module("tests.split_sums.sitecustomize")
 
 # No test cuts the power: what is written need not be on the disk, for which a process waits seconds on a busy machine.
 os.fsync = lambda descriptor: None

@@ -22,9 +22,9 @@ from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.remote import server as server_module
 from qwenvl.rollout.remote import servers as servers_module
-from qwenvl.vllm_server.wire.body import Refusal
-from qwenvl.vllm_server.wire.health import PROTOCOL, Health
-from qwenvl.vllm_server.wire.link import GlooGroup, LinkRequest
+from qwenvl.vllm_server.wire.body import Refusal, secret
+from qwenvl.vllm_server.wire.health import PROTOCOL, Health, sizes_of
+from qwenvl.vllm_server.wire.link import LinkGroup, LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 from tests.vllm_server.fake_engine import linked, received
@@ -52,8 +52,8 @@ class FakeServer:
         links: requests for a link, of which the last is the one that there is.
     """
 
-    def __init__(self, model, tokenizer, port: int = 0, token: str | None = None):
-        self.model, self.token = model, token
+    def __init__(self, model, tokenizer, port: int = 0):
+        self.model, self.token = model, secret()
         visual = model.model.visual
         visual.out_width = model.config.get_text_config().hidden_size
         visual.spatial_merge_unit = visual.spatial_merge_size**2
@@ -64,7 +64,7 @@ class FakeServer:
         self.given: list[tuple[WeightsRequest, set[str]]] = []
         self.version: int | None = 0
         self.parts: dict[str, torch.Tensor] = {}
-        self.link: tuple[str, GlooGroup] | None = None
+        self.link: tuple[str, LinkGroup] | None = None
         self.links: list[LinkRequest] = []
         self.asleep, self.lock, self.boot = False, threading.Lock(), f"boot-{id(self)}"
         self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
@@ -86,8 +86,6 @@ class FakeServer:
 
     def health(self) -> Health:
         config = self.model.config
-        text = config.get_text_config()
-        visual = self.model.model.visual
         return Health(
             protocol=PROTOCOL,
             boot=self.boot,
@@ -95,8 +93,7 @@ class FakeServer:
             version=self.version,
             model="a tiny model",
             model_type=config.model_type,
-            vocab_size=text.vocab_size,
-            feature_width=text.hidden_size * (1 + len(getattr(visual, "deepstack_merger_list", ()))),
+            sizes=sizes_of(config),
             dtype="float32",
             tied="lm_head.weight" not in dict(self.model.named_parameters()),
             vllm="none",
@@ -180,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.fake
         with fake.lock:
             try:
-                if fake.token is not None and self.headers.get("Authorization") != f"Bearer {fake.token}":
+                if self.headers.get("Authorization") != f"Bearer {fake.token}":
                     raise Refusal("token", "the token is missing or another")
                 self.answer(body)
             except Refusal as refusal:
@@ -237,12 +234,12 @@ def fake(tiny_pair, monkeypatch) -> Callable[..., FakeServer]:
     monkeypatch.setattr(server_module, "MARGIN_SECONDS", 0.5)
     made: list[FakeServer] = []
 
-    def make(family: str = "qwen2_5_vl", port: int = 0, token: str | None = None, **options) -> FakeServer:
+    def make(family: str = "qwen2_5_vl", port: int = 0, **options) -> FakeServer:
         model, processor = tiny_pair(family, **options)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.5)
-        made.append(FakeServer(model, processor.tokenizer, port, token))
+        made.append(FakeServer(model, processor.tokenizer, port))
         return made[-1]
 
     yield make

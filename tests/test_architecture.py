@@ -49,7 +49,7 @@ FLOORS = {
 }
 ASIDE = {  # rooms beside the stairs, and all that each may import
     "report": {"report", "runlog", "page", "files", "health"},
-    "vllm_server": {"vllm_server"},
+    "vllm_server": {"vllm_server", "files"},
 }
 DOORS_TO_ASIDE = {"report": (5, ""), "vllm_server": (3, "wire")}  # from which floor, and to what of the room
 OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it runs
@@ -59,7 +59,7 @@ STANDARD_LIBRARY_ONLY = {"types", "runlog", "disk_store", "option", "child", "fi
 STANDARD_LIBRARY_ONLY |= {"failure", "plan"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 
-MOST_LINES_OF_A_FILE = 320
+MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_FUNCTION = 70
 
 

@@ -29,54 +29,6 @@ def counted(run) -> dict[str, int]:
     return {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
 
 
-def test_losses_are_compared_from_the_same_beginning(monkeypatch, tmp_path, capsys):
-    """Two losses on few records and small groups. Asked again, the runs that are done are not made again."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    monkeypatch.setattr(sys, "path", list(sys.path))  # which the script adds to
-    import losses
-
-    begun = []
-
-    def begin(folder, seed, warmup_steps):
-        begun.append(seed)
-        return beginning(folder, seed, warmup_steps, train=16, heldout=4)
-
-    beginning = losses.count_on_cpu.begin
-    monkeypatch.setattr(losses.count_on_cpu, "begin", begin)
-    monkeypatch.setattr(losses, "EVERY", 1)
-    small = "per_device_train_batch_size=1,grpo_sample_size=2,generation_max_length=3"
-    names = [f"grpo,{small}", f"gspo,num_iterations=2,{small}"]
-    flags = ["--seeds", "3", "--steps", "2", "--warmup_steps", "1", "--output_dir", str(tmp_path / "losses")]
-    losses.main(["--losses", *names, *flags])
-    losses.main(["--losses", *names, *flags])
-    assert begun == [3]
-    rows = [json.loads(line) for line in (tmp_path / "losses" / "results.jsonl").read_text().splitlines()]
-    assert [(row["loss"], row["seed"]) for row in rows] == [(name, 3) for name in names]
-    assert rows[0]["scores"]["0"] == rows[1]["scores"]["0"] < 0.9  # after one step of warm-up
-    assert rows[0]["cpu_seconds"] > 0 and set(rows[0]["scores"]) == {"0", "1", "2"}
-    assert f"| {names[1]} | 0.00 at 2 | not reached |" in capsys.readouterr().out
-
-
-def test_the_table_of_losses(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCH))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    import losses
-
-    def row(loss, seed, steps, seconds):
-        return {"loss": loss, "seed": seed, "limit": 200, "steps": steps, "cpu_seconds": seconds, "scores": {"0": 0.5}}
-
-    rows = [row("grpo", 0, 50, 20), row("grpo", 1, 75, 30), row("grpo", 4, None, 90), row("dapo", 1, None, 80)]
-    assert losses.table(rows).splitlines()[2:] == [
-        "| grpo | 50 | 75 | 0.50 at 200 | 75 | 30 |",
-        "| dapo |  | 0.50 at 200 |  | not reached | 80 |",
-    ]
-    assert losses.settings_of("dapo,num_iterations=2,filter_groups=True") == {
-        "loss_type": "dapo",
-        "num_iterations": 2,
-        "filter_groups": True,
-    }
-
-
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_flops_of_the_ideal_step(family, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))

@@ -16,11 +16,9 @@ import yaml
 from qwenvl.cli import COMMANDS, main
 from qwenvl.config.command_line import parse_args, settings_from
 from qwenvl.doctor.commands import parser as data_commands
-from qwenvl.evaluate.ask.settings import asked_of
-from qwenvl.evaluate.held_out.settings import settings_of as settings_of_an_evaluation
-from qwenvl.evaluate.settings import settings_of
+from qwenvl.evaluate.settings import evaluation_request, probe_request, try_request
 from qwenvl.train.merge import make_parser as make_merge_parser
-from qwenvl.train.planning.settings import asked_of as settings_of_a_plan
+from qwenvl.train.planning.command import request_of as settings_of_a_plan
 from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 from qwenvl.vllm_server.settings import parse as parse_server
 
@@ -32,7 +30,7 @@ PAGES = [
 ]
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
-WITHOUT_CHECK = {"cd", "git", "source", "export", "tensorboard", "mkdocs"}  # the last: tests/test_site.py
+WITHOUT_CHECK = {"cd", "ffmpeg", "git", "source", "export", "tensorboard", "mkdocs"}  # the last: tests/test_site.py
 
 
 def text_of(page: Path) -> str:
@@ -106,11 +104,11 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         if rest[0] == "plan":
             settings_of_a_plan(rest[1:])
         if rest[0] == "probe":
-            settings_of(rest[1:])
+            probe_request(rest[1:])
         if rest[0] == "data" and "--help" not in rest:
             data_commands().parse_args(rest[1:])
         if rest[0] == "evaluate":
-            settings_of_an_evaluation(rest[1:])
+            evaluation_request(rest[1:])
         if rest[0] == "train" and "--help" not in rest:
             check_training(1, words)
         if rest[0] == "warmup":
@@ -136,7 +134,7 @@ def check_question(words: list[str]) -> None:
     for file in (f"{words[0]}/model.safetensors", *clips):
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_bytes(b"\0\0\0\x18ftypmp42")
-    asked_of(words)
+    try_request(words)
 
 
 def check_training(position: int, words: list[str]) -> None:

@@ -48,23 +48,3 @@ def test_slopes_by_hand(long_video):
     (title, line) = long_video.slope_lines(row(1000, 10**9, 10**6, 1.0), row(3000, 10**9 + 30 * 10**6, 21 * 10**6, 5.0))
     assert "from 1,000 to 3,000" in title
     assert line.split() == ["vision", "15.0", "10.0", "1.50", "2000"]
-
-
-def test_the_computed_table_is_that_of_the_page(long_video, capsys):
-    import long_plan
-
-    long_plan.main(["--models", "3b"])
-    head, _, row = capsys.readouterr().out.splitlines()[-3:]
-    page = (BENCH.parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    assert row.startswith("| Qwen2.5-VL-3B | ") and f"{head}\n" in page and f"{row}\n" in page
-
-
-def test_the_most_frames_that_fit(long_video):
-    import long_plan
-
-    case = long_plan.case_of_model("tiny_qwen2_5_vl", 4, 16)
-    least, many = (long_plan.with_frames(case, frames) for frames in (10, 2000))
-    assert (many.job.tokens, many.job.patches) == (142_000, 568_000)
-    assert long_plan.most_frames(case, many.estimate().peak) == 2000
-    assert long_plan.most_frames(case, many.estimate().peak - 1) == 1990
-    assert long_plan.most_frames(case, least.estimate().peak - 1) == 0

@@ -10,8 +10,10 @@ import pytest
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
-from qwenvl.rewards import RewardSettings, build_rubric, reward_columns
+from qwenvl.rewards import reward_columns
+from qwenvl.rewards.function import parsed
 from qwenvl.runlog import read_metrics
+from qwenvl.train.assemble import build_rewards
 from qwenvl.train.train_grpo import main as train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,8 +47,7 @@ def test_the_records_of_a_recipe_are_scored_by_its_rewards(recipe, maker, tmp_pa
     (path,) = (tmp_path / "records").glob("train.json*")
     records = load_dataset(str(path), seed=0, training=True).records
     assert len(records) == 6
-    chosen = {name: getattr(args, name) for name in RewardSettings().values()}
-    rubric = build_rubric(args.reward_funcs, args.reward_weights, settings=RewardSettings(**chosen))
+    rubric = build_rewards(args, None, None)
     assert [rubric.check_record(record) for record in records] == [None] * 6
     right = [f"<think>so</think>\n{record.solution}" for record in records]
     batch = rubric.score(right, reward_columns(records, 1, completion_ids=[[0] * 9] * 6))
@@ -71,7 +72,7 @@ def test_two_steps_on_the_tiny_model(recipe, maker, tiny_checkpoint, tmp_path):
     steps = [row for row in read_metrics(tmp_path / "run") if "loss" in row]
     assert [row["step"] for row in steps] == [1, 2]
     scored = {name for row in steps for name in row if name.startswith("reward/")}
-    names = settings_of(recipe, tmp_path).reward_funcs
+    names = [parsed(text)[0] for text in settings_of(recipe, tmp_path).reward_funcs]
     assert {"reward/strict_format", "reward/format"} & scored
     assert scored <= {"reward/total", "reward/std", "reward/max", *(f"reward/{name}" for name in names)}
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from qwenvl.config.display_options import display_problems
+from qwenvl.config.own_options import display_problems
 from qwenvl.config.trainer_checks import problems_of_trainer
 from qwenvl.option import was_set
 

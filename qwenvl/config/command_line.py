@@ -24,6 +24,7 @@ from qwenvl.config.flags import FLAG_GROUPS, describe
 from qwenvl.config.unknown import unknown_flag
 from qwenvl.failure import tell
 from qwenvl.option import Options, kinds_of
+from qwenvl.rewards.function import written
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -176,7 +177,7 @@ def file_tokens(file: Path | None, known: dict[str, Any], only: Collection[str] 
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name]}")
     return tokens_of(
         {
-            name: typed(value) if isinstance(value, dict) else value
+            name: typed(value) if isinstance(value, dict) or name == "reward_funcs" else value
             for name, value in settings.items()
             if only is None or name in only
         }
@@ -188,7 +189,7 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     tokens = []
     for name, value in settings.items():
         if isinstance(value, list):
-            tokens += [f"--{name}", *map(str, value)]
+            tokens += [f"--{name}", *map(written, value)]
         elif value is not None:
             tokens.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return tokens
@@ -200,8 +201,6 @@ def require_what_a_run_needs(config: GRPOConfig) -> None:
         raise ValueError("--model_name_or_path is missing: a folder or a name such as Qwen/Qwen3.5-4B")
     if config.dataset_use is None:
         raise ValueError("--dataset_use is missing: a name of the catalog or a path of a .json or .jsonl file")
-    if not config.output_dir:
-        raise ValueError("--output_dir is empty: name the folder of the run")
     if config.eval_strategy != "no" and config.eval_dataset_use is None:
         raise ValueError(f"--eval_strategy {config.eval_strategy.value} needs --eval_dataset_use: nothing to evaluate")
     if config.eval_on_start and config.eval_dataset_use is None:

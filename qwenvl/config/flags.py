@@ -10,10 +10,7 @@ import argparse
 from collections.abc import Collection, Iterator
 from typing import Any, get_type_hints
 
-from qwenvl.config.display_options import DisplayOptions
-from qwenvl.config.fit_options import FitOptions
-from qwenvl.config.run_options import RunOptions
-from qwenvl.config.trainer_options import TrainerOptions
+from qwenvl.config.own_options import DisplayOptions, FitOptions, RunOptions, TrainerOptions
 from qwenvl.data.options import DataOptions, DifficultyOptions
 from qwenvl.grpo.options import FilterOptions, ObjectiveOptions
 from qwenvl.model.options import ModelOptions
@@ -56,5 +53,5 @@ def add_options(parser: argparse._ActionsContainer, group: type[Options], withou
             continue
         choices, kinds = choices_of(hint) or None, kinds_of(hint)
         kind = str if choices or str in kinds else kinds[0]
-        shown = text if each.default is None else f"{text} [{each.default}]"
+        shown = text if each.default is None else f"{text} [%(default)s]"
         parser.add_argument(flag, type=kind, choices=choices, default=each.default, help=shown)

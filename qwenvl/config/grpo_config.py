@@ -11,11 +11,15 @@ import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import gathering_problem, problems_between_rooms
-from qwenvl.config.display_options import DisplayOptions
-from qwenvl.config.fit_options import FitOptions
-from qwenvl.config.run_options import RunOptions
+from qwenvl.config.own_options import (
+    FULL_LEARNING_RATE,
+    LORA_LEARNING_RATE,
+    DisplayOptions,
+    FitOptions,
+    RunOptions,
+    TrainerOptions,
+)
 from qwenvl.config.trainer_checks import schedule_problem
-from qwenvl.config.trainer_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, TrainerOptions
 from qwenvl.config.unknown import unknown_flag
 from qwenvl.config.workers import workers_here
 from qwenvl.data.options import DataOptions, DifficultyOptions
@@ -84,6 +88,8 @@ class GRPOConfig(
     def __post_init__(self) -> None:
         if problems := problems_of(self, problems_between_rooms):
             raise ValueError("\n".join(problems))
+        if self.output_dir == "":
+            raise ValueError("--output_dir is empty: name the folder of the run")
         if self.learning_rate is None:
             self.learning_rate = LORA_LEARNING_RATE if self.lora_enable else FULL_LEARNING_RATE
         if self.bf16 is None:
@@ -109,6 +115,8 @@ class GRPOConfig(
         if self.per_device_eval_batch_size is None:  # of the loader
             self.per_device_eval_batch_size = 1
         TrainingArguments.__post_init__(self)
+        # A reward or a script may change the current folder.
+        self.output_dir = self.output_dir and os.path.abspath(self.output_dir)
         if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
             better = "max" if self.greater_is_better else "min"
             self.lr_scheduler_kwargs = {"mode": better, **(self.lr_scheduler_kwargs or {})}

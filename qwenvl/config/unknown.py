@@ -6,7 +6,19 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+_ARGUMENTS = (
+    *("accuracy(by_name=False)", "cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
+    *("cosine(max_len_value_correct=0.5)", "cosine(min_len_value_wrong=-0.5)", "cosine(max_len_value_wrong=0.0)"),
+    *("repetition(n_grams=3)", "repetition(max_penalty=-1.0)", "soft_overlong(max_len=512)"),
+    *("soft_overlong(cache=100)", "length_window(min=320)", "length_window(max=512)", "length_window(bonus=0.2)"),
+    *("numeric(tolerance=0.01)", "temporal_iou(boundary=True)", "judge(base_url='http://localhost:8000/v1')"),
+    *("judge(model='NAME')", "judge(prompt='prompt.txt')", "judge(correct=1.0)", "judge(wrong=0.0)"),
+    *("judge(bad_format=0.0)", "judge(timeout=60)", "judge(retries=4)", "judge(concurrency=16)"),
+    "judge(cache='FOLDER')",
+)
+"""Arguments of reward functions that had a flag each, such as ``cosine_max_len``."""
 SUCCESSORS = {
+    **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
     "evaluation_strategy": "--eval_strategy",
     "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
@@ -58,12 +70,13 @@ SUCCESSORS = {
     "stop_words": "--stop_strings",
     "overlong_filter": "--mask_truncated_completions",
     "max_resample_times": "--max_resample_rounds",
-    "soft_max_length": "--soft_overlong_max_len",
-    "soft_cache_length": "--soft_overlong_cache",
+    "soft_max_length": '--reward_funcs "soft_overlong(max_len=512)"',
+    "soft_cache_length": '--reward_funcs "soft_overlong(cache=100)"',
     "temporal": "--temporal_contrast",
+    "box_units": "--reward_funcs \"box_iou(units='thousandths')\"",
     "len_control": "the reward length_window among --reward_funcs",
 }
-"""Flags of earlier transformers versions and of other trainers, and what to use here."""
+"""Flags of earlier versions and of other trainers, and what to use here."""
 OF_A_WARMUP = ("target_template", "from_rollouts", "min_reward", "max_per_prompt", "stop_below_loss")
 
 

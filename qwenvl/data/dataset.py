@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.data.chat import chat_messages
-from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, full_memory_at
+from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, full_memory_at, place_of
 from qwenvl.data.fit import Lowered, PromptLimit
 from qwenvl.data.frames.places import Looks
 from qwenvl.data.frames.plan import FrameRule, Timeline
@@ -112,12 +112,11 @@ class GRPODataset(Dataset):
     def sample(self, record: Record, epoch: int = 0) -> Sample | BadSample:
         """The sample of a record, or why there is none where ``on_bad_sample`` or ``on_long_prompt`` allow it."""
         try:
-            with full_memory_at(f"{record.where} (id {record.id}): {', '.join((*record.videos, *record.images))}"):
-                return self.load(record, epoch)
+            return self.load(record, epoch)
         except LongPromptError as error:
             return self.limit.left_out(record, str(error))
         except (BadMediaError, FramePlanError) as error:
-            message = f"{record.where} (id {record.id}): {error}"
+            message = f"{place_of(record)}: {error}"
             if self.options.on_bad_sample == "skip":
                 return BadSample(record, message)
             raise BadMediaError(f"{message}. Mend the file or the record, or pass --on_bad_sample skip") from error
@@ -138,12 +137,14 @@ class GRPODataset(Dataset):
             BadMediaError, FramePlanError: the media can't be used, whatever ``on_bad_sample`` says.
             LongPromptError: the prompt is too long by the sizes in the headers of its media, whatever
                 ``on_long_prompt`` says. Its clips are then not decoded.
+            MemoryError: memory is full.
         """
         chat = chat_messages(record)
-        if self.limit is not None and (record.videos or record.images):
-            return self._load_within(self.limit, record, chat, epoch)
-        clips = tuple(self._load_clip(record, number, epoch) for number in range(len(record.videos)))
-        return Sample(record, chat, clips, _load_images(record), epoch)
+        with full_memory_at(f"{place_of(record)}: {', '.join((*record.videos, *record.images))}"):
+            if self.limit is not None and (record.videos or record.images):
+                return self._load_within(self.limit, record, chat, epoch)
+            clips = tuple(self._load_clip(record, number, epoch) for number in range(len(record.videos)))
+            return Sample(record, chat, clips, _load_images(record), epoch)
 
     def _load_within(self, limit: PromptLimit, record: Record, chat: list[dict[str, Any]], epoch: int) -> Sample:
         """The sample of a record, with less of its media shown where the prompt would be too long.

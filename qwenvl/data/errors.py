@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from qwenvl.failure import memory_is_full, tell
+from qwenvl.failure import memory_is_full, printable, tell
 
 
-class RecordError(ValueError):
+class DataError(ValueError):
+    """Something wrong with a user's data. Of what the message quotes nothing steers a terminal, or is very long."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class RecordError(DataError):
     """A row that can't become a record. The message says where, what was expected and what was found.
 
     Attributes:
@@ -30,7 +37,7 @@ class LongPromptError(RecordError):
         super().__init__(message, "too long")
 
 
-class BadMediaError(ValueError):
+class BadMediaError(DataError):
     """A media file that can't be used. ``str`` is ``path: reason``.
 
     Attributes:
@@ -43,7 +50,7 @@ class BadMediaError(ValueError):
         self.kind = kind
 
 
-class FramePlanError(ValueError):
+class FramePlanError(DataError):
     """``meta`` and the clip contradict each other."""
 
     kind = "meta and clip disagree"
@@ -66,13 +73,22 @@ def full_memory_at(where: str) -> Iterator[None]:
     raise MemoryError(message)
 
 
+def place_of(record: Any) -> str:
+    """Where a record or a row is, and its id, for messages."""
+    return printable(f"{record.where} (id {_beginning(record.id)})")
+
+
 def kind_of(value: Any) -> str:
     """A value as an error shows it: its JSON type and its beginning."""
     if value is None:
         return "nothing"
     names = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
     shown = json.dumps(value, ensure_ascii=False, default=repr)
-    return f"{names.get(type(value), type(value).__name__)} {shown if len(shown) <= 80 else shown[:77] + '...'}"
+    return f"{names.get(type(value), type(value).__name__)} {_beginning(shown)}"
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 DATA_ERRORS = (RecordError, BadMediaError, FramePlanError)
@@ -80,7 +96,9 @@ DATA_ERRORS = (RecordError, BadMediaError, FramePlanError)
 
 
 @contextmanager
-def told_to_the_user(command: str, errors: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iterator[None]:
+def told_to_the_user(
+    command: str, errors: tuple[type[Exception], ...] = (ValueError, OSError, MemoryError)
+) -> Iterator[None]:
     """End the process with the message of an error and without its traceback: status 1 for bad data, else 2.
 
     Args:

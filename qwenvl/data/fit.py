@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from qwenvl.data.errors import LongPromptError
+from qwenvl.data.errors import LongPromptError, place_of
 from qwenvl.data.prompt_length import MediaSizes, PromptLength, Ruler, Size
 from qwenvl.types import BadSample, Fitted, Record
 
@@ -92,7 +92,7 @@ class PromptLimit:
         """Return what is wrong with a prompt of so many tokens, for people."""
         least = " even with the fewest frames and pixels," if lowered else ""
         return (
-            f"{record.where} (id {record.id}): the prompt has {length.tokens} tokens, {length.vision} of them vision,"
+            f"{place_of(record)}: the prompt has {length.tokens} tokens, {length.vision} of them vision,"
             f"{least} but max_prompt_length is {self.max_prompt_length}"
         )
 

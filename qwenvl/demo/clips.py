@@ -18,9 +18,12 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from typing import Any
 import av
 import numpy as np
 import yaml
+from tqdm import tqdm
 
 from qwenvl.demo import scene
 from qwenvl.demo.scene import STEPS, Station, draw_bench, draw_frame
@@ -40,13 +44,8 @@ SEGMENT_FRAMES = (7, 10)
 FRAMES_SEEN = 2  # of each segment: one temporal patch
 SPLITS = ("warmup", "train", "heldout")
 
-QUESTION = "\n".join(
-    [
-        "Which of these steps does the video show?",
-        *(f"({k}) {step}" for k, step in enumerate(STEPS, 1)),
-        "Think, then answer.",
-    ]
-)
+_LIST = "\n".join(f"({k}) {step}" for k, step in enumerate(STEPS, 1))
+QUESTION = f"Which of these steps does the video show?\n{_LIST}\nThink, then answer."
 THINKING = "<think>I look at each step.</think>"
 
 Steps = tuple[int, ...]
@@ -54,32 +53,22 @@ Steps = tuple[int, ...]
 
 COVER = 5
 UNDER_THE_COVER = {2, 3, 4}
-PAIRS: tuple[Steps, ...] = tuple(
-    pair
-    for pair in itertools.permutations(range(1, len(STEPS) + 1), 2)
-    if not (pair[0] == COVER and pair[1] in UNDER_THE_COVER)
-)
+_ALL_PAIRS = itertools.permutations(range(1, len(STEPS) + 1), 2)
+PAIRS: tuple[Steps, ...] = tuple(p for p in _ALL_PAIRS if not (p[0] == COVER and p[1] in UNDER_THE_COVER))
 """What a clip may show: two different steps, in either order unless the first one closes the place of the second."""
 
 
 @dataclass(frozen=True)
 class ClipSettings:
-    """What the data depends on. The same settings give the same records and pictures.
-
-    Attributes:
-        train, heldout: clips of each kind. Every pair of steps is shown about equally often.
-        warmup: targets of the warm-up, over the training clips of ``warmup_pairs`` of the 15 pairs of steps.
-        dropped: share of the warm-up's targets that name one of the two steps only.
-        unthinking: share of the warm-up's targets without a thinking block.
-    """
+    """What the data depends on. The same settings give the same records and pictures."""
 
     seed: int = 0
-    train: int = 600
+    train: int = 600  # clips. Every pair of steps is shown about equally often
     heldout: int = 150
-    warmup: int = 4800
+    warmup: int = 4800  # targets of the warm-up, over the training clips of ``warmup_pairs`` of the 15 pairs of steps
     warmup_pairs: int = 10
-    dropped: float = 0.6
-    unthinking: float = 0.4
+    dropped: float = 0.6  # share of the warm-up's targets that name one of the two steps only
+    unthinking: float = 0.4  # share of the warm-up's targets without a thinking block
 
 
 @dataclass(frozen=True)
@@ -97,13 +86,13 @@ def make_clips(
     settings: ClipSettings = ClipSettings(),
     *,
     processes: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    title: str | None = None,
 ) -> bool:
     """Make the demo's data in ``folder``, unless it is there already and was made with these settings.
 
     Args:
-        processes: that draw and encode. By default one per core up to four, 1 stays in this one.
-        progress: called with (clips made, clips in all).
+        processes: that draw and encode. By default one per core up to four. 1: this process.
+        title: of a progress bar on a terminal. None: no bar.
 
     Returns:
         Whether anything was made.
@@ -121,11 +110,11 @@ def make_clips(
             return False
         shutil.rmtree(folder)
     clips = [*_plan("train", settings.train, settings.seed), *_plan("heldout", settings.heldout, settings.seed)]
-    with written_whole(folder) as partial:
-        (partial / "clips").mkdir(parents=True)
-        _write_clips(partial, clips, processes, progress)
-        _write_records(partial, clips, settings)
-        (partial / "settings.json").write_text(json.dumps(wanted, indent=1) + "\n")
+    with written_whole(folder) as unfinished:
+        (unfinished / "clips").mkdir(parents=True)
+        _write_clips(unfinished, clips, processes, title)
+        _write_records(unfinished, clips, settings)
+        (unfinished / "settings.json").write_text(json.dumps(wanted, indent=1) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
     return True
 
@@ -176,26 +165,21 @@ def _plan(split: str, count: int, seed: int) -> Iterator[Clip]:
         yield Clip(f"{split}-{i:04d}", PAIRS[i % len(PAIRS)], tuple(int(n) for n in counts), looks)
 
 
-def _write_clips(folder: Path, clips: list[Clip], processes: int | None, progress) -> None:
+def _write_clips(folder: Path, clips: list[Clip], processes: int | None, title: str | None) -> None:
     processes = min(4, os.cpu_count() or 1) if processes is None else processes
     tasks = [(folder / "clips" / f"{clip.name}.mp4", clip) for clip in clips]
+    bar = partial(tqdm, desc=title, total=len(tasks), unit="clip", disable=title is None or not sys.stderr.isatty())
     if processes == 1:
-        _report(map(_write_clip, tasks), len(tasks), progress)
+        deque(bar(map(_write_clip, tasks)), maxlen=0)
     else:
         # Spawned, not forked: this process may have threads of PyTorch.
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            _report(pool.map(_write_clip, tasks, chunksize=8), len(tasks), progress)
+            deque(bar(pool.map(_write_clip, tasks, chunksize=8)), maxlen=0)
 
 
 def _write_clip(task: tuple[Path, Clip]) -> None:
     path, clip = task
     encode(path, draw_clip(clip))
-
-
-def _report(made: Iterator[None], total: int, progress: Callable[[int, int], None] | None) -> None:
-    for done, _ in enumerate(made, 1):
-        if progress:
-            progress(done, total)
 
 
 def _record(name: str, clip: Clip, answer: str) -> dict[str, Any]:
@@ -214,12 +198,8 @@ def _record(name: str, clip: Clip, answer: str) -> dict[str, Any]:
 
 def _write_records(folder: Path, clips: list[Clip], settings: ClipSettings) -> None:
     train = [clip for clip in clips if clip.name.startswith("train")]
-    heldout = [clip for clip in clips if clip.name.startswith("heldout")]
-    splits = {
-        "train": [_record(clip.name, clip, solution(clip.steps)) for clip in train],
-        "heldout": [_record(clip.name, clip, solution(clip.steps)) for clip in heldout],
-    }
-    for name, records in splits.items():
+    for name in ("train", "heldout"):
+        records = [_record(clip.name, clip, solution(clip.steps)) for clip in clips if clip.name.startswith(name)]
         (folder / f"{name}.json").write_text(json.dumps(records, indent=1) + "\n")
     with open(folder / "warmup.jsonl", "w") as file:
         file.writelines(json.dumps(record) + "\n" for record in _warmup_records(train, settings))

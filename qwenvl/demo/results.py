@@ -15,20 +15,15 @@ from qwenvl.runlog.evaluation import read_evaluation
 
 @dataclass(frozen=True)
 class Score:
-    """Rewards of one evaluation, means over ``n`` clips.
+    """Mean rewards of one evaluation."""
 
-    Attributes:
-        total, total_ci95: weighted sum of format and accuracy, and half the width of its 95 % interval.
-        accuracy, accuracy_ci95: named steps that are shown / named or shown.
-        exact: share of the clips whose steps were named exactly.
-    """
-
-    total: float
-    total_ci95: float
-    accuracy: float
+    total: float  # weighted sum of format and accuracy
+    total_ci95: float  # half the width of its 95 % interval
+    accuracy: float  # named steps that are shown / named or shown
     accuracy_ci95: float
-    exact: float
-    n: int
+    exact: float  # share of the clips whose steps were named exactly
+    n: int  # clips
+    comparable: bool = True  # False for a control under which more than 10 % of the completions have no answer
 
     def above(self, other: Score) -> bool:
         """Whether the 95 % intervals of the totals leave no doubt that this one is higher."""
@@ -36,23 +31,16 @@ class Score:
 
 
 def read_scores(evaluation: str | Path, labels: Mapping[tuple[str, str], str]) -> dict[str, Score]:
-    """The scores of an evaluation's folder.
-
-    Args:
-        labels: what a model under a control is called.
-    """
-    found = {(each["model"], each["control"]): each for each in read_evaluation(evaluation)["numbers"]}
+    """The scores of an evaluation's folder under the ``labels`` of (model, control)."""
+    facts = read_evaluation(evaluation)
+    found = {(each["model"], each["control"]): each for each in facts["numbers"]}
+    broken = {(each["model"], each["control"]) for each in facts["drops"] if not each["comparable"]}
+    half = lambda interval: (interval["high"] - interval["low"]) / 2
     scores = {}
     for key, label in labels.items():
-        total, accuracy = (found[key]["scores"][name] for name in ("total", "accuracy"))
-        scores[label] = Score(
-            total=total["mean"],
-            total_ci95=_half_width(total),
-            accuracy=accuracy["mean"],
-            accuracy_ci95=_half_width(accuracy),
-            exact=found[key]["scores"]["passes"]["mean"],
-            n=found[key]["records"],
-        )
+        total, accuracy, passes = (found[key]["scores"][name] for name in ("total", "accuracy", "passes"))
+        means = (total["mean"], half(total), accuracy["mean"], half(accuracy), passes["mean"])
+        scores[label] = Score(*means, n=found[key]["records"], comparable=key not in broken)
     return scores
 
 
@@ -62,18 +50,25 @@ def in_words(evaluation: str | Path) -> str:
     [gain] = [each for each in facts["differences"] if each["control"] == "none"]
     drops = {each["control"]: each for each in facts["drops"] if each["model"] == gain["after"]}
     return (
-        f"On the same clips GRPO brought {_interval(gain)} IoU. The trained model needs its video: a blank one in its "
-        f"place costs {_interval(drops['blank'])}, another clip {_interval(drops['other_clip'])}."
+        f"On the same clips GRPO brought {_interval(gain)} IoU. What the trained model loses without its video: a "
+        f"blank one in its place {_cost(drops['blank'])}, another clip {_cost(drops['other_clip'])}."
+    )
+
+
+def _cost(drop: Mapping[str, Any]) -> str:
+    if drop["comparable"]:
+        return f"costs {_interval(drop)}"
+    answered = drop["answered"]
+    among = f"costs {_interval(answered)}" if "accuracy" in answered["scores"] else "leaves nothing to compare"
+    return (
+        f"can't be compared ({drop['no_answer']['mean']:.0%} of the completions have no answer; among the "
+        f"{answered['records']} clips with one it {among})"
     )
 
 
 def _interval(each: Mapping[str, Any]) -> str:
     mean, low, high = (each["scores"]["accuracy"][name] for name in ("mean", "low", "high"))
     return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def _half_width(interval: Mapping[str, float]) -> float:
-    return (interval["high"] - interval["low"]) / 2
 
 
 def best_blind_accuracy() -> tuple[float, tuple[int, ...]]:
@@ -98,7 +93,8 @@ def table(scores: Mapping[str, Score], format_weight: float, accuracy_weight: fl
     rows = [("", "total reward", "steps (IoU)", "both steps right")]
     for name, score in scores.items():
         total = f"{score.total:.2f} ± {score.total_ci95:.2f}"
-        rows.append((name, total, f"{score.accuracy:.2f} ± {score.accuracy_ci95:.2f}", f"{score.exact:.0%}"))
+        label = name if score.comparable else f"{name}**"
+        rows.append((label, total, f"{score.accuracy:.2f} ± {score.accuracy_ci95:.2f}", f"{score.exact:.0%}"))
     rows.append(("best without looking*", f"{format_weight + accuracy_weight * blind:.2f}", f"{blind:.2f}", "-"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -108,6 +104,8 @@ def table(scores: Mapping[str, Score], format_weight: float, accuracy_weight: fl
         f"{n} held-out clips, greedy, 95 % intervals; total = {format_weight:g} format + {accuracy_weight:g} IoU",
         f"* the right form and steps {', '.join(map(str, guess))}, whatever is shown: no fixed answer scores higher",
     ]
+    if not all(score.comparable for score in scores.values()):
+        lines.append("** not comparable: over 10% of the completions have no answer, so the score is one of the form")
     return "\n".join(lines)
 
 

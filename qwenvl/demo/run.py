@@ -24,7 +24,6 @@ from typing import Any
 import yaml
 
 from qwenvl.demo.clips import make_clips, tokenizer_texts
-from qwenvl.demo.counting import Counting
 from qwenvl.demo.results import Score, example, in_words, read_scores, table
 from qwenvl.demo.settings import CHECKS, CLIPS, FAMILY, LINEAR_ATTENTION_STEPS, MODEL, STEPS, Demo, usual_steps
 from qwenvl.model.families import FAMILIES
@@ -34,60 +33,7 @@ WARMUP = "warmup.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo, or show the one that is there, and return the exit status."""
-    demo, fresh = _parse(argv)
-    done = finished(demo)
-    if done and not fresh:
-        print(f"This demo was run before, until {done['finished']}; nothing is trained now (--fresh does it anew).\n")
-    else:
-        done = run_demo(demo, fresh=fresh)
-    _show(demo, {name: Score(**score) for name, score in done["scores"].items()}, done["in_words"])
-    return 0
-
-
-def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
-    """Make what is missing, train, evaluate, and write ``result.json``. Return what it holds.
-
-    Args:
-        fresh: make clips and model anew too.
-
-    Raises:
-        FileExistsError: the folder holds something that the demo did not make.
-    """
-    from transformers.utils import logging as transformers_logging
-
-    from qwenvl.train.display.console import settle_output
-
-    settle_output()
-    started = time.time()
-    transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
-    demo.folder.mkdir(parents=True, exist_ok=True)
-    if fresh:
-        _remove(demo.data, demo.data / "settings.json")
-        _remove(demo.model, demo.folder / WARMUP)
-    measured = (demo.steps, demo.clips, demo.family) == (STEPS, CLIPS, FAMILY)
-    usual = " (3 to 4 minutes on two cores)" if measured else ""
-    print(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
-    _make_clips(demo)
-    _make_model(demo)
-    _train(demo)
-    scores = _evaluate(demo)
-    _report(demo)
-    minutes = (time.time() - started) / 60
-    finished = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    result = {
-        "finished": finished,
-        "minutes": round(minutes, 2),
-        "settings": _settings(demo),
-        "scores": {name: asdict(score) for name, score in scores.items()},
-        "in_words": in_words(demo.evaluation),
-    }
-    (demo.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nDone in {minutes:.1f} minutes.\n")
-    return result
-
-
-def _parse(argv: Sequence[str] | None) -> tuple[Demo, bool]:
+    """Run the demo, or show its earlier result, and return the exit status."""
     parser = argparse.ArgumentParser(prog="qwenvl demo", description=__doc__.split("\n\n")[0])
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/demo"), help="where everything goes [%(default)s]"
@@ -107,7 +53,14 @@ def _parse(argv: Sequence[str] | None) -> tuple[Demo, bool]:
     if args.clips < 8:
         parser.error("--clips: at least 8, a batch")
     steps = args.steps or usual_steps(args.family)
-    return Demo(args.output_dir.resolve(), args.seed, steps, args.clips, args.family), args.fresh
+    demo = Demo(args.output_dir.resolve(), args.seed, steps, args.clips, args.family)
+    done = finished(demo)
+    if done and not args.fresh:
+        print(f"This demo was run before, until {done['finished']}; nothing is trained now (--fresh does it anew).\n")
+    else:
+        done = run_demo(demo, fresh=args.fresh)
+    _show(demo, {name: Score(**score) for name, score in done["scores"].items()}, done["in_words"])
+    return 0
 
 
 def _positive(text: str) -> int:
@@ -116,11 +69,46 @@ def _positive(text: str) -> int:
     return number
 
 
-def _make_clips(demo: Demo) -> None:
-    with Counting("[1/4] clips", "clip") as clips:
-        made = make_clips(demo.data, demo.clip_settings, progress=clips.advance)
-    if not made:
+def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
+    """Make missing clips and model, or with ``fresh`` both, train, evaluate, and write ``result.json``.
+
+    Raises:
+        FileExistsError: the folder contains files that the demo did not make.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    from qwenvl.doctor.report import add_pictures, make_report
+    from qwenvl.train.display.console import settle_output
+
+    settle_output()
+    started = time.time()
+    transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
+    demo.folder.mkdir(parents=True, exist_ok=True)
+    if fresh:
+        _remove(demo.data, demo.data / "settings.json")
+        _remove(demo.model, demo.folder / WARMUP)
+    measured = (demo.steps, demo.clips, demo.family) == (STEPS, CLIPS, FAMILY)
+    usual = " (3 to 4 minutes on two cores)" if measured else ""
+    print(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
+    if make_clips(demo.data, demo.clip_settings, title="[1/4] clips"):
+        print("[1/4] clips: done")
+    else:
         print("[1/4] clips: already there")
+    _make_model(demo)
+    _train(demo)
+    scores = _evaluate(demo)
+    add_pictures(make_report([demo.run], demo.run / "report"))
+    minutes = (time.time() - started) / 60
+    result = {
+        "finished": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        "minutes": round(minutes, 2),
+        "settings": _settings(demo),
+        "scores": {name: asdict(score) for name, score in scores.items()},
+        "in_words": in_words(demo.evaluation),
+    }
+    (demo.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\nDone in {minutes:.1f} minutes.\n")
+    return result
 
 
 def _make_model(demo: Demo) -> None:
@@ -147,7 +135,7 @@ def _make_model(demo: Demo) -> None:
     processor = make_processor(demo.family, tokenizer_texts())
     make_model(demo.family, processor, demo.seed, **MODEL).save_pretrained(demo.start)
     processor.save_pretrained(demo.start)
-    print(f"[2/4] warm-up: {_command('warmup', config)}")
+    print(f"[2/4] warm-up: {_command('warmup', '--config', config)}")
     command.main(["--config", str(config)])
     (demo.model / "demo.json").write_text(json.dumps(wanted, indent=1) + "\n")
 
@@ -160,27 +148,20 @@ def _train(demo: Demo) -> None:
     _remove(demo.run, config)  # an earlier run, finished or not
     (demo.folder / "result.json").unlink(missing_ok=True)
     config.write_text(yaml.safe_dump(demo.training_settings(), sort_keys=False))
-    print(f"[3/4] GRPO: {_command('train', config)}")
+    print(f"[3/4] GRPO: {_command('train', '--config', config)}")
     train_grpo.main(["--config", str(config)])
 
 
 def _evaluate(demo: Demo) -> dict[str, Score]:
     """The command that compares the two models on held-out clips, with their own video and without."""
-    from qwenvl.evaluate.held_out import command
+    from qwenvl.evaluate import held_out
 
-    print(f"[4/4] does it look? {_program()} evaluate {shlex.join(_here(demo.evaluation_words()))}")
+    print(f"[4/4] does it look? {_command('evaluate', *demo.evaluation_words())}")
     with redirect_stdout(io.StringIO()):  # of its table the demo's own has the rows that matter here
-        command.main([*demo.evaluation_words(), "--fresh"])
+        held_out.main([*demo.evaluation_words(), "--fresh"])
     before, after = demo.model.name, demo.run.name
     labels = {(before, AS_IT_IS): "before GRPO", (after, AS_IT_IS): f"after {demo.steps} steps of GRPO"}
     return read_scores(demo.evaluation, labels | {(after, control): label for control, label in CHECKS.items()})
-
-
-def _report(demo: Demo) -> None:
-    """Pages of the run, with its frames."""
-    from qwenvl.doctor.report import add_pictures, make_report
-
-    add_pictures(make_report([demo.run], demo.run / "report"))
 
 
 def _show(demo: Demo, scores: dict[str, Score], in_words: str) -> None:
@@ -197,23 +178,16 @@ def _show(demo: Demo, scores: dict[str, Score], in_words: str) -> None:
         f"\nrollouts  {here(demo.run / 'rollouts')}: every completion with its rewards"
         f"\nreport    {here(demo.run / 'report' / 'index.html')}: curves, frames and groups; open it in a browser"
         f"\nmodel     {here(demo.run)}: loads with transformers"
-        f"\nworth     {_program()} evaluate {shlex.join(_here(demo.evaluation_words()))}: made the table above"
-        f"\nagain     {_command('train', demo.folder / 'run.yaml')}"
+        f"\nworth     {_command('evaluate', *demo.evaluation_words())}: made the table above"
+        f"\nagain     {_command('train', '--config', demo.folder / 'run.yaml')}"
     )
 
 
-def _command(name: str, config: Path) -> str:
-    """A command with its settings file, as it can be typed here."""
-    return f"{_program()} {name} --config {os.path.relpath(config)}"
-
-
-def _program() -> str:
-    return "qwenvl" if shutil.which("qwenvl") else os.path.relpath(Path(sys.executable).with_name("qwenvl"))
-
-
-def _here(words: Sequence[str]) -> list[str]:
-    """The words of a command, with paths as they are from here."""
-    return [os.path.relpath(word) if word.startswith("/") else word for word in words]
+def _command(name: str, *words: str | Path) -> str:
+    """A command as it can be typed here, with relative paths."""
+    program = "qwenvl" if shutil.which("qwenvl") else os.path.relpath(Path(sys.executable).with_name("qwenvl"))
+    here = [os.path.relpath(word) if str(word).startswith("/") else str(word) for word in words]
+    return f"{program} {name} {shlex.join(here)}"
 
 
 def finished(demo: Demo) -> dict[str, Any] | None:

@@ -41,22 +41,14 @@ LASER, PICK_LIGHT, WORK_LIGHT = (255, 60, 60), (70, 230, 120), (255, 236, 150)
 
 @dataclass
 class Station:
-    """One clip's station: what varies from clip to clip, and what the steps done so far have left on it.
+    """One clip's station: what varies from clip to clip, and the steps that are done."""
 
-    Attributes:
-        shift: where the housing sits relative to its usual place.
-        mat, glove: colours of the bench mat and of the worker's gloves.
-        light: brightness of the lamp, about 1.
-        wobble: how far, and along which phase, the hand strays from the straight way.
-        done: steps, as indices into STEPS.
-    """
-
-    shift: Point
-    mat: Colour
+    shift: Point  # of the housing from its usual place
+    mat: Colour  # of the bench
     glove: Colour
-    light: float
-    wobble: tuple[float, float]
-    done: set[int] = field(default_factory=set)
+    light: float  # brightness of the lamp, about 1
+    wobble: tuple[float, float]  # size and phase of the hand's deviation from the straight way
+    done: set[int] = field(default_factory=set)  # indices into STEPS
 
     @classmethod
     def draw_lot(cls, rng: np.random.Generator) -> Station:
@@ -83,14 +75,15 @@ class Canvas:
         self.pen = ImageDraw.Draw(image, "RGBA")
 
     def box(self, centre: Point, width: float, height: float, fill, radius: float = 0.0, outline=None) -> None:
-        (x, y), s = centre, self.scale
-        corners = [(x - width / 2) * s, (y - height / 2) * s, (x + width / 2) * s, (y + height / 2) * s]
-        self.pen.rounded_rectangle(corners, radius * s, fill=fill, outline=outline, width=2)
+        corners = self._corners(centre, width / 2, height / 2)
+        self.pen.rounded_rectangle(corners, radius * self.scale, fill=fill, outline=outline, width=2)
 
     def disc(self, centre: Point, radius: float, fill, outline=None) -> None:
+        self.pen.ellipse(self._corners(centre, radius, radius), fill=fill, outline=outline, width=2)
+
+    def _corners(self, centre: Point, dx: float, dy: float) -> list[float]:
         (x, y), s = centre, self.scale
-        corners = [(x - radius) * s, (y - radius) * s, (x + radius) * s, (y + radius) * s]
-        self.pen.ellipse(corners, fill=fill, outline=outline, width=2)
+        return [(x - dx) * s, (y - dy) * s, (x + dx) * s, (y + dy) * s]
 
     def line(self, points: list[Point], width: float, fill) -> None:
         """A line with round joints and ends."""
@@ -104,7 +97,7 @@ class Canvas:
 
 
 def draw_bench(station: Station) -> Image.Image:
-    """What no step of this segment changes: mat, trays, housing, and the parts that are already in it."""
+    """The background of a segment: mat, trays, housing, and the parts that are already in it."""
     canvas = Canvas(Image.new("RGB", (2 * SIZE, 2 * SIZE), station.mat))
     grid = tuple(c + 9 for c in station.mat)
     for i in range(1, 10):
@@ -183,14 +176,8 @@ def _draw_coil(canvas: Canvas, centre: Point) -> None:
 def _draw_cable(canvas: Canvas, plug: Point) -> None:
     """From the left edge to ``plug``, sagging."""
     start = (-0.02, 0.74)
-    way = [
-        (
-            start[0] + (plug[0] - start[0]) * k / 8,
-            start[1] + (plug[1] - start[1]) * k / 8 + 0.1 * math.sin(math.pi * k / 8),
-        )
-        for k in range(9)
-    ]
-    canvas.line(way, 0.032, CABLE)
+    (dx, dy), sag = (plug[0] - start[0], plug[1] - start[1]), lambda k: 0.1 * math.sin(math.pi * k / 8)
+    canvas.line([(start[0] + dx * k / 8, start[1] + dy * k / 8 + sag(k)) for k in range(9)], 0.032, CABLE)
     canvas.box(plug, 0.085, 0.1, (250, 214, 90), 0.012, outline=(150, 110, 10))
 
 
@@ -293,11 +280,7 @@ def _scan_label(canvas: Canvas, station: Station, t: float) -> None:
     _draw_hand(canvas, station, (place[0], place[1] + 0.04))
 
 
-_PLAY: tuple[Callable[[Canvas, Station, float], None], ...] = (
-    _pick_screw,
-    _insert_fan,
-    _plug_cable,
-    _fasten_screw,
-    _close_cover,
-    _scan_label,
+_PLAY: tuple[Callable[[Canvas, Station, float], None], ...] = (  # in the order of STEPS
+    *(_pick_screw, _insert_fan, _plug_cable),
+    *(_fasten_screw, _close_cover, _scan_label),
 )

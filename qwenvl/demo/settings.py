@@ -11,9 +11,9 @@ from qwenvl.model.families import FamilyName
 
 STEPS, CLIPS = 200, 600
 LINEAR_ATTENTION_STEPS = 300
-"""Of Qwen3.5: after 200 it still mistook one step for another on one of five seeds, which cost 0.14 of the reward."""
+"""Steps of Qwen3.5: after 200 one of five seeds still mistook one step for another, which cost 0.14 of the reward."""
 CHECKS = {"blank": "after, shown a blank video", "other_clip": "after, shown another clip"}
-"""What is taken away from the trained model, and what the table calls it."""
+"""Controls of the trained model, and their labels in the table."""
 MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "num_layers": 2,
@@ -23,55 +23,33 @@ MODEL: dict[str, Any] = {
 }
 FAMILY: FamilyName = "qwen2_5_vl"
 LINEAR_ATTENTION: dict[str, Any] = {"stop_below_loss": 0.115, "lr_scheduler_type": "linear", "max_grad_norm": 0.3}
-"""What the warm-up of Qwen3.5 has otherwise than that of the others.
+"""Warm-up settings of Qwen3.5 that differ from those of the other families.
 
-It learns the words of the answers sooner than the steps in them, so that it still mistakes many at 0.13. On the way
-from there to 0.115 single large gradients throw it back, unless they are cut and the rate falls.
+It learns the words of the answers sooner than the steps in them, and at a loss of 0.13 still mistakes many. From there
+to 0.115 single large gradients throw it back, unless they are clipped and the learning rate decays.
 """
 
 
 def usual_steps(family: FamilyName) -> int:
-    """Optimizer steps of GRPO where none are asked for."""
+    """Default number of optimizer steps of GRPO."""
     return LINEAR_ATTENTION_STEPS if family.startswith("qwen3_5") else STEPS
 
 
 @dataclass(frozen=True)
 class Demo:
-    """One demo: its folder, and all that its result depends on.
-
-    Attributes:
-        folder: clips go to ``data``, random weights to ``start``, the warmed-up model to ``model``, the run to
-            ``run``, what both are worth to ``evaluation``.
-        steps: optimizer steps of GRPO, 8 prompts x 8 completions each.
-        clips: to train on. A quarter as many are held out.
-        family: of the model, one of ``qwenvl.model.families``.
-    """
+    """One demo: its folder, and everything that its result depends on."""
 
     folder: Path
     seed: int = 0
-    steps: int = STEPS
-    clips: int = CLIPS
+    steps: int = STEPS  # optimizer steps of GRPO, 8 prompts x 8 completions each
+    clips: int = CLIPS  # to train on. A quarter as many are held out
     family: FamilyName = FAMILY
 
-    @property
-    def data(self) -> Path:
-        return self.folder / "data"
-
-    @property
-    def start(self) -> Path:
-        return self.folder / "start"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def evaluation(self) -> Path:
-        return self.folder / "evaluation"
+    data = property(lambda demo: demo.folder / "data")
+    start = property(lambda demo: demo.folder / "start")
+    model = property(lambda demo: demo.folder / "model")
+    run = property(lambda demo: demo.folder / "run")
+    evaluation = property(lambda demo: demo.folder / "evaluation")
 
     @property
     def clip_settings(self) -> ClipSettings:
@@ -79,12 +57,12 @@ class Demo:
 
     @property
     def frame_pixels(self) -> int:
-        """Of the frames as the model sees them: two merged patches wide and high."""
+        """Pixels of a frame as the model sees it: two merged patches wide and high."""
         side = 2 * 28 if self.family.startswith("qwen2") else 2 * 32
         return side * side
 
     def warmup_settings(self) -> dict[str, Any]:
-        """What `qwenvl warmup --config` is given."""
+        """The configuration of `qwenvl warmup`."""
         return {
             "model_name_or_path": str(self.start),
             "dataset_use": "demo_warmup",
@@ -111,12 +89,12 @@ class Demo:
         } | (LINEAR_ATTENTION if self.family.startswith("qwen3_5") else {})
 
     def evaluation_words(self) -> list[str]:
-        """What `qwenvl evaluate` is given."""
+        """The arguments of `qwenvl evaluate`."""
         flags = ["--use_cpu", "--controls", ",".join(CHECKS), "--output_dir", str(self.evaluation)]
         return [str(self.model), str(self.run), "demo_heldout", *flags]
 
     def training_settings(self) -> dict[str, Any]:
-        """What `qwenvl train --config` is given."""
+        """The configuration of `qwenvl train`."""
         return {
             "model_name_or_path": str(self.model),
             "dataset_use": "demo_train",

@@ -34,22 +34,13 @@ from qwenvl.model.families import FamilyName
 FAMILIES: tuple[FamilyName, ...] = get_args(FamilyName)
 
 # Same names and same order as in the real vocabularies, where they follow the ordinary tokens.
+# fmt: off
 SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>",
 )
+# fmt: on
 
 # ChatML. Unlike the real checkpoints' template it adds no system turn of its own: prompts of the tiny model stay short.
 CHAT_TEMPLATE = """\
@@ -213,15 +204,15 @@ def save_tiny(
 
 
 def _make_states_last(model: PreTrainedModel) -> None:
-    """Starts layers of linear attention as they are started for training (arXiv:2412.06464, code of its authors).
+    """Initialize layers of linear attention as for training (arXiv:2412.06464, code of its authors).
 
-    Transformers leaves that to checkpoints: its random weights forget nearly all of a state within a token, and their
-    convolutions let little through. Steps of time are drawn as for Mamba-2: from 0.001 to 0.1, their logarithms evenly.
+    The random weights of transformers forget nearly all of a state within a token, and their convolutions let little
+    through. Time steps are log-uniform between 0.001 and 0.1, as in Mamba-2.
     """
     for module in model.modules():
         if hasattr(module, "dt_bias"):
             steps = torch.empty_like(module.dt_bias).uniform_(math.log(0.001), math.log(0.1)).exp()
-            module.dt_bias.data = steps + (-torch.expm1(-steps)).log()  # what softplus makes these steps of
+            module.dt_bias.data = steps + (-torch.expm1(-steps)).log()  # inverse of softplus
             module.conv1d.reset_parameters()
 
 
@@ -250,24 +241,14 @@ def _experts(hidden_size: int) -> dict[str, Any]:
 def _rope_parameters(family: FamilyName, head_dim: int) -> dict[str, Any]:
     """Halves of a head shared among time, height and width in the proportions of the real checkpoints."""
     half = head_dim // 2
-    if family.startswith("qwen3_vl"):
-        space = half * 5 // 16
-        return {
-            "rope_type": "default",
-            "rope_theta": 5e6,
-            "mrope_section": [half - 2 * space, space, space],
-            "mrope_interleaved": True,
-        }
     if family.startswith("qwen3_5"):
-        return {
-            "rope_type": "default",
-            "rope_theta": 1e7,
-            "partial_rotary_factor": 0.25,
-            "mrope_section": [3, 3, 2],  # halves of the 16 numbers that are rotated
-            "mrope_interleaved": True,
-        }
-    space = half * 3 // 8
-    return {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [half - 2 * space, space, space]}
+        own = {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_interleaved": True}
+        return {"rope_type": "default", "mrope_section": [3, 3, 2], **own}  # halves of the 16 numbers that are rotated
+    interleaved = family.startswith("qwen3_vl")
+    space = half * 5 // 16 if interleaved else half * 3 // 8
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 5e6 if interleaved else 1e6}
+    rope["mrope_section"] = [half - 2 * space, space, space]
+    return rope | {"mrope_interleaved": True} if interleaved else rope
 
 
 def _vision_config(family: FamilyName, hidden_size: int, depth: int, out_size: int, init: float) -> dict[str, Any]:

@@ -1,29 +1,36 @@
-"""Look at every record of a data set as training would see it, and say what is wrong with it."""
+"""``qwenvl data check``: reads and decodes every record as training would, and reports what is wrong with it."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError
-from qwenvl.data.fit import what_was_lowered
-from qwenvl.data.media.resize import Thumbnails
+from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError, place_of
 from qwenvl.data.options import SampleOptions
-from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.data.records.catalog import DatasetSource
+from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
+from qwenvl.data.records.presets.table import how_read
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
-from qwenvl.doctor.spread import quantiles
+from qwenvl.doctor.convert import summary_of, write_records
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
+from qwenvl.doctor.stats import quantiles, spread, truncated
 from qwenvl.hint import Hint
+from qwenvl.rewards.resolve import build_rubric
 from qwenvl.types import Fitted, Record
 
-HintsOf = Callable[[Record, MediaSizes], list[Hint]]
+if TYPE_CHECKING:  # they load torch, which the other commands do without
+    from qwenvl.data.collator import GRPOCollator
+    from qwenvl.data.dataset import GRPODataset
+    from qwenvl.data.prompt_length import MediaSizes
 
 ADVICE = {
     "JSON": "A file is one array of objects, or one object a line; mend the places named.",
@@ -36,92 +43,106 @@ ADVICE = {
     "not a video": "The name says video, the content does not: look at how these files were made.",
     "unreadable media": "Fetch or encode these files again, or take the rows out with --write-clean.",
     "damaged media": "Fetch these files again, or record them anew. --decode_check fast takes what decoders hide.",
-    "meta and clip disagree": "frame_cnts must sum to the clip's frames, and spans lie within its seconds: were "
-    "the clips cut or re-encoded after it?",
+    "meta and clip disagree": "frame_cnts must sum to the clip's frames, and spans lie within its seconds: were the "
+    "clips cut or re-encoded after it?",
     "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
     "duplicate id": "Give each record its own id, or none.",
     "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "
     "everywhere.",
 }
-
-NOT_LOOKED_AT = 64  # pixels of the longer side of frames that are decoded for nobody
 WRONG_HEADER = "the file says something else than it shows"
+DECODE_CHECK = "strict with PyAV, else fast"  # the default
+SHOWN_PER_KIND = 5
+THUMBNAIL_PIXELS = 64  # longer side of decoded frames without a model: nobody looks at them
+
+HintsOf = Callable[[Record, "MediaSizes"], list[Hint]]
+Problem = dict[str, str]  # "kind" and "message"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What became of one record.
+class CheckedRecord:
+    """A record that can be trained on."""
 
-    Attributes:
-        where: its place and id.
-        problem: why it can't be trained on, beginning with its place. None for a good one.
-        kind: the problem in a few words.
-        images: how many it has.
-        frames, seconds: of each of its clips: frames shown, and the time from the first to the last of them.
-        tokens: length of the prompt, vision tokens included. None without a processor.
-        fitted: what was lowered to make it fit.
-        rescaled: clips that differ a little from what ``meta`` says.
-        notes: what the files of its clips say wrongly of their frames, each with its path.
-        hints: what is worth a look.
-    """
-
-    where: str = ""
-    problem: str | None = None
-    kind: str = ""
-    images: int = 0
-    frames: tuple[int, ...] = ()
-    seconds: tuple[float, ...] = ()
-    tokens: int | None = None
-    fitted: Fitted | None = None
-    rescaled: int = 0
-    notes: tuple[str, ...] = ()
-    hints: tuple[Hint, ...] = ()
+    where: str  # its place and id
+    images: int
+    frames: tuple[int, ...]  # shown of each clip
+    seconds: tuple[float, ...]  # from the first to the last of them
+    tokens: int | None  # of the prompt, vision tokens included. None without a processor
+    fitted: Fitted | None  # what was lowered to make the prompt fit
+    rescaled: int  # clips that differ a little from what ``meta`` says
+    notes: tuple[str, ...]  # errors in the headers of its clips, each with the path
+    hints: tuple[Hint, ...]
 
 
 @dataclass
-class Report:
-    """What ``examine`` found.
+class CheckReport:
+    """The result of ``examine``."""
 
-    Attributes:
-        good: records that can be trained on, in the order read. Each is read again when it is asked for.
-        read_as: the format that was guessed, by the name of the data set.
-        problems: {"kind", "message"} of each row that can't.
-        warnings: as ``problems``, of rows that can.
-        findings: of the good ones.
-    """
-
-    good: Sequence[Record] = ()
-    read_as: dict[str, str] = field(default_factory=dict)
-    problems: list[dict[str, str]] = field(default_factory=list)
-    warnings: list[dict[str, str]] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-
-    def add_problem(self, kind: str, message: str) -> None:
-        self.problems.append({"kind": kind, "message": message})
+    good: Sequence[Record] = ()  # records that can be trained on, in the order read. An access reads its record again
+    checked: list[CheckedRecord] = field(default_factory=list)  # one entry for each good record
+    problems: list[Problem] = field(default_factory=list)  # of rows that can't be trained on
+    warnings: list[Problem] = field(default_factory=list)  # of rows that can
+    read_as: dict[str, str] = field(default_factory=dict)  # the guessed formats, by the name of the data set
 
     def summary(self) -> dict[str, Any]:
-        """Return what a script may want: counts, problems by kind, and quantiles of what the good records hold."""
-        fine = self.findings
-        tokens = [finding.tokens for finding in fine if finding.tokens is not None]
+        """The report as JSON: counts, problems by kind, and quantiles over the good records."""
+        fine = self.checked
         return {
             "records": len(self.good) + len(self.problems),
             "good": len(self.good),
             "bad": len(self.problems),
             "bad_by_kind": dict(Counter(problem["kind"] for problem in self.problems).most_common()),
-            "clips": sum(len(finding.frames) for finding in fine),
-            "images": sum(finding.images for finding in fine),
-            "text_only": sum(not finding.frames and not finding.images for finding in fine),
-            "frames_per_clip": quantiles([n for finding in fine for n in finding.frames]),
-            "seconds_per_clip": quantiles([s for finding in fine for s in finding.seconds]),
-            "prompt_tokens": quantiles(tokens),
-            "fitted_prompts": sum(finding.fitted is not None for finding in fine),
-            "rescaled_clips": sum(finding.rescaled for finding in fine),
-            "wrong_headers": sum(len(finding.notes) for finding in fine),
+            "clips": sum(len(each.frames) for each in fine),
+            "images": sum(each.images for each in fine),
+            "text_only": sum(not each.frames and not each.images for each in fine),
+            "frames_per_clip": quantiles([n for each in fine for n in each.frames]),
+            "seconds_per_clip": quantiles([s for each in fine for s in each.seconds]),
+            "prompt_tokens": quantiles([each.tokens for each in fine if each.tokens is not None]),
+            "fitted_prompts": sum(each.fitted is not None for each in fine),
+            "rescaled_clips": sum(each.rescaled for each in fine),
+            "wrong_headers": sum(len(each.notes) for each in fine),
             "read_as": self.read_as,
             "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
             "problems": self.problems,
             "warnings": self.warnings,
         }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
+    add_dataset_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_frame_flags(parser)
+    parser.set_defaults(decode_check=DECODE_CHECK)
+    parser.add_argument(
+        "--all_frames", action="store_true", help="decode all frames of each clip, not only those that are shown"
+    )
+    parser.add_argument("--write-clean", metavar="OUT", help="write the good records there; kinds as for convert")
+    parser.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
+    parser.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the data set and print the report. Return 1 if any record is bad."""
+    if args.decode_check == DECODE_CHECK:  # PyAV is the only decoder that reports errors
+        args.decode_check = "strict" if args.video_backend in ("auto", "pyav") else "fast"
+    rubric = build_rubric(args.reward_funcs) if args.reward_funcs else None
+    with redirect_stdout(sys.stderr):  # for libraries that print while they load
+        collator = make_collator(args)
+        report = examine(
+            resolve_datasets(args.dataset, args.dataset_catalog),
+            options=ReadOptions.of(args),
+            check_record=rubric.check_record if rubric else None,
+            sample_options=SampleOptions.of(args, on_bad_sample="error"),
+            collator=collator,
+            look_for=hints_by(args, collator, rubric.functions if rubric else ()),
+            all_frames=args.all_frames,
+            jobs=args.jobs,
+        )
+        if args.write_clean:
+            print(summary_of(write_records(report.good, Path(args.write_clean)), args.write_clean))
+    print(json.dumps(report.summary(), indent=1, ensure_ascii=False) if args.json else render(report, args.dataset))
+    return 1 if report.problems or not report.good else 0
 
 
 def examine(
@@ -134,108 +155,99 @@ def examine(
     look_for: HintsOf | None = None,
     all_frames: bool = False,
     jobs: int = 2,
-    progress: Callable[[Iterator, int], Iterable] | None = None,
-) -> Report:
+) -> CheckReport:
     """Read all rows, decode the media of each as evaluation does, and build its prompt if there is a ``collator``.
 
     Args:
-        sample_options: how frames are chosen and decoded. With ``on_bad_sample`` other than ``error``
-            failures are not told.
-        look_for: says what is worth a look in a record and its decoded media.
+        sample_options: how frames are selected and decoded. ``on_bad_sample`` must be ``error``.
+        look_for: returns the hints about a record and its decoded media.
         all_frames: also decode the frames of each clip that its sample does not show.
         jobs: clips decoded at the same time, each in a process of its own.
-        progress: a function as tqdm is. It gets an iterator, which yields once for each row, and the number of rows.
     """
-    report = Report()
-    files = list(_opened(sources, options, check_record, report))
+    from tqdm import tqdm
+
+    from qwenvl.data.dataset import GRPODataset
+    from qwenvl.data.media.resize import Thumbnails
+
+    report = CheckReport()
+    files: list[RecordFile] = []
+    for source in sources:
+        try:
+            files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
+        except RecordError as error:  # the file as a whole
+            report.problems.append({"kind": error.kind, "message": str(error)})
     report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
-    tokenizing = threading.Lock()  # tokenizers may not be shared
+    tokenizing = threading.Lock()  # tokenizers are not thread-safe
     limit = None
     if collator is not None and collator.limit is not None and collator.limit.fit_frames:
         limit = replace(collator.limit, lock=tokenizing)
-    ruler = Thumbnails(NOT_LOOKED_AT) if collator is None else collator.ruler
+    ruler = Thumbnails(THUMBNAIL_PIXELS) if collator is None else collator.ruler
     dataset = GRPODataset((), sample_options, training=False, limit=limit, ruler=ruler)
+
+    def check(record: Record | RecordError) -> CheckedRecord | Problem:
+        return _check_one(record, dataset, collator, tokenizing, look_for, all_frames)
+
     good: list[list[int]] = [[] for _ in files]
-    asked: dict[int, tuple[str, str]] = {}
+    questions: dict[int, tuple[str, str]] = {}
     rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
-
-    def look(place: tuple[int, int, Record | RecordError]) -> tuple[Finding, tuple[int, int, Record | RecordError]]:
-        return _finding(place[2], dataset, collator, tokenizing, look_for, all_frames), place
-
     with ThreadPoolExecutor(jobs) as pool:
-        found = _in_order(pool, look, rows, ahead=4 * jobs)
-        for finding, (number, index, record) in progress(found, sum(map(len, files))) if progress else found:
-            if finding.problem is not None:
-                report.add_problem(finding.kind, finding.problem)
-                continue
-            good[number].append(index)
-            report.findings.append(finding)
-            report.warnings += _repeated(record, asked)
+        results = _in_order(pool, check, rows, ahead=4 * jobs)
+        total, quiet = sum(map(len, files)), not sys.stderr.isatty()
+        for (number, index, record), result in tqdm(results, total=total, unit="record", disable=quiet):
+            if isinstance(result, CheckedRecord):
+                good[number].append(index)
+                report.checked.append(result)
+                report.warnings += _repeated(record, questions)
+            else:
+                report.problems.append(result)
     report.good = JoinedRecords([file.subset(indices) for file, indices in zip(files, good, strict=True)])
-    report.warnings += [
-        {"kind": WRONG_HEADER, "message": f"{finding.where}: {note}"}
-        for finding in report.findings
-        for note in finding.notes
-    ]
-    report.warnings += [
-        {"kind": "lowered to fit", "message": f"{finding.where}: {what_was_lowered(finding.fitted)}"}
-        for finding in report.findings
-        if finding.fitted is not None
-    ]
-    report.warnings += _hints_of(report.findings)
+    report.warnings += _warnings(report.checked)
     return report
 
 
-def _in_order(pool: ThreadPoolExecutor, look: Callable, places: Iterable, ahead: int) -> Iterator:
-    """Map as ``pool.map`` does, but take the next place only when one is done, so that few records are in memory."""
+def _in_order(pool: ThreadPoolExecutor, check: Callable, rows: Iterable, ahead: int) -> Iterator:
+    """Each row with its result, as ``pool.map`` yields them, but with at most ``ahead`` records in memory."""
     waiting: deque = deque()
-    for place in places:
-        waiting.append(pool.submit(look, place))
+    for row in rows:
+        waiting.append((row, pool.submit(check, row[2])))
         if len(waiting) > ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
+            row, result = waiting.popleft()
+            yield row, result.result()
+    for row, result in waiting:
+        yield row, result.result()
 
 
-def _opened(
-    sources: Sequence[DatasetSource], options: ReadOptions | None, check_record: RecordCheck | None, report: Report
-) -> Iterator[RecordFile]:
-    for source in sources:
-        try:
-            yield RecordFile(source, seed=0, options=options, check_record=check_record)
-        except RecordError as error:  # the file as a whole
-            report.add_problem(error.kind, str(error))
-
-
-def _finding(
+def _check_one(
     record: Record | RecordError,
     dataset: GRPODataset,
     collator: GRPOCollator | None,
     tokenizing: threading.Lock,
     look_for: HintsOf | None,
     all_frames: bool,
-) -> Finding:
+) -> CheckedRecord | Problem:
+    from qwenvl.data.prompt_length import MediaSizes
+
     if isinstance(record, RecordError):
-        return Finding(problem=str(record), kind=record.kind)
-    where = f"{record.where} (id {record.id})"
+        return {"kind": record.kind, "message": str(record)}
+    where = place_of(record)
     try:
         sample = dataset.load(record)
         for number in range(len(record.videos) if all_frames else 0):
             with dataset.open(record, number) as clip:
                 clip.check_all()
     except LongPromptError as error:
-        return Finding(where, str(error), error.kind)
+        return {"kind": error.kind, "message": str(error)}
     except (BadMediaError, FramePlanError) as error:
-        return Finding(where, f"{where}: {error}", error.kind)
-    infos = [clip.info for clip in sample.videos]
+        return {"kind": error.kind, "message": f"{where}: {error}"}
     tokens = None
     if collator is not None:
         with tokenizing:
             batch = collator([sample])["prompts"]
         if batch.bad:
-            return Finding(where, batch.bad[0].error, "too long")
+            return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
-    return Finding(
+    infos = [clip.info for clip in sample.videos]
+    return CheckedRecord(
         where,
         images=len(record.images),
         frames=tuple(len(info.indices) for info in infos),
@@ -248,27 +260,56 @@ def _finding(
     )
 
 
-def _hints_of(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """Each hint once, with how many records it is true of, and the first of them."""
-    places: dict[Hint, list[str]] = defaultdict(list)
-    for finding in findings:
-        for hint in finding.hints:
-            places[hint].append(finding.where)
-    return [
-        {"kind": hint.kind, "message": f"{hint.message} ({len(where):,} records, the first is {where[0]})"}
-        for hint, where in places.items()
-    ]
-
-
-def _repeated(record: Record, asked: dict[int, tuple[str, str]]) -> list[dict[str, str]]:
-    """Return a warning if the record asks the same of the same media as one in ``asked``. Add it there if not.
+def _repeated(record: Record, first: dict[int, tuple[str, str]]) -> list[Problem]:
+    """A warning if an earlier record, in ``first``, asks the same of the same media. Else the record is added there.
 
     Questions are known by their hash: of a billion, one would be taken for another by a chance of 3 %.
     """
-    place, solution = asked.setdefault(
-        hash((record.messages, record.videos, record.images)), (record.where, record.solution)
-    )
+    question = hash((record.messages, record.videos, record.images))
+    place, solution = first.setdefault(question, (record.where, record.solution))
     if place == record.where:
         return []
     same = "and has the same solution" if solution == record.solution else "but has another solution"
     return [{"kind": "repeated", "message": f"{record.where} asks the same as {place} {same}"}]
+
+
+def _warnings(checked: Sequence[CheckedRecord]) -> Iterator[Problem]:
+    """Wrong headers, lowered prompts, and each hint once with the number of its records and the first of them."""
+    from qwenvl.data.fit import what_was_lowered
+
+    for each in checked:
+        for note in each.notes:
+            yield {"kind": WRONG_HEADER, "message": f"{each.where}: {note}"}
+    for each in checked:
+        if each.fitted is not None:
+            yield {"kind": "lowered to fit", "message": f"{each.where}: {what_was_lowered(each.fitted)}"}
+    hinted: dict[Hint, list[str]] = defaultdict(list)
+    for each in checked:
+        for hint in each.hints:
+            hinted[hint].append(each.where)
+    for hint, where in hinted.items():
+        yield {"kind": hint.kind, "message": f"{hint.message} ({len(where):,} records, the first is {where[0]})"}
+
+
+def render(report: CheckReport, name: str) -> str:
+    """The report as text to be read."""
+    numbers = report.summary()
+    lines = [
+        f"{name}: {numbers['records']:,} records, {numbers['good']:,} good, {numbers['bad']:,} bad",
+        f"  {numbers['clips']:,} clips, {numbers['images']:,} images, {numbers['text_only']:,} records of text alone",
+    ]
+    lines += [f"  {how_read(*each)}" for each in report.read_as.items()]
+    for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
+        if numbers[title]:
+            lines.append(f"  {title.replace('_', ' ')}: {spread(numbers[title])}")
+    if numbers["rescaled_clips"]:
+        lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
+    for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):
+        for kind, count in Counter(problem["kind"] for problem in listed).most_common():
+            messages = [problem["message"] for problem in listed if problem["kind"] == kind][:SHOWN_PER_KIND]
+            lines += ["", f"{title}: {kind} ({count:,})", *(f"  {truncated(message, 300)}" for message in messages)]
+            if count > SHOWN_PER_KIND:
+                lines.append(f"  ... and {count - SHOWN_PER_KIND:,} more (--json lists all)")
+    if numbers["advice"]:
+        lines += ["", "what to do", *(f"  {advice}" for advice in numbers["advice"])]
+    return "\n".join(lines)

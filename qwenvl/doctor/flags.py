@@ -1,4 +1,4 @@
-"""The flags that ``qwenvl data`` and ``qwenvl preview`` share with training, and what they stand for."""
+"""The flags that ``qwenvl data`` and ``qwenvl preview`` share with training, and the objects built from them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from qwenvl.config.flags import add_options
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
-from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
+from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.hints import record_hints
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets.table import how_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.hint import Hint
-from qwenvl.rewards.asked import form_hints
+from qwenvl.rewards.answer_form import form_hints
+from qwenvl.rewards.function import RewardFunction
 from qwenvl.types import Record
 
 if TYPE_CHECKING:
@@ -30,14 +31,14 @@ def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_frame_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what is shown of media, with the names and defaults of training."""
+    """Add the flags of frames and prompts, with the names and defaults of training."""
     parser.add_argument("--model", help="a checkpoint: make the prompts with its processor and count their tokens")
     add_options(parser, SampleOptions, without={"on_bad_sample"})
     add_options(parser, PromptOptions, without={"on_long_prompt"})
 
 
 def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
-    """Return a collator that makes a bad sample of a prompt that is too long. Return None without ``--model``."""
+    """A collator that turns a prompt that is too long into a bad sample. None without ``--model``."""
     if args.model is None:
         if args.max_prompt_length is not None:
             raise ValueError("--max_prompt_length counts tokens: give --model, whose processor makes them")
@@ -47,15 +48,14 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
     from qwenvl.data.collator import GRPOCollator
     from qwenvl.model.loading import load_processor
 
-    processor = load_processor(args.model)
     on_long_prompt = "error" if args.max_prompt_length is None else "skip"
-    return GRPOCollator(processor, PromptOptions.of(args, on_long_prompt=on_long_prompt))
+    return GRPOCollator(load_processor(args.model), PromptOptions.of(args, on_long_prompt=on_long_prompt))
 
 
 def hints_by(
-    args: argparse.Namespace, collator: GRPOCollator | None, reward_funcs: Sequence[str]
+    args: argparse.Namespace, collator: GRPOCollator | None, functions: Sequence[RewardFunction]
 ) -> Callable[[Record, MediaSizes], list[Hint]]:
-    """What says of a record and the sizes of its media what is worth a look."""
+    """A function that returns the hints about a record, given the sizes of its media."""
     from qwenvl.data.frames.uneven import uneven_hints
     from qwenvl.data.seen_size import SeenSizes
 
@@ -63,21 +63,17 @@ def hints_by(
     seen = SeenSizes.of(PromptOptions.of(args, on_long_prompt="error"), processor)
     return lambda record, media: [
         *record_hints(record),
-        *form_hints(record, reward_funcs),
+        *form_hints(record, functions),
         *seen.hints(media),
         *uneven_hints(record, args.frame_sampler, processor),
     ]
 
 
-def sources_of(args: argparse.Namespace) -> list[DatasetSource]:
-    """Return the data sets that the command line names."""
-    return resolve_datasets(args.dataset, args.dataset_catalog)
-
-
 def opened(args: argparse.Namespace) -> list[RecordFile]:
-    """Return the files of the data sets that the command line names. Say how each is read, where that was guessed."""
+    """The record files of the data sets. Formats that were guessed are printed on standard error."""
     options = ReadOptions.of(args)
-    files = [RecordFile(source, seed=0, options=options) for source in sources_of(args)]
+    sources = resolve_datasets(args.dataset, args.dataset_catalog)
+    files = [RecordFile(source, seed=0, options=options) for source in sources]
     for file in files:
         if file.read_as is not None:
             print(how_read(file.source.name, file.read_as), file=sys.stderr)

@@ -12,6 +12,7 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import open_clip
+from qwenvl.data.media.resize import Thumbnails, read_resized
 from qwenvl.data.options import SampleOptions
 from qwenvl.files import written_whole
 from qwenvl.report.pages import Strip
@@ -25,15 +26,9 @@ COLUMNS = 8  # pictures side by side in a file
 
 
 def make_pictures(strips: Sequence[Strip], folder: Path, most: int) -> dict[str, Picture]:
-    """Make ``folder/<key>.jpg`` for strips that have no file yet, in their order.
+    """Make ``folder/<key>.jpg``, frames row by row, of strips that have no file yet, in their order.
 
-    A file holds the frames row by row, 8 side by side. Files of strips that are no longer wanted are deleted.
-
-    Args:
-        most: clips and images to decode. Files that are there already do not count.
-
-    Returns:
-        What became of each strip, by its key. Strips beyond ``most`` are left out.
+    At most ``most`` clips and images are decoded, and strips beyond that left out. Files of other strips are deleted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {strip.key for strip in strips}
@@ -59,7 +54,13 @@ def _make(path: Path, strip: Strip) -> Picture:
     if not Path(strip.path).exists():
         return Picture(problem="the file is gone")
     try:
-        frames = _frames(strip)
+        if strip.indices:
+            small = Thumbnails(2 * WIDTH)
+            seconds = SampleOptions.decode_timeout or 60.0  # a clip that never ends must not block the report
+            with open_clip(strip.path, timeout=seconds) as clip:
+                frames = read_resized(clip, strip.indices, small.frame_size, small)[0]
+        else:
+            frames = load_image(strip.path)[None]
     except IndexError:
         return Picture(problem="the clip has changed since the run: it has fewer frames")
     except (BadMediaError, OSError) as error:
@@ -69,20 +70,8 @@ def _make(path: Path, strip: Strip) -> Picture:
     return _picture(path, strip)
 
 
-def _frames(strip: Strip) -> Tensor:
-    """F x 3 x H x W, uint8. An image is one frame."""
-    if not strip.indices:
-        return load_image(strip.path)[None]
-    from qwenvl.data.media.resize import Thumbnails, read_resized
-
-    seconds = SampleOptions.decode_timeout or 60.0  # a clip that hangs must not keep the report
-    small = Thumbnails(2 * WIDTH)
-    with open_clip(strip.path, timeout=seconds) as clip:
-        return read_resized(clip, strip.indices, small.frame_size, small)[0]
-
-
 def _sheet(frames: Tensor, width: int) -> Image.Image:
-    """The frames as one picture, row by row, each so many pixels wide."""
+    """The frames, F x 3 x H x W, row by row in one picture, each ``width`` pixels wide."""
     height = max(1, round(width * frames.shape[2] / frames.shape[3]))
     columns, rows = _grid(len(frames))
     sheet = Image.new("RGB", (columns * width, rows * height))
@@ -93,7 +82,7 @@ def _sheet(frames: Tensor, width: int) -> Image.Image:
 
 
 def _grid(count: int) -> tuple[int, int]:
-    """Columns and rows of a sheet of so many frames."""
+    """Columns and rows of a sheet of ``count`` frames."""
     return min(count, COLUMNS), math.ceil(count / COLUMNS)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,74 +26,27 @@ from qwenvl.page.render import data_url, render
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
 from qwenvl.rewards.functions.text import solution_of
-from qwenvl.rewards.named import build_rubric
+from qwenvl.rewards.resolve import build_rubric
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 
-THUMBNAIL_PIXELS = 240  # of the longer side, where it is not known in which size the model sees a picture
+THUMBNAIL_PIXELS = 240  # longer side of a picture whose size for the model is not known
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A frame or an image on the page.
-
-    Attributes:
-        source: the picture as a data URL.
-        width: in pixels.
-        segment: the segment of the clip that the frame is from, which the page shows as a colour. None: no segment.
-    """
-
-    source: str
-    width: int
-    title: str
-    caption: str
-    segment: int | None = None
-
-
-@dataclass(frozen=True)
-class ShownClip:
-    """A clip on the page: its file name, a line about its frames, and the frames."""
-
-    name: str
-    notes: str
-    frames: list[Picture]
-
-
-@dataclass
-class Shown:
-    """One row as the page shows it.
-
-    Attributes:
-        record: None where the row could not be read.
-        problem: why the row can't be trained on. Empty for a good one.
-        clips, images: what was decoded.
-        turns: the turns of the record as plain text.
-        prompt: the text the model reads, vision tokens folded. Empty without a processor.
-        budget: the tokens of the prompt, in a sentence. Empty without a processor.
-        scores: what the rewards give the solution itself.
-        hints: what is worth a look, a sentence each.
-    """
-
-    record: Record | None
-    problem: str = ""
-    clips: list[ShownClip] = field(default_factory=list)
-    images: list[Picture] = field(default_factory=list)
-    turns: str = ""
-    prompt: str = ""
-    budget: str = ""
-    scores: str = ""
-    hints: list[str] = field(default_factory=list)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page and say where it is. Ends with status 1 when the data are bad, 2 when the command is."""
-    parser = argparse.ArgumentParser(prog="qwenvl preview", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     add_dataset_flags(parser)
     add_frame_flags(parser)
     parser.add_argument("--n", type=int, default=8, help="records to show, spread over the data set (8)")
     parser.add_argument("--epoch", type=int, default=0, help="whose frames to draw where sampling is dynamic (0)")
     parser.add_argument("--seed", type=int, default=42, help="run seed of the draw (42, as in training)")
     parser.add_argument("--out", default="preview.html", help="the page to write (preview.html)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page and print its path. Ends with status 1 when the data are bad, 2 when the command is."""
+    parser = argparse.ArgumentParser(prog="qwenvl preview", description=__doc__)
+    add_arguments(parser)
     args = parser.parse_args(argv)
     with told_to_the_user("qwenvl preview"):
         page = preview(args)
@@ -104,37 +56,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def preview(args: argparse.Namespace) -> str:
-    """Return the page that the flags ask for."""
+    """The page as HTML."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
     files = opened(args)
-    rows = list(_spread(files, args.n))
-    collator = make_collator(args)
-    limit = collator.limit if args.fit_frames else None
-    records = [row for row in rows if isinstance(row, Record)]
-    options = SampleOptions.of(args, on_bad_sample="skip")
-    ruler = Thumbnails(THUMBNAIL_PIXELS) if collator is None else collator.ruler
-    dataset = GRPODataset(records, options, seed=args.seed, limit=limit, ruler=ruler)
-    rubric = build_rubric()
-    look_for = hints_by(args, collator, rubric.names)
-    shown: list[Shown] = []
-    for row in rows:
-        if isinstance(row, Record):
-            sample = dataset[args.epoch, sum(one.record is not None for one in shown)]
-            assert sample is not None  # that is for empty places, and no index of ours is one
-            shown.append(show(sample, collator, rubric))
-            if isinstance(sample, Sample):
-                shown[-1].hints = [hint.message for hint in look_for(row, MediaSizes.of(sample))]
-        else:
-            shown.append(Shown(None, problem=str(row)))
-    rubric.close()
     total = sum(map(len, files))
-    title = f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}"
-    shared = {turns: n for turns, n in Counter(each.turns for each in shown if each.record).items() if n > 1}
-    return render(Path(__file__).with_name("preview.html"), title=title, rows=shown, shared=shared)
+    rows = list(_evenly_spread(files, args.n))
+    collator = make_collator(args)
+    dataset = GRPODataset(
+        [row for row in rows if isinstance(row, Record)],
+        SampleOptions.of(args, on_bad_sample="skip"),
+        seed=args.seed,
+        limit=collator.limit if collator and args.fit_frames else None,
+        ruler=collator.ruler if collator else Thumbnails(THUMBNAIL_PIXELS),
+    )
+    rubric = build_rubric()
+    look_for = hints_by(args, collator, rubric.functions)
+    shown: list[dict[str, Any]] = []
+    good = 0
+    for row in rows:
+        if isinstance(row, RecordError):
+            shown.append({"record": None, "problem": str(row)})
+            continue
+        sample = dataset[args.epoch, good]
+        assert sample is not None  # only the padding at the end of an epoch is None
+        good += 1
+        hints = look_for(row, MediaSizes.of(sample)) if isinstance(sample, Sample) else []
+        shown.append(_section(row, sample, collator, rubric) | {"hints": [hint.message for hint in hints]})
+    rubric.close()
+    turns = Counter(each["turns"] for each in shown if each["record"])
+    return render(
+        Path(__file__).with_name("preview.html"),
+        title=f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}",
+        rows=shown,
+        shared={text: n for text, n in turns.items() if n > 1},
+    )
 
 
-def _spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
+def _evenly_spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
     """``n`` rows, evenly spread over all files."""
     indices, first = uniform_indices(sum(map(len, files)), n), 0
     for file in files:
@@ -142,42 +101,47 @@ def _spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
         first += len(file)
 
 
-def show(sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric) -> Shown:
-    """Return what the page says of one sample."""
-    record = sample.record
-    plain = "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages)
-    shown = Shown(record, turns=plain, scores=own_scores(record, rubric))
+def _section(
+    record: Record, sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric
+) -> dict[str, Any]:
+    """The values of one record for ``preview.html``."""
+    section: dict[str, Any] = {
+        "record": record,
+        "problem": "",  # why the record can't be trained on
+        "turns": "\n\n".join(f"[{message.role}] {message.text}" for message in record.messages),
+        "scores": own_scores(record, rubric),
+        "prompt": "",  # as the model reads it, vision tokens folded. Empty without a processor
+        "budget": "",  # its tokens, in a sentence
+        "clips": [],
+        "images": [],
+    }
     if isinstance(sample, BadSample):
-        shown.problem = sample.error
-        return shown
-    sizes = iter([] if collator is None else _show_prompt(shown, sample, collator))
-    shown.clips = [_clip(clip, next(sizes, None)) for clip in sample.videos]
-    shown.images = [_still(image, next(sizes, None)) for image in sample.images]
-    return shown
+        return section | {"problem": sample.error}
+    sizes: Iterator[Size] = iter(())  # at which the model sees each clip, then each image
+    if collator is not None:
+        batch = collator([sample])["prompts"]
+        if batch.bad:
+            section["problem"] = batch.bad[0].error
+        else:
+            section["budget"] = _budget(batch, sample, collator)
+            section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), batch, collator.processor)
+            patch = collator.processor.image_processor.patch_size
+            grids = [grid.tolist() for grid in (batch.video_grid_thw, batch.image_grid_thw) if grid is not None]
+            sizes = ((height * patch, width * patch) for grid in grids for _, height, width in grid)
+    section["clips"] = [_clip(clip, next(sizes, None)) for clip in sample.videos]
+    for image in sample.images:
+        size = next(sizes, None)
+        section["images"].append(_picture(image, size, "image", _sizes(image.shape[-2:], size)))
+    return section
 
 
-def _show_prompt(shown: Shown, sample: Sample, collator: GRPOCollator) -> list[tuple[int, int]]:
-    """Add what the processor makes of a sample.
-
-    Returns:
-        Height and width in pixels at which the model sees each clip and each image. None of a prompt that is too long.
-    """
-    batch = collator([sample])["prompts"]
-    if batch.bad:
-        shown.problem = batch.bad[0].error
-        return []
-    ids = batch.input_ids[0].tolist()
-    processor = collator.processor
+def _budget(batch: PromptBatch, sample: Sample, collator: GRPOCollator) -> str:
+    ids, processor = batch.input_ids[0].tolist(), collator.processor
     n_vision = sum(i in (processor.image_token_id, processor.video_token_id) for i in ids)
-    shown.budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
+    budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
     if collator.options.max_prompt_length is not None:
-        shown.budget += f"; {collator.options.max_prompt_length - len(ids):,} below --max_prompt_length"
-    if sample.fitted:
-        shown.budget += f"; to fit, shown with {what_was_lowered(sample.fitted)}"
-    shown.prompt = folded_prompt(ids, batch, processor)
-    patch = processor.image_processor.patch_size
-    grids = [grid for grid in (batch.video_grid_thw, batch.image_grid_thw) if grid is not None]
-    return [(height * patch, width * patch) for grid in grids for _, height, width in grid.tolist()]
+        budget += f"; {collator.options.max_prompt_length - len(ids):,} below --max_prompt_length"
+    return budget + (f"; to fit, shown with {what_was_lowered(sample.fitted)}" if sample.fitted else "")
 
 
 def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
@@ -220,32 +184,29 @@ def _folded_images(n_tokens: int, grids: Any, merge_size: int) -> list[str]:
 
 
 def own_scores(record: Record, rubric: Rubric) -> str:
-    """Say how the accuracy reward reads the solution, and what the rewards give it as a completion."""
+    """How the accuracy reward reads the solution, and the rewards of the solution as a completion."""
+    if problem := rubric.check_record(record):
+        return f"can't be scored: {problem}"
     truth = solution_of(record.solution)
     numbers = action_numbers(truth)
     read = f"actions {numbers}" if numbers else f"phrases {action_phrases(truth)}"
-    if problem := rubric.check_record(record):
-        return f"can't be scored: {problem}"
     scored = rubric.score([record.solution], reward_columns([record], 1))
     values = ", ".join(f"{name} {values[0]}" for name, values in zip(scored.names, scored.components, strict=True))
     return f"read as {read}; as a completion it would score {values}"
 
 
-def _clip(clip: VideoClip, size: Size | None) -> ShownClip:
-    frames, info, pictures = clip.frames, clip.info, []
-    for i, frame in enumerate(frames):
+def _clip(clip: VideoClip, size: Size | None) -> dict[str, Any]:
+    """The file name of a clip, a line about its frames, and the frames."""
+    info, pictures = clip.info, []
+    for i, frame in enumerate(clip.frames):
         segment = None if info.segments is None else info.segments[i]
         again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
         place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
         pictures.append(_picture(frame, size, f"{info.times[i]:.2f} s", place, segment))
-    decoded = clip.decoded_size or frames.shape[-2:]
-    notes = [f"{len(frames)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(decoded, size)]
+    decoded = clip.decoded_size or clip.frames.shape[-2:]
+    notes = [f"{len(pictures)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(decoded, size)]
     notes += ["segments rescaled to the clip"] * info.rescaled
-    return ShownClip(Path(info.path).name, ", ".join(notes), pictures)
-
-
-def _still(image: Tensor, size: Size | None) -> Picture:
-    return _picture(image, size, "image", _sizes(image.shape[-2:], size))
+    return {"name": Path(info.path).name, "notes": ", ".join(notes), "frames": pictures}
 
 
 def _sizes(decoded: Sequence[int], size: Size | None) -> str:
@@ -253,11 +214,12 @@ def _sizes(decoded: Sequence[int], size: Size | None) -> str:
     return own if size is None else f"{own}, the model sees {size[1]} x {size[0]}"
 
 
-def _picture(pixels: Tensor, size: Size | None, title: str, caption: str, segment: int | None = None) -> Picture:
-    """A picture in the pixels that the model sees, where these are known, else a thumbnail of it."""
+def _picture(pixels: Tensor, size: Size | None, title: str, caption: str, segment: int | None = None) -> dict[str, Any]:
+    """A picture for the macro ``frames``: in the size that the model sees, else a thumbnail."""
     picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     if size is not None:
         picture = picture.resize((size[1], size[0]), Image.Resampling.BICUBIC)
     else:
         picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
-    return Picture(data_url(picture), picture.width, title, caption, segment)
+    source = data_url(picture)
+    return {"source": source, "width": picture.width, "title": title, "caption": caption, "segment": segment}

@@ -1,4 +1,4 @@
-"""``qwenvl report``: what became of runs, or of an evaluation, as a folder of pages that opens without a network."""
+"""``qwenvl report``: the report of runs, or of an evaluation, as a folder of pages that needs no network."""
 
 from __future__ import annotations
 
@@ -18,97 +18,11 @@ from qwenvl.runlog import RunLogError
 from qwenvl.runlog.evaluation import NUMBERS
 
 MOST_PICTURES = 300
-MORE_PICTURES = 24  # when a report that is followed is written again: decoding takes time from the run
+MORE_PICTURES = 24  # each time --serve writes the report again: decoding takes time from the run
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report, say where it is, and serve it if asked to.
-
-    Ends with status 2 where a folder is none of a run, or the port is taken.
-    """
-    args = _parser().parse_args(argv)
-    out = args.out or args.run[0] / "report"
-    evaluations = [each for each in args.run if (each / NUMBERS).is_file()]
-    if evaluations and (len(args.run) > 1 or args.serve is not None):
-        print(
-            f"qwenvl report: {evaluations[0]}: an evaluation has a page of its own, which follows nothing: give its "
-            "folder alone",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        written = write_evaluation(args.run[0], out, read_answer) if evaluations else make_report(args.run, out)
-    except (RunLogError, ReportError) as error:
-        print(f"qwenvl report: {error}", file=sys.stderr)
-        return 2
-    print(f"wrote {written.page}; open it in a browser")
-    if told := add_pictures(written, args.pictures):
-        print(told)
-    if args.serve is None:
-        return 0
-    try:
-        with ReportServer(written.folder, args.serve) as server:
-            print(f"{server.address} follows the run; Ctrl-C ends it", flush=True)
-            _follow(server, args.run, out, args.pictures)
-    except KeyboardInterrupt:
-        return 0
-    except OSError as error:
-        print(f"qwenvl report: --serve {args.serve}: {error.strerror}; give another port", file=sys.stderr)
-        return 2
-
-
-def _follow(server: ReportServer, folders: Sequence[Path], out: Path, pictures: int) -> NoReturn:
-    """Write the report again whenever the run has written something. A fifth of the time goes into it at most."""
-    server.state = state_of(folders)
-    pause = 3.0
-    while True:
-        time.sleep(pause)
-        if (state := state_of(folders)) == server.state:
-            continue
-        started = time.monotonic()
-        try:
-            add_pictures(make_report(folders, out), min(pictures, MORE_PICTURES))
-        except RunLogError as error:  # a run that begins anew replaces its files one by one
-            print(f"qwenvl report: not written again: {error}", file=sys.stderr)
-        server.state = state
-        pause = max(3.0, 4 * (time.monotonic() - started))
-
-
-def make_report(folders: Sequence[Path], out: Path) -> Written:
-    """Read the runs and write their report, with the pictures that it has already."""
-    return write_report(read_runs(folders), out, read_answer)
-
-
-def read_answer(completion: str, solution: str) -> tuple[str | None, str]:
-    """What a completion answers, None without an answer, and what the solution says, as the rewards read them."""
-    return answer_of(completion), solution_of(solution)
-
-
-def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:
-    """Decode clips and images for the pages of a report that is written.
-
-    Args:
-        most: to decode. 0: none.
-
-    Returns:
-        What is to be said of it, in a line. Empty where there is nothing to say.
-    """
-    if not most or not written.strips:
-        return ""
-    try:
-        from qwenvl.doctor.pictures import make_pictures
-    except ImportError as error:  # a report is also read where nothing is trained
-        return f"without pictures of the frames: {error}"
-    pictures = make_pictures(written.strips, written.folder / "pictures", most)
-    write_pictures(written.folder, pictures)
-    bad = sum(bool(each.problem) for each in pictures.values())
-    told = f"with pictures of {len(pictures) - bad:,} of {len(written.strips):,} clips and images"
-    told += f"; {bad:,} can't be shown, each with its reason on the page" if bad else ""
-    return told + ("; another call makes more" if len(pictures) < len(written.strips) else "")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="qwenvl report", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the command."""
     parser.add_argument(
         "run",
         type=Path,
@@ -132,7 +46,89 @@ def _parser() -> argparse.ArgumentParser:
         help="go on and follow a run: write the report again when the run has logged more, and serve it to browsers of "
         "this machine alone, at 127.0.0.1 and this port, 0 for any free one [8477]",
     )
-    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report, print its path, and serve it with ``--serve``.
+
+    Returns 2 if a folder is not that of a run, or the port is in use.
+    """
+    parser = argparse.ArgumentParser(prog="qwenvl report", description=__doc__)
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    out = args.out or args.run[0] / "report"
+    evaluations = [each for each in args.run if (each / NUMBERS).is_file()]
+    try:
+        if evaluations and (len(args.run) > 1 or args.serve is not None):
+            raise ReportError(
+                f"{evaluations[0]}: an evaluation has a page of its own, which follows nothing: give its folder alone"
+            )
+        written = write_evaluation(args.run[0], out, read_answer) if evaluations else make_report(args.run, out)
+    except (RunLogError, ReportError) as error:
+        return _failed(str(error))
+    except OSError as error:
+        return _failed(f"{error.filename or out}: {error.strerror}; give another folder with --out")
+    print(f"wrote {written.page}; open it in a browser")
+    if summary := add_pictures(written, args.pictures):
+        print(summary)
+    if args.serve is not None:
+        try:
+            with ReportServer(written.folder, args.serve) as server:
+                print(f"{server.address} follows the run; Ctrl-C ends it", flush=True)
+                _follow(server, args.run, out, args.pictures)
+        except KeyboardInterrupt:
+            pass
+        except OSError as error:
+            return _failed(f"--serve {args.serve}: {error.strerror}; give another port")
+    return 0
+
+
+def _failed(message: str) -> int:
+    print(f"qwenvl report: {message}", file=sys.stderr)
+    return 2
+
+
+def _follow(server: ReportServer, folders: Sequence[Path], out: Path, pictures: int) -> NoReturn:
+    """Write the report again whenever the run has logged more. This takes at most a fifth of the time."""
+    server.state = state_of(folders)
+    pause = 3.0
+    while True:
+        time.sleep(pause)
+        if (state := state_of(folders)) == server.state:
+            continue
+        started = time.monotonic()
+        try:
+            add_pictures(make_report(folders, out), min(pictures, MORE_PICTURES))
+        except RunLogError as error:  # a run that begins anew replaces its files one by one
+            print(f"qwenvl report: not written again: {error}", file=sys.stderr)
+        server.state = state
+        pause = max(3.0, 4 * (time.monotonic() - started))
+
+
+def make_report(folders: Sequence[Path], out: Path) -> Written:
+    """Read the runs and write their report, with the pictures that it has already."""
+    return write_report(read_runs(folders), out, read_answer)
+
+
+def read_answer(completion: str, solution: str) -> tuple[str | None, str]:
+    """The answer of a completion, None without one, and the solution's, as the rewards read them."""
+    return answer_of(completion), solution_of(solution)
+
+
+def add_pictures(written: Written, most: int = MOST_PICTURES) -> str:
+    """Decode at most ``most`` clips and images for the pages of a written report. Return a line about them, or none."""
+    if not most or not written.strips:
+        return ""
+    try:
+        from qwenvl.doctor.pictures import make_pictures
+    except ImportError as error:  # a report is also read where nothing is trained
+        return f"without pictures of the frames: {error}"
+    pictures = make_pictures(written.strips, written.folder / "pictures", most)
+    write_pictures(written.folder, pictures)
+    bad = sum(bool(each.problem) for each in pictures.values())
+    summary = f"with pictures of {len(pictures) - bad:,} of {len(written.strips):,} clips and images"
+    summary += f"; {bad:,} can't be shown, each with its reason on the page" if bad else ""
+    return summary + ("; another call makes more" if len(pictures) < len(written.strips) else "")
 
 
 def _count(text: str) -> int:

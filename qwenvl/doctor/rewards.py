@@ -6,18 +6,18 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from qwenvl.rewards.function import RewardError
-from qwenvl.rewards.named import build_rubric
-from qwenvl.rewards.options import RewardSettings
+from qwenvl.rewards.resolve import build_rubric
 from qwenvl.rewards.table import BY_FLAG, TABLE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``qwenvl rewards list`` or ``qwenvl rewards try NAME ...`` and return the exit status."""
-    options = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="qwenvl rewards", description="The reward functions.")
+    add_arguments(parser)
+    options = parser.parse_args(argv)
     try:
         print(listing() if options.command == "list" else _try(options))
     except (ValueError, ImportError) as error:
@@ -27,18 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def listing() -> str:
-    """Return a line for each function of the table, and for each with a flag of its own: name, range, summary."""
+    """Name, range and summary of each function, with a line for each argument: default, meaning, unit and bounds."""
     entries = TABLE | {f"--{flag}": entry for flag, entry in BY_FLAG.items()}
-    rows = [(name, f"{entry.low:g} to {entry.high:g}", entry.summary) for name, entry in entries.items()]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:<{widths[0]}}  {span:<{widths[1]}}  {summary}" for name, span, summary in rows)
+    spans = {name: f"{entry.low:g} to {entry.high:g}" for name, entry in entries.items()}
+    widths = [max(map(len, spans)), max(map(len, spans.values()))]
+    lines = []
+    for name, entry in entries.items():
+        lines.append(f"{name:<{widths[0]}}  {spans[name]:<{widths[1]}}  {entry.summary}")
+        lines += [f"    {each}={default}  {text}" for each, default, text in entry.arguments()]
+    return "\n".join(lines)
 
 
 def _try(options: argparse.Namespace) -> str:
-    given = {name: value for name in _setting_names() if (value := getattr(options, name)) is not None}
-    rubric = build_rubric(
-        [options.name], external_plugins=options.external_plugins, settings=RewardSettings(**given), on_error="error"
-    )
+    rubric = build_rubric([options.name], external_plugins=options.external_plugins)
     record = dict(options.field)
     if problem := rubric.check_solution(options.solution, record):
         raise RewardError(f"a record with this solution would be refused: {problem}")
@@ -51,13 +52,15 @@ def _try(options: argparse.Namespace) -> str:
     return "\n".join([f"{rubric.names[0]}: {value:g}", *(f"{name}: {x:g}" for name, x in batch.metrics.items())])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="qwenvl rewards", description="The reward functions.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``list`` and ``try`` with its flags."""
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="show every function of the table: name, range, rule")
-    usage = "qwenvl rewards try NAME --completion TEXT [--solution TEXT] [--prompt TEXT] [--setting of a reward ...]"
+    commands.add_parser("list", help="show every function of the table: range, rule, arguments")
+    usage = "qwenvl rewards try NAME --completion TEXT [--solution TEXT] [--prompt TEXT] [--field NAME=JSON ...]"
     trial = commands.add_parser("try", help="score one completion by hand", usage=usage)
-    trial.add_argument("name", help="name of the table or of a plugin, module:name or file.py:name")
+    trial.add_argument(
+        "name", help='name of the table or of a plugin, module:name or file.py:name, such as "cosine(max_len=512)"'
+    )
     trial.add_argument("--completion", required=True, help="what the model wrote")
     trial.add_argument("--solution", default="", help="the record's solution")
     trial.add_argument("--prompt", default="", help="the question")
@@ -71,21 +74,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a field of the record, such as nums=[3,7]; repeat it for more",
     )
     trial.add_argument("--external_plugins", nargs="*", default=[], help='files whose functions carry @reward("name")')
-    hints = get_type_hints(RewardSettings)
-    for setting in fields(RewardSettings):
-        kinds = [kind for kind in get_args(hints[setting.name]) or (hints[setting.name],) if kind is not type(None)]
-        is_choice = get_origin(hints[setting.name]) is Literal
-        trial.add_argument(
-            f"--{setting.name}",
-            type=str if is_choice else _truth if kinds[0] is bool else kinds[0],
-            choices=kinds if is_choice else None,
-            help=f"{setting.metadata['help']} Default: {setting.default}.",
-        )
-    return parser
-
-
-def _setting_names() -> list[str]:
-    return [setting.name for setting in fields(RewardSettings)]
 
 
 def _field(text: str) -> tuple[str, Any]:
@@ -97,9 +85,3 @@ def _field(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
-    return text.lower() == "true"

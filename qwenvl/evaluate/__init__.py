@@ -1,1 +1,1 @@
-"""What a checkpoint is worth on a data set, by the frames, prompts and rewards of training."""
+"""Ask models: ``qwenvl probe``, ``qwenvl evaluate`` and ``qwenvl try``."""

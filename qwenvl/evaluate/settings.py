@@ -1,100 +1,302 @@
-"""From the command line of ``qwenvl probe`` to the settings of the training run that it looks ahead of."""
+"""Command lines of ``qwenvl probe``, ``evaluate`` and ``try``: their options, and the flags of training they read."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from qwenvl.config.command_line import config_from, raising, split_file
-from qwenvl.config.flags import FLAG_GROUPS, add_options
-from qwenvl.config.trainer_options import TrainerOptions
+from qwenvl.config.command_line import config_from, raising, split_file, tokens_of
+from qwenvl.config.flags import add_options
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
-from qwenvl.evaluate.options import ProbeOptions
+from qwenvl.data.records.parse import ReadOptions, parse_row, text_or_file
+from qwenvl.data.records.rows import Row
+from qwenvl.data.records.schemas import MEDIA_TAG
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, TuneOptions
-from qwenvl.option import Options, all_options
+from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import ContrastOptions, RewardOptions
 from qwenvl.rollout.options import EngineOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
+    from qwenvl.evaluate.models import ModelSource
+    from qwenvl.types import Record
 
-USAGE = (
-    "qwenvl probe MODEL DATA [--samples 8] [--limit 200] [--flag of training value ...]\n       qwenvl probe run.yaml"
-)
+CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
 
-# A new option of one of these groups is of data, prompts or rewards, and so a probe's too.
-_GROUPS = (ReadingOptions, SampleOptions, PromptOptions, RewardOptions)
-_LEFT_OUT = ("on_bad_sample", "on_long_prompt")
-READ = {
-    *(each.name for group in _GROUPS for each in all_options(group) if each.name not in _LEFT_OUT),
-    *("model_name_or_path", "attn_implementation", "shared_prefix", "vision_cache", "vision_cache_gb"),
+# ---- the options of the commands
+
+
+@dataclass
+class PassOptions(Options):
+    """What is called a pass."""
+
+    pass_by: str | None = option(
+        None,
+        "The reward that tells whether a completion passes, by its name, or total.",
+        unset="the first of --reward_funcs that tells right from wrong: not one of form or length",
+    )
+    pass_at: float = option(1.0, "The least value of that reward with which a completion passes.")
+
+
+@dataclass
+class ProbeOptions(PassOptions):
+    """The options of ``qwenvl probe`` itself."""
+
+    samples: int | None = option(
+        None,
+        "Completions per prompt, at least 2 and at least --grpo_sample_size.",
+        unset="8, or --grpo_sample_size where that is more",
+        least=2,
+    )
+    limit: int = option(
+        200, "Most records to ask about, at least 1. They are a random sample, the same for the same --seed.", least=1
+    )
+    output_dir: str | None = option(
+        None,
+        "Folder for probe.json, the numbers, and rollouts, every completion with its rewards and the frames that it "
+        "was sampled for.",
+        unset="nothing is written",
+    )
+    json: bool = option(False, "Print the numbers as JSON in place of the table.")
+
+
+@dataclass
+class EvaluateOptions(PassOptions, Options):
+    """The options of ``qwenvl evaluate`` itself."""
+
+    samples: int = option(
+        1,
+        "Completions per prompt, at least 1. 1: the greedy one. More: sampled as in training, with their mean, pass@k "
+        "and majority vote.",
+        least=1,
+    )
+    limit: int | None = option(
+        None,
+        "Most records to ask about, at least 1: a random sample, the same for the same --seed.",
+        unset="all",
+        least=1,
+    )
+    controls: str | None = option(
+        None,
+        f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all.",
+        unset="none",
+    )
+    strata: str | None = option(
+        None,
+        "What to tell records apart by, separated by commas: dataset, actions (how many the solution names), duration "
+        "(seconds between first and last frame shown), or a field of the records, also one within another (meta.view).",
+        unset="dataset where there are several",
+    )
+    cluster_by: str | None = option(
+        None,
+        "Field of the records that says which of them depend on each other, such as the source of their clips. "
+        "Intervals are drawn over its values.",
+        unset="records that share a clip or image belong together",
+    )
+    output_dir: str | None = option(
+        None,
+        "Folder for evaluation.json, the numbers and the protocol, and samples.jsonl, every completion with its "
+        "rewards and what was shown. An evaluation that was cut short there goes on.",
+        unset="runs/evaluate/, and there a name made from the models and the data",
+    )
+    fresh: bool = option(False, "Begin anew where --output_dir holds another evaluation, or this one.")
+    update_card: bool = option(
+        False,
+        "Write the numbers, controls and protocol into the model card (README.md) of each MODEL whose folder has one, "
+        "in the place of those of an earlier evaluation.",
+    )
+    json: bool = option(False, "Print the numbers as JSON in place of the table.")
+
+    @property
+    def control_names(self) -> tuple[str, ...]:
+        """The requested controls, in the order of the flag."""
+        return CONTROL_NAMES if self.controls == "all" else _listed(self.controls)
+
+    @property
+    def stratum_names(self) -> tuple[str, ...] | None:
+        """The requested strata. None without the flag."""
+        return None if self.strata is None else _listed(self.strata)
+
+    def problems(self) -> Iterator[str]:
+        for name in ("controls", "strata"):
+            given = _listed(getattr(self, name))
+            if repeated := [each for each in given if given.count(each) > 1]:
+                yield f"--{name} names {repeated[0]} twice"
+        for each in self.control_names:
+            if each not in CONTROL_NAMES:
+                yield f"--controls {each}: no such control; there are {', '.join(CONTROL_NAMES)}"
+
+
+@dataclass
+class TryOptions(Options):
+    """The options of ``qwenvl try`` itself."""
+
+    n: int = option(
+        1, "Answers, at least 1. 1: the greedy one. More: sampled as in training, at --generation_temperature.", least=1
+    )
+    solution: str | None = option(
+        None,
+        "What the rewards compare the answers with: a text, or a file that holds it.",
+        unset="no rewards are shown",
+    )
+    picture: str = option("try.png", "File for the frames and images as the model sees them, a PNG picture.")
+    json: bool = option(False, "Print all of it as JSON in place of text.")
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(each.strip() for each in (text or "").split(",") if each.strip())
+
+
+# ---- the flags of training that the commands read
+
+
+def names_of(*groups: type[Options]) -> set[str]:
+    """The names of all options of some groups."""
+    return {each.name for group in groups for each in all_options(group)}
+
+
+SAMPLING_FLAGS = {f"generation_{name}" for name in ("temperature", "top_p", "top_k", "min_p")}
+"""Flags of sampled completions, without effect on the greedy one."""
+
+_SKIPS = {"on_bad_sample", "on_long_prompt"}
+_COMPUTE = {"attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"}
+# A new option of one of these groups is of data, prompts or rewards, and so the probe reads it too.
+READ_BY_PROBE = {
+    *(names_of(ReadingOptions, SampleOptions, PromptOptions, RewardOptions) - _SKIPS),
+    *("model_name_or_path", "shared_prefix", "vision_cache", "vision_cache_gb"),
     *("logit_memory_gb", "dataset_use", "frame_cache", "frame_cache_gb"),
-    *("grpo_sample_size", "generation_max_length", "generation_temperature", "generation_top_p", "generation_top_k"),
-    *("generation_min_p", "generation_repetition_penalty", "stop_strings", "rollout_token_budget", "compile_decoding"),
-    *("bf16", "fp16", "tf32", "use_cpu", "seed", "data_seed"),
+    *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
+    *("rollout_token_budget", "compile_decoding", "data_seed"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
-    *(each.name for each in all_options(EngineOptions)),
+    *SAMPLING_FLAGS,
+    *_COMPUTE,
+    *names_of(EngineOptions),
 }
-"""The flags of training that mean the same in a probe."""
-
-DRAWING = {f"generation_{name}" for name in ("temperature", "top_p", "top_k", "min_p")}
-"""The flags that say how completions are drawn, and nothing of the greedy one."""
-
-_NOT_OF_THE_PROMPT = {"stream_above_mb", "reward_workers", "reward_aggregation"}
 OF_A_RUN = (
     {
-        *(each.name for group in (ReadingOptions, FrameOptions, PromptOptions) for each in all_options(group)),
-        *(each.name for each in all_options(RewardOptions)),
-        *DRAWING,
+        *names_of(ReadingOptions, FrameOptions, PromptOptions, RewardOptions),
+        *SAMPLING_FLAGS,
         *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     }
-    & READ
-) - {*_NOT_OF_THE_PROMPT, *(each.name for each in all_options(ContrastOptions))}
-"""The flags that are taken from the run of a model: those that say what is shown, asked, written and scored."""
+    & READ_BY_PROBE
+) - {"stream_above_mb", "reward_workers", "reward_aggregation", *names_of(ContrastOptions)}
+"""The flags whose defaults come from the run of a model: frames, prompts, sampling and scoring."""
 
 _LEARNS = "nothing learns in a probe"
-WITHOUT_EFFECT = {
-    **{each.name: "a probe computes no loss" for each in all_options(ObjectiveOptions)},
-    **{each.name: _LEARNS for group in (TuneOptions, LoraOptions) for each in all_options(group)},
-    **dict.fromkeys(("mm_projector_lr", "vision_tower_lr"), _LEARNS),
-    **dict.fromkeys(_LEFT_OUT, "a probe leaves such records out, counts and names them"),
+NOT_READ_BY_PROBE = {
+    **dict.fromkeys(names_of(ObjectiveOptions), "a probe computes no loss"),
+    **dict.fromkeys((*names_of(TuneOptions, LoraOptions), "mm_projector_lr", "vision_tower_lr"), _LEARNS),
+    **dict.fromkeys(_SKIPS, "a probe leaves such records out, counts and names them"),
     "start_from_weights": "give that folder as MODEL",
     "eval_dataset_use": "give the data as DATA",
     "train_sampling_strategy": "a probe takes a random sample of the records",
     "eval_sample_size": "completions are sampled as in training; --samples says how many",
     "check_parity": "a probe does not compare with the trainer's log-probs",
 }
-"""Why a probe does not read an option of a room. Of all others the reason is that they are of training."""
+"""Why the probe refuses a flag of training. Reason of all others: it is of training."""
+
+_NOT_READ_BY_EVALUATION = {
+    **dict.fromkeys(names_of(ContrastOptions), "--controls shuffled compares with shuffled frames"),
+    "grpo_sample_size": "--samples says how many completions there are",
+    "reward_aggregation": "an evaluation compares no group: totals are weighted sums",
+    "logit_memory_gb": "an evaluation computes no log-probs",
+    "model_name_or_path": "give the models as MODEL",
+    "dataset_use": "give the data as DATA",
+}
+READ_BY_EVALUATION = READ_BY_PROBE - set(_NOT_READ_BY_EVALUATION)
+
+_SCORING = names_of(RewardOptions) - names_of(ContrastOptions)
+READ_BY_LMMS = {
+    *(names_of(SampleOptions, PromptOptions) - _SKIPS),
+    *("generation_max_length", "generation_repetition_penalty", "stop_strings", "system", "prompt_template"),
+    *("allow_remote_media", *_COMPUTE, *names_of(EngineOptions)),
+} - (_SCORING | names_of(ContrastOptions))
+"""Flags that mean something where lmms-eval asks and scores."""
+READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS
+NOT_READ_BY_TRY = {
+    "model_name_or_path": "give the model as the first word",
+    "dataset_use": "give the clip and the question as words; qwenvl evaluate asks about a data set",
+    "grpo_sample_size": "-n says how many answers are sampled",
+    "on_bad_sample": "a clip that can't be read ends the command",
+    "on_long_prompt": "a prompt that is too long ends the command",
+}
+
+
+def setting_of(token: str) -> str | None:
+    """The setting that a token of a command line names. None for a value."""
+    if not token.startswith("--"):
+        return None
+    return token.removeprefix("--").split("=")[0].removeprefix("no_").replace("-", "_")
+
+
+def refuse_unread(flags: Sequence[str], read: Collection[str], reasons: Mapping[str, str], command: str) -> None:
+    """Raise ValueError for a flag of training that a command does not read, with the reason.
+
+    Args:
+        read: names of the flags that it reads.
+        command: its noun in messages, as in "a probe".
+    """
+    from qwenvl.config.grpo_config import GRPOConfig
+
+    known = {each.name for each in fields(GRPOConfig)}
+    for name in map(setting_of, flags):
+        if name in known and name not in read:
+            reason = reasons.get(name, "it is of training, and a probe takes no step").replace("a probe", command)
+            raise ValueError(f"--{name} has no effect: {reason}; leave it out")
+
+
+Own = TypeVar("Own", bound=Options)
+
+
+def _parse(argv: Sequence[str], own: type[Own]) -> tuple[list[str], Own, list[str]]:
+    """The words before the flags, the command's own options, and the remaining flags."""
+    words = list(takewhile(lambda word: not word.startswith("-"), argv))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_options(parser, own)
+    parser.error = raising("")  # type: ignore[method-assign]
+    found, flags = parser.parse_known_args(argv[len(words) :])
+    return words, own(**vars(found)), flags
+
+
+def _skip_bad_records(config: GRPOConfig) -> None:
+    """Records that training would stop at are left out, counted and named."""
+    config.on_bad_sample = "skip"
+    if config.max_prompt_length is not None:
+        config.on_long_prompt = "skip"
+
+
+# ---- qwenvl probe
 
 
 @dataclass(frozen=True)
-class Words:
-    """A command line in parts, from which further commands are made.
+class ProbeRequest:
+    """The command line of a probe.
 
     Attributes:
+        config: as training would have it.
         file: a settings file of training.
         model, data: the first two words. None where the file or flags name them.
-        flags: flags of training, as they were typed.
-        own: flags of the probe alone that further probes share, as they were typed.
+        flags: flags of training, as typed.
     """
 
+    config: GRPOConfig
+    options: ProbeOptions
     file: Path | None
     model: str | None
     data: str | None
     flags: tuple[str, ...]
-    own: tuple[str, ...] = ()
 
 
-def settings_of(argv: Sequence[str]) -> tuple[GRPOConfig, ProbeOptions, Words]:
-    """What to ask about, as training would see it, and how.
-
-    Settings of a file that only training reads are passed over. On the command line they are refused.
+def probe_request(argv: Sequence[str]) -> ProbeRequest:
+    """The settings of a probe. Those of a file that only training reads are ignored; as flags they are refused.
 
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
@@ -103,114 +305,230 @@ def settings_of(argv: Sequence[str]) -> tuple[GRPOConfig, ProbeOptions, Words]:
 
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
-    named, rest = _places(argv)
-    own, rest = _parser().parse_known_args(rest)
-    options = ProbeOptions(**vars(own))
+    words, options, rest = _parse(argv, ProbeOptions)
+    is_file = bool(words) and Path(words[0]).suffix in (".yaml", ".yml", ".json")
+    if is_file and len(words) == 1:
+        rest = ["--config", *words, *rest]
+    elif is_file or len(words) not in (0, 2):
+        raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words)}")
+    model, data = words if len(words) == 2 else (None, None)
     file, flags = split_file(rest)
-    refuse_unread(flags, READ, WITHOUT_EFFECT, "a probe")
-    for name, value in named.items():
-        if any(setting_of(token) == name for token in flags):
-            raise ValueError(f"--{name} is given twice: leave out the flag or the word {value}")
-    tokens = [f"--{name}={value}" for name, value in named.items()]
-    config = config_from(file, [*tokens, *flags], GRPOConfig, only={*READ, "start_from_weights"})
+    refuse_unread(flags, READ_BY_PROBE, NOT_READ_BY_PROBE, "a probe")
+    tokens = []
+    for name, value in (("model_name_or_path", model), ("dataset_use", data)):
+        if value is not None:
+            if name in map(setting_of, flags):
+                raise ValueError(f"--{name} is given twice: leave out the flag or the word {value}")
+            tokens.append(f"--{name}={value}")
+    config = config_from(file, [*tokens, *flags], GRPOConfig, only={*READ_BY_PROBE, "start_from_weights"})
     for name, word in (("model_name_or_path", "MODEL"), ("dataset_use", "DATA")):
         if getattr(config, name) is None:
             raise ValueError(f"{word} is missing: the words before the flags are MODEL DATA")
-    if "model_name_or_path" not in named and config.start_from_weights is not None:  # as the run of the file begins
+    if model is None and config.start_from_weights is not None:  # as the run of the file begins
         config.model_name_or_path = config.start_from_weights
-    # A record that training would stop at is one of several things that a probe has to tell.
-    config.on_bad_sample = "skip"
-    if config.max_prompt_length is not None:
-        config.on_long_prompt = "skip"
+    _skip_bad_records(config)
     if options.samples is not None and options.samples < config.grpo_sample_size:
         raise ValueError(
             f"--samples {options.samples} is below --grpo_sample_size {config.grpo_sample_size}: what a group of "
             "training would look like can't be told from fewer completions"
         )
-    words = Words(file, named.get("model_name_or_path"), named.get("dataset_use"), tuple(flags), own_words(options))
-    return config, options, words
+    return ProbeRequest(config, options, file, model, data, tuple(flags))
 
 
-def own_words(options: ProbeOptions) -> tuple[str, ...]:
-    """The flags of a probe that a further probe shares: all but where and how its numbers are shown."""
-    shared = ("samples", "limit", "pass_by", "pass_at")
-    set_ones = {name: value for name in shared if (value := getattr(options, name)) != getattr(ProbeOptions, name)}
-    return tuple(word for name, value in set_ones.items() for word in (f"--{name}", str(value)))
+# ---- qwenvl evaluate
 
 
-def refuse_unread(flags: Sequence[str], read: Collection[str], reasons: Mapping[str, str], command: str) -> None:
-    """Raise ValueError for a flag of training that a command would not read, with the reason.
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """The command line of an evaluation.
 
-    Args:
-        read: names of the flags that it reads.
-        command: what it is, as in "a probe".
+    Attributes:
+        config: as training would have it, but for the model.
+        settings_of: the run folder or file whose settings are the defaults, or None.
+        command: as it can be typed again.
+    """
+
+    models: list[ModelSource]
+    config: GRPOConfig
+    options: EvaluateOptions
+    output_dir: Path
+    settings_of: str | None
+    command: str
+
+
+def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
+    """The models and settings of an evaluation.
+
+    Settings come from the flags, then from ``--config FILE``, or without one from the run of the last MODEL that comes
+    from one.
+
+    Raises:
+        ValueError: an unknown, unfit or meaningless flag, or no model or data.
+    """
+    from qwenvl.config.grpo_config import GRPOConfig
+    from qwenvl.evaluate.models import named_models
+
+    words, options, rest = _parse(argv, EvaluateOptions)
+    if len(words) < 2:
+        raise ValueError(f"expected MODEL DATA before the flags, got {' '.join(words) or 'nothing'}")
+    file, flags = split_file(rest)
+    reasons = {**NOT_READ_BY_PROBE, **_NOT_READ_BY_EVALUATION}
+    refuse_unread(flags, READ_BY_EVALUATION, reasons, "an evaluation")
+    if options.samples == 1:
+        greedy = dict.fromkeys(SAMPLING_FLAGS, "with --samples 1 the greedy completion is taken")
+        refuse_unread(flags, READ_BY_EVALUATION - SAMPLING_FLAGS, greedy, "an evaluation")
+    models = named_models(words[:-1])
+    of_run = [model for model in models if model.run is not None]
+    tokens: list[str] = []
+    if file is None and of_run:
+        settings = of_run[-1].run_settings()
+        if (saved := of_run[-1].prompt_settings()) is not None:
+            settings["system"] = saved.system  # its text: the file that held it may be gone
+        taken = OF_A_RUN - ({"base_interval"} if "video_fps" in map(setting_of, flags) else set())
+        tokens = tokens_of({name: settings[name] for name in sorted(taken & set(settings)) if settings[name] != []})
+    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], GRPOConfig, only=READ_BY_EVALUATION)
+    if config.engine_has_own_weights and config.world_size > 1:
+        raise ValueError(
+            f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
+            "accelerate launch, and give several servers by --vllm_server"
+        )
+    _skip_bad_records(config)
+    source = None if file is None and not of_run else str(file or of_run[-1].run)
+    data = "+".join(Path(part).stem for part in words[-1].split(","))
+    name = "-".join([*(model.name for model in models), "on", data])
+    folder = options.output_dir or Path("runs", "evaluate", re.sub(r"[^\w.+-]+", "-", name)[:120])
+    return EvaluationRequest(models, config, options, Path(folder), source, shlex.join(["qwenvl", "evaluate", *argv]))
+
+
+# ---- qwenvl try
+
+
+@dataclass(frozen=True)
+class TryRequest:
+    """The command line of one question.
+
+    Attributes:
+        record: the question with its media. Its solution is empty without ``--solution``.
+    """
+
+    model: ModelSource
+    config: GRPOConfig
+    record: Record
+    options: TryOptions
+
+
+def try_request(argv: Sequence[str]) -> TryRequest:
+    """The question of a command line, and the settings to ask it with.
+
+    Raises:
+        ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
+    """
+    from qwenvl.evaluate.models import model_source
+
+    argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
+    words, options, flags = _parse(argv, TryOptions)
+    if len(words) < 2 or not _is_text(words[-1]):
+        raise ValueError("expected MODEL, clips or images, and a question in quotes, in this order, before the flags")
+    names = {name for token in flags if (name := setting_of(token))}
+    refuse_unread(flags, READ_BY_TRY, NOT_READ_BY_TRY, "a question")
+    if options.solution is None and (given := names & _SCORING):
+        raise ValueError(f"--{min(given)} has no effect without --solution: there is nothing to score an answer by")
+    if options.n == 1 and (given := names & SAMPLING_FLAGS):
+        raise ValueError(f"--{min(given)} has no effect on the greedy answer: add -n 2 or more, or leave it out")
+    model = model_source(words[0])
+    config = config_for(model, flags)
+    reading = ReadOptions.of(config)
+    if (saved := model.prompt_settings()) is not None:
+        own = {name: getattr(saved, name) for name in ("system", "prompt_template") if name not in names}
+        reading = replace(reading, **own)
+    return TryRequest(model, config, record_of(words[1:-1], words[-1], options.solution, reading), options)
+
+
+def config_for(model: ModelSource, flags: Sequence[str]) -> GRPOConfig:
+    """The settings of the run of a model, overridden by flags.
+
+    The system turn and the prompt template are not among them: they are texts in a run and may be files as flags.
+
+    Raises:
+        ValueError: an unknown or unfit flag.
     """
     from qwenvl.config.grpo_config import GRPOConfig
 
-    known = {each.name for each in fields(GRPOConfig)}
-    for token in flags:
-        name = setting_of(token)
-        if name in known and name not in read:
-            reason = reasons.get(name, "it is of training, and a probe takes no step").replace("a probe", command)
-            raise ValueError(f"--{name} has no effect: {reason}; leave it out")
+    known = known_settings(model)
+    if (saved := model.prompt_settings()) is not None:
+        known |= asdict(saved.frames) | asdict(saved.prompts)
+        known.pop("on_long_prompt")  # of training: the only prompt of a question is never left out
+    if {"base_interval", "video_fps"} & set(map(setting_of, flags)):  # two names of one setting
+        known = {name: value for name, value in known.items() if name not in ("base_interval", "video_fps")}
+    config = config_from(None, [*tokens_of(known), *flags], GRPOConfig)
+    config.model_name_or_path = model.path
+    return config
 
 
-def help_text() -> str:
-    """What ``qwenvl probe --help`` prints."""
-    return help_of(
-        USAGE,
-        "Ask a checkpoint about records before it is trained on them: does it ever answer right, do its answers "
-        "differ, are they whole? Rewards compare the completions of a group, so a model that answers a question always "
-        "right or always wrong learns nothing from it. DATA is what --dataset_use takes. MODEL is a checkpoint, an "
-        "adapter's folder or a name on the hub.",
-        "Settings of training that a probe does not read are refused as flags and passed over in a file. A completion "
-        "passes where the reward --pass_by is at least --pass_at.",
-        ("a probe", ProbeOptions),
-        READ,
-    )
+def known_settings(model: ModelSource) -> dict[str, Any]:
+    """How the run of a model sampled and scored. Empty without a run, or with one of another version."""
+    try:
+        settings = model.run_settings()
+    except (ValueError, KeyError):
+        return {}
+    taken = OF_A_RUN - names_of(ReadingOptions)
+    return {name: value for name, value in settings.items() if name in taken and value not in (None, [])}
 
 
-def help_of(usage: str, what: str, more: str, own: tuple[str, type[Options]], read: Collection[str]) -> str:
-    """The help of a command that asks models.
+def record_of(media: Sequence[str], question: str, solution: str | None, options: ReadOptions) -> Record:
+    """One question as a record of training.
 
     Args:
-        own: a title and the options of the command itself.
-        read: names of the flags of training that it reads.
+        media: paths of clips, folders of frames, and images. With ``allow_remote_media`` also URLs.
+        question: a text, or a file that holds it.
+        solution: the same. None leaves it empty.
+
+    Raises:
+        ValueError: tags and media do not match, or a file is neither a clip nor an image.
+        FileNotFoundError: a medium is not there.
     """
-    parser = argparse.ArgumentParser(usage=usage, add_help=False, description=what, epilog=more)
-    add_options(parser.add_argument_group(own[0]), own[1])
-    read_groups = [group for group in FLAG_GROUPS if group is not TrainerOptions]
-    for group in read_groups:
-        title = f"as in training: {str(group.__doc__).rstrip('.').lower()}"
-        names = {each.name for each in all_options(group)}
-        if names & set(read):
-            add_options(parser.add_argument_group(title), group, without=names - set(read))
-    others = sorted(set(read) - {each.name for group in read_groups for each in all_options(group)})
-    parser.add_argument_group("of the Trainer", " ".join(f"--{name}" for name in others))
-    return parser.format_help()
+    kinds = [_kind_of_medium(path) for path in media]
+    text = text_or_file(question) or ""
+    if not MEDIA_TAG.search(text):
+        text = "".join(f"<{kind}>\n" for kind in kinds) + text
+    by_kind = {
+        kind: [path for path, own in zip(media, kinds, strict=True) if own == kind] for kind in ("video", "image")
+    }
+    turns = [{"from": "human", "value": text}, {"from": "gpt", "value": text_or_file(solution) or "unknown"}]
+    row = Row("the question", "question", lambda: {"conversations": turns, **by_kind})
+    record = parse_row(row, Path.cwd(), replace(options, allow_outside_media=True))
+    return record if solution is not None else replace(record, solution="")
 
 
-def _places(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The settings that the words before the flags name, and what follows. A settings file becomes ``--config``."""
-    words = list(takewhile(lambda word: not word.startswith("-"), argv))
-    rest = list(argv[len(words) :])
-    files = [word for word in words[:1] if Path(word).suffix in (".yaml", ".yml", ".json")]
-    if files and len(words) == 1:
-        return {}, ["--config", *files, *rest]
-    if len(words) not in (0, 2) or files:
-        raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words)}")
-    return dict(zip(("model_name_or_path", "dataset_use"), words, strict=False)), rest
+def _kind_of_medium(path: str) -> str:
+    """``video`` or ``image``, by the bytes of a file, or by the name of a URL."""
+    from qwenvl.data.errors import BadMediaError
+    from qwenvl.data.media.images import image_size
+    from qwenvl.data.media.mediafile import video_format
+
+    if path.startswith(("http://", "https://")):
+        return "image" if path.lower().endswith((".png", ".jpg", ".jpeg", ".webp", ".bmp")) else "video"
+    if not Path(path).exists():
+        raise FileNotFoundError(
+            f"{path}: no such file; expected a clip or an image (the question comes last, in quotes)"
+        )
+    if Path(path).is_dir():
+        return "video"
+    try:
+        video_format(path)
+        return "video"
+    except BadMediaError as no_video:
+        try:
+            image_size(path)
+        except BadMediaError:
+            raise no_video from None
+        return "image"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_options(parser, ProbeOptions)
-    parser.error = raising("")  # type: ignore[method-assign]
-    return parser
-
-
-def setting_of(token: str) -> str | None:
-    """The name of the setting that a word of a command line sets. None for a value."""
-    if not token.startswith("--"):
-        return None
-    return token.removeprefix("--").split("=")[0].removeprefix("no_").replace("-", "_")
+def _is_text(word: str) -> bool:
+    """Whether a word is a text or a file of text, and not one more clip."""
+    try:
+        path = Path(word)
+        return not path.is_dir() and (not path.is_file() or b"\0" not in path.read_bytes()[:4096])
+    except OSError:  # too long for a name
+        return True

@@ -10,6 +10,11 @@ from torch import Tensor
 MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: far outside any healthy run, far inside float32
 
 
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio), with the log ratio clamped to [-20, 20]."""
+    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
 def k1(difference: Tensor) -> Tensor:
     """-d. Unbiased. As a term of a loss its gradient is 0 in expectation: it measures and does not hold back."""
     return -difference

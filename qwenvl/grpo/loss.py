@@ -7,13 +7,16 @@ A new objective is a row of ``LOSSES`` and at most one small function in ``surro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qwenvl.grpo.kl import at_least_float32, kl_estimate
-from qwenvl.grpo.surrogates import AVERAGES, LIMITS, RATIOS, RatioBounds, StepCounts, Terms, over_tokens
+from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.grpo.surrogates import LIMITS, RATIOS, RatioBounds, Terms
 from qwenvl.grpo.weighting import Weighting
 
 
@@ -54,6 +57,61 @@ class LossOutput:
 
     loss: Tensor
     metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What the losses of an optimizer step divide by, over all its micro-batches and processes.
+
+    Attributes:
+        completions, tokens: numbers of completions and of completion tokens that count in the loss.
+        micro_batches: of the step, over all processes.
+        entropy: mean over these tokens of the entropy at sampling time, in nats. None where no option reads it.
+    """
+
+    completions: int
+    tokens: int
+    micro_batches: int = 1
+    entropy: float | None = None
+
+
+def over_completions(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The mean over each completion's |o| tokens, then over completions (arXiv:2402.03300, equation 3).
+
+    A completion without tokens contributes 0 and counts as a completion.
+    """
+    return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / max(counts.completions, 1)
+
+
+def over_max_length(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The sum over tokens / (completions x max_length): length is no advantage (Dr. GRPO, arXiv:2503.20783)."""
+    return per_token.sum() / (max(counts.completions, 1) * max_length)
+
+
+def over_tokens(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The mean over all tokens of the step (DAPO, arXiv:2503.14476)."""
+    return per_token.sum() / max(counts.tokens, 1)
+
+
+def over_micro_batch_tokens(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The mean over the tokens of each micro-batch, then over micro-batches. It depends on how a step is split."""
+    return per_token.sum() / mask.sum().clamp(min=1) / max(counts.micro_batches, 1)
+
+
+def over_completion_sums(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
+    """The sum over each completion's tokens, then the mean over completions (LUSPO)."""
+    return per_token.sum() / max(counts.completions, 1)
+
+
+AVERAGES: dict[str, Callable[[Tensor, Tensor, StepCounts, int], Tensor]] = {
+    "completions": over_completions,
+    "max_length": over_max_length,
+    "tokens": over_tokens,
+    "micro_batch_tokens": over_micro_batch_tokens,
+    "completion_sums": over_completion_sums,
+}
+"""Each takes N x T values that are 0 where the mask is false, the mask, the counts of the step, and the most
+tokens that a completion may have."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +250,52 @@ LOSSES: dict[str, Objective] = {
     ),
 }
 """The objectives that ``loss_type`` names, with the settings of their papers."""
+
+
+def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objective:
+    """The row of ``LOSSES`` that the options name, with their weights, and their bounds in the place of the paper's.
+
+    Args:
+        max_completion_length: most tokens that a completion may have.
+
+    Raises:
+        ValueError: a bound that another one leaves without effect.
+
+    Example:
+        >>> objective_of(ObjectiveOptions(loss_type="dapo"), 512).bounds.highest
+        1.28
+    """
+    row = LOSSES[options.loss_type]
+    given: dict[str, Any] = {
+        "epsilon": options.grpo_epsilon,
+        "epsilon_high": options.grpo_epsilon_high,
+        "delta": options.grpo_delta,
+        "dual_clip": options.dual_clip,
+        "cispo": options.cispo_bound,
+    }
+    bounds = replace(row.bounds, **{name: value for name, value in given.items() if value is not None})
+    if bounds.delta is not None and bounds.delta <= bounds.highest:
+        raise ValueError(
+            f"--grpo_delta must be above 1 + --grpo_epsilon_high, {bounds.highest:g}, got {bounds.delta:g}: the ratio "
+            "is limited there already"
+        )
+    return replace(
+        row,
+        ratio=options.importance_sampling_level or row.ratio,
+        bounds=bounds,
+        alpha=options.grpo_alpha,
+        beta=0.0 if options.kl_in_reward else options.grpo_beta,
+        kl_estimator=options.kl_estimator,
+        kl_unbiased=options.kl_unbiased,
+        weighting=Weighting(
+            options.correction,
+            options.importance_correction_min,
+            options.importance_correction_max,
+            options.off_policy_mask_threshold,
+        ),
+        entropy_coef=options.entropy_coef or None,
+        max_completion_length=max_completion_length,
+    )
 
 
 def _check(inputs: LossInputs, objective: Objective) -> None:

@@ -1,4 +1,4 @@
-"""The small functions that objectives are made of: importance ratios, limits on them, and averages over tokens.
+"""The small functions that objectives are made of: importance ratios and limits on them.
 
 Notation: l and l' are the log-probs of a token under the policy and under the policy at sampling time, r is the
 importance ratio, A the advantage of the completion, |o| the number of its tokens, m the mask, sg[x] is x without
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwenvl.grpo.kl import MAX_LOG_RATIO
+from qwenvl.grpo.kl import MAX_LOG_RATIO, bounded_exp
 
 
 @dataclass(frozen=True)
@@ -63,30 +63,15 @@ class Terms:
     mask: Tensor
 
 
-@dataclass(frozen=True)
-class StepCounts:
-    """What an optimizer step has, over all its micro-batches and processes.
-
-    Attributes:
-        completions, tokens: those that count in the loss.
-        entropy: mean over these tokens of the entropy that they were sampled with, in nats. None where nobody asks.
-    """
-
-    completions: int
-    tokens: int
-    micro_batches: int = 1
-    entropy: float | None = None
-
-
 def token_ratio(log_ratio: Tensor, mask: Tensor, logprobs: Tensor) -> Tensor:
     """r = exp(l - l'), one for each token (GRPO, arXiv:2402.03300)."""
-    return _exp(log_ratio)
+    return bounded_exp(log_ratio)
 
 
 def sequence_ratio(log_ratio: Tensor, mask: Tensor, logprobs: Tensor) -> Tensor:
     """s = exp(mean over the completion's tokens of l - l'), the same for each of them (GSPO, arXiv:2507.18071)."""
     mean = (log_ratio * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return _exp(mean).expand_as(log_ratio)
+    return bounded_exp(mean).expand_as(log_ratio)
 
 
 def sequence_token_ratio(log_ratio: Tensor, mask: Tensor, logprobs: Tensor) -> Tensor:
@@ -143,34 +128,6 @@ def likelihood(terms: Terms, bounds: RatioBounds) -> tuple[Tensor, dict[str, Ten
     return terms.advantages * terms.logprobs, {}
 
 
-def over_completions(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
-    """The mean over each completion's |o| tokens, then over completions (arXiv:2402.03300, equation 3).
-
-    A completion without tokens contributes 0 and counts as a completion.
-    """
-    return (per_token.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / max(counts.completions, 1)
-
-
-def over_max_length(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
-    """The sum over tokens / (completions x max_length): length is no advantage (Dr. GRPO, arXiv:2503.20783)."""
-    return per_token.sum() / (max(counts.completions, 1) * max_length)
-
-
-def over_tokens(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
-    """The mean over all tokens of the step (DAPO, arXiv:2503.14476)."""
-    return per_token.sum() / max(counts.tokens, 1)
-
-
-def over_micro_batch_tokens(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
-    """The mean over the tokens of each micro-batch, then over micro-batches. It depends on how a step is split."""
-    return per_token.sum() / mask.sum().clamp(min=1) / max(counts.micro_batches, 1)
-
-
-def over_completion_sums(per_token: Tensor, mask: Tensor, counts: StepCounts, max_length: int) -> Tensor:
-    """The sum over each completion's tokens, then the mean over completions (LUSPO)."""
-    return per_token.sum() / max(counts.completions, 1)
-
-
 RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "token": token_ratio,
     "sequence": sequence_ratio,
@@ -186,20 +143,6 @@ LIMITS: dict[str, Callable[[Terms, RatioBounds], tuple[Tensor, dict[str, Tensor]
     "none": likelihood,
 }
 """Each gives what is maximised (N x T), and by name where it was limited (N x T bool)."""
-
-AVERAGES: dict[str, Callable[[Tensor, Tensor, StepCounts, int], Tensor]] = {
-    "completions": over_completions,
-    "max_length": over_max_length,
-    "tokens": over_tokens,
-    "micro_batch_tokens": over_micro_batch_tokens,
-    "completion_sums": over_completion_sums,
-}
-"""Each takes N x T values that are 0 where the mask is false, the mask, the counts of the step, and the most
-tokens that a completion may have."""
-
-
-def _exp(log_ratio: Tensor) -> Tensor:
-    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def _by_sign(first: Tensor, pair: tuple[float, float], like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwenvl.grpo.kl import MAX_LOG_RATIO
+from qwenvl.grpo.kl import bounded_exp
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ def off_policy(fallen: Tensor, advantages: Tensor, mask: Tensor, threshold: floa
 
 def token_truncate(log_ratio: Tensor, mask: Tensor, lowest: float, highest: float) -> tuple[Tensor, Tensor]:
     """min(max(w, lowest), highest), w = exp(l' - l_sampler) for each token."""
-    ratio = _exp(log_ratio)
+    ratio = bounded_exp(log_ratio)
     return ratio.clamp(lowest, highest), ratio
 
 
 def token_mask(log_ratio: Tensor, mask: Tensor, lowest: float, highest: float) -> tuple[Tensor, Tensor]:
     """w where it lies from lowest to highest, else 0, w = exp(l' - l_sampler) for each token."""
-    ratio = _exp(log_ratio)
+    ratio = bounded_exp(log_ratio)
     return ratio.masked_fill((ratio < lowest) | (ratio > highest), 0.0), ratio
 
 
@@ -123,7 +123,3 @@ def entropy_floor(entropies: Tensor, share: float) -> float:
 
 def _summed(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return (log_ratio * mask).sum(dim=1, keepdim=True).expand_as(log_ratio)
-
-
-def _exp(log_ratio: Tensor) -> Tensor:
-    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -7,23 +7,14 @@ the end of the history with what came before. A rule that needs more than there 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from typing import Any
-
-from qwenvl.health.history import (
-    WINDOW,
-    History,
-    first_of,
-    having,
-    is_format,
-    last_of,
-    last_two_of,
-    mean_of,
-)
 
 EQUAL_SHARE = 0.9
 CUT_OFF_SHARE = 0.25
+ALL_CUT_GROUPS = 8  # on end without a completion that was not cut off: no need to wait for two windows
 ENTROPY_SHARE = 0.2
 HIGH_KL = 0.5
 FLAT_STEPS, FLAT_GROUPS = 100, 400
@@ -56,13 +47,10 @@ class Rule:
 
 def equal_rewards(history: History) -> str | None:
     """Over 90 % of the last 24 groups have equal rewards, in each entry since they do."""
-    groups, last = 0, 0.0
-    for entry in reversed(having(history, "group/zero_std_frac")):
-        if entry.values["group/zero_std_frac"] <= EQUAL_SHARE:
-            break
-        last = last if groups else entry.values.get("reward/total", 0.0)
-        groups += entry.groups
-    return None if groups < WINDOW else _equal(f"the last {groups} groups", last)
+    name = "group/zero_std_frac"
+    entries = list(takewhile(lambda entry: entry.values[name] > EQUAL_SHARE, reversed(having(history, name))))
+    groups = sum(entry.groups for entry in entries)
+    return None if groups < WINDOW else _equal(f"the last {groups} groups", entries[0].values.get("reward/total", 0.0))
 
 
 def equal_rewards_at_end(history: History) -> str | None:
@@ -85,14 +73,28 @@ def format_never_reached(history: History) -> str | None:
 
 
 def cut_off(history: History) -> str | None:
-    """A quarter of the completions of the last 24 groups are cut off at the limit, and it does not get better."""
+    """A quarter of the completions of the last 24 groups are cut off at the limit, and it does not get better.
+
+    Or all of the last 8 groups are.
+    """
     name = "completion/truncated_frac"
+    all_cut = takewhile(lambda entry: entry.values[name] == 1, reversed(having(history, name)))
+    if (groups := sum(entry.groups for entry in all_cut)) >= ALL_CUT_GROUPS:
+        return f"all completions of the last {groups} groups were cut off at --generation_max_length"
     before, last = last_two_of(having(history, name), "groups")
     now, then = mean_of(last, name, "groups"), mean_of(before, name, "groups")
     if not before or now < CUT_OFF_SHARE or now < FALLING * then:
         return None
     groups = sum(entry.groups for entry in last)
     return f"{now:.0%} of the completions of the last {groups} groups were cut off at --generation_max_length"
+
+
+def cut_off_at_end(history: History) -> str | None:
+    """All completions of a run are, however few it had."""
+    entries = having(history, "completion/truncated_frac")
+    if not entries or min(entry.values["completion/truncated_frac"] for entry in entries) < 1:
+        return None
+    return "all completions of this run were cut off at --generation_max_length"
 
 
 def entropy_collapsed(history: History) -> str | None:
@@ -173,6 +175,7 @@ RULES: tuple[Rule, ...] = (
         cut_off,
         "They rarely reach their answer. Raise --generation_max_length, or give a stop by --stop_strings",
         more_room,
+        judge_at_end=cut_off_at_end,
     ),
     Rule(
         "KL grows",
@@ -200,23 +203,23 @@ RULES: tuple[Rule, ...] = (
 """What is warned of, once each. Where several hold, the first says most about what to do."""
 
 
-def findings(history: History, told: set[str], ended: bool = False) -> Iterator[tuple[str, str]]:
-    """Name and words of each rule that holds now, those in ``told`` apart.
+def findings(history: History, ended: bool = False) -> Iterator[tuple[Rule, str]]:
+    """Each rule that holds at the end of the history, and what was seen.
+
+    Args:
+        ended: the run has ended, so rules for the end of a short run count too.
 
     Example:
         >>> history = [Entry(3, 3, 24, {"group/zero_std_frac": 1.0, "reward/total": 0.0})]
-        >>> [name for name, words in findings(history, told=set())]
+        >>> [rule.name for rule, seen in findings(history)]
         ['equal rewards']
     """
     for rule in RULES:
-        judge = rule.judge_at_end if ended else rule.judge
-        if rule.name not in told and judge is not None and (seen := judge(history)) is not None:
-            yield rule.name, f"{seen}. {rule.remedy}"
-
-
-def warned_of(warnings: Sequence[str]) -> Rule | None:
-    """The first rule of the table that one of these warnings was given by."""
-    return next((rule for rule in RULES if any(warning.endswith(rule.remedy) for warning in warnings)), None)
+        seen = rule.judge(history)
+        if seen is None and ended and rule.judge_at_end is not None:
+            seen = rule.judge_at_end(history)
+        if seen is not None:
+            yield rule, seen
 
 
 def _equal(groups: str, reward: float) -> str:
@@ -243,3 +246,102 @@ def _solved(history: History, last: History) -> bool:
     """Whether the mean reward is near the highest that any completion had: there is nothing left to gain."""
     best = max((entry.values["reward/max"] for entry in having(history, "reward/max")), default=math.inf)
     return mean_of(last, "reward/total", "groups") >= best - (1 - SOLVED) * abs(best)
+
+
+WATCHED = ("reward/total", "reward/max", "group/zero_std_frac", "completion/truncated_frac", "entropy", "kl")
+WINDOW = 24
+"""Groups, or optimizer steps where a number is one of the step, that are judged together."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the log.
+
+    Attributes:
+        step: the last optimizer step that it is about.
+        steps: how many it is about.
+        groups: how many were sampled in these, over all processes.
+        values: means over these, by the name of the metric. Those that no rule reads may be missing.
+    """
+
+    step: int
+    steps: int
+    groups: int
+    values: Mapping[str, float]
+
+    @classmethod
+    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> Entry:
+        """An entry with what rules read of the log: a run has thousands."""
+        return cls(step, steps, groups, {name: v for name, v in logs.items() if name in WATCHED or is_format(name)})
+
+
+History = Sequence[Entry]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """How many groups the steps of a run sample.
+
+    Attributes:
+        prompts: of a step that samples, over all processes.
+        iterations: steps on the same completions.
+        totals_tell: whether total rewards of different groups can be compared. Some aggregations make them relative to
+            their group, and then they are 0 on average.
+    """
+
+    prompts: int
+    iterations: int = 1
+    totals_tell: bool = True
+
+    def entry(self, before: int, step: int, values: Mapping[str, float]) -> Entry:
+        """The entry of a line of the log that was written after ``step``, the one before it being of ``before``."""
+        sampled = sum(each % self.iterations == 0 for each in range(before, step))
+        if not self.totals_tell:
+            values = {name: value for name, value in values.items() if name != "reward/total"}
+        return Entry.of(step, step - before, sampled * self.prompts, values)
+
+    def history(self, rows: Sequence[Mapping[str, float]]) -> list[Entry]:
+        """The entries of the lines of ``metrics.jsonl`` that are of optimizer steps.
+
+        Example:
+            >>> [entry.groups for entry in Sampled(prompts=4).history([{"step": 2, "kl": 0.1}, {"step": 3, "kl": 0.1}])]
+            [8, 4]
+        """
+        steps = [0, *(int(row["step"]) for row in rows)]
+        return [self.entry(before, step, row) for before, step, row in zip(steps, steps[1:], rows, strict=False)]
+
+
+def is_format(name: str) -> bool:
+    """Whether a metric is a reward for the form of an answer, by its name."""
+    return name.startswith("reward/") and "format" in name and name.count("/") == 1
+
+
+def having(history: History, name: str) -> list[Entry]:
+    """The entries that have a finite number of this name."""
+    return [entry for entry in history if math.isfinite(entry.values.get(name, math.nan))]
+
+
+def last_of(entries: History, unit: str, enough: int = WINDOW) -> list[Entry]:
+    """The last entries that are about so many groups or steps, all of them where there are fewer."""
+    sums = accumulate(getattr(entry, unit) for entry in reversed(entries))
+    count = next((n for n, so_far in enumerate(sums, 1) if so_far >= enough), len(entries))
+    return list(entries[len(entries) - count :])
+
+
+def first_of(entries: History, unit: str, enough: int = WINDOW) -> list[Entry]:
+    """The same of the first entries."""
+    return last_of(entries[::-1], unit, enough)[::-1]
+
+
+def last_two_of(entries: History, unit: str) -> tuple[list[Entry], list[Entry]]:
+    """The last window and the one before it, earlier one first. Both are empty where there is not enough for two."""
+    last = last_of(entries, unit)
+    before = last_of(entries[: len(entries) - len(last)], unit)
+    enough = sum(getattr(entry, unit) for entry in before) >= WINDOW
+    return (before, last) if enough else ([], [])
+
+
+def mean_of(entries: History, name: str, unit: str) -> float:
+    """Weighted by groups or steps. 0 where no entry has the number."""
+    weights = [(getattr(entry, unit), entry.values[name]) for entry in having(entries, name)]
+    return sum(weight * value for weight, value in weights) / max(1, sum(weight for weight, _ in weights))

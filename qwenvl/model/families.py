@@ -41,8 +41,7 @@ FAMILIES: dict[str, Family] = {
 REFUSED = {
     "qwen2_5_omni": "it also hears and speaks, and its positions are tied to its sound",
     "qwen3_omni_moe": "it also hears and speaks, and its positions are tied to its sound",
-    "qwen4_exp": "it is an experiment of which no checkpoint is published, and its embeddings of token sequences, its "
-    "parallel residual streams and its sparse attention have not been held to the paths of this library",
+    "qwen4_exp": "its n-gram embedding table, in Qwen3.8-Flash-Next for one, is not supported here",
 }
 """Models that look like one of the families, and why they are refused."""
 

@@ -158,7 +158,19 @@ class InputBuilder:
 
     @classmethod
     def of(cls, rule: PositionRule, processor: Any) -> InputBuilder:
-        """From a rule of positions and a Qwen-VL processor of transformers."""
+        """From a rule of positions and a Qwen-VL processor of transformers.
+
+        Raises:
+            ValueError: the model takes other tokens for images or videos than the processor writes.
+        """
+        for kind in ("image", "video"):
+            ours, theirs = getattr(rule, f"{kind}_token_id"), getattr(processor, f"{kind}_token_id")
+            if ours != theirs:
+                token = getattr(processor, f"{kind}_token")
+                raise ValueError(
+                    f"{kind}_token_id {ours} in the model's config.json: expected {theirs}, which {token} is in its "
+                    "tokenizer; copy config.json and the tokenizer's files from the same model"
+                )
         scales = PixelScales(PixelScale.of(processor.image_processor), PixelScale.of(processor.video_processor))
         return cls(rule, scales)
 

@@ -1,4 +1,4 @@
-"""Loading: model and processor, which parts are trained, LoRA, and getting at the model inside its wrappers."""
+"""Loading: model and processor, 4-bit weights, trained parts, LoRA, and the model inside its wrappers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from qwenvl.files import require
 from qwenvl.model.families import FAMILIES, family_named
-from qwenvl.model.options import LoraOptions, ModelOptions, Part, TuneOptions
+from qwenvl.model.options import LoraOptions, Part, TuneOptions
 from qwenvl.model.weight_files import has_weights, require_folder, weights_problem
 
 TURNED_EXPERTS = (
@@ -27,10 +28,14 @@ UNPACKED_EXPERTS = (
 )
 
 
+class MisfitError(ValueError):
+    """Weights of a checkpoint do not fit the model. The message names the folder and the first of them."""
+
+
 def load_model(
     path: str | Path,
     *,
-    attn_implementation: str = ModelOptions.attn_implementation,
+    attn_implementation: str = "sdpa",
     dtype: torch.dtype | str = "auto",
     quantization: Any = None,
 ) -> nn.Module:
@@ -44,6 +49,7 @@ def load_model(
     Raises:
         ValueError: if the checkpoint is not of a supported family, a weight file is cut short, or it can't be kept in
             fewer bits or split by ZeRO-3.
+        MisfitError: if weights are missing or have other shapes.
         OSError: if there is no checkpoint at ``path``.
     """
     from transformers import AutoModelForImageTextToText
@@ -52,15 +58,42 @@ def load_model(
     config = _read_config(path)
     if settle_router(config) and quantization is not None:
         raise ValueError(UNPACKED_EXPERTS)
-    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": resolve_attention(attn_implementation)}
+    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
     if quantization is not None:
         how["quantization_config"] = quantization
     try:
-        return AutoModelForImageTextToText.from_pretrained(path, config=config, **how)
-    except RuntimeError as error:
+        model = load_whole(AutoModelForImageTextToText, path, config=config, **how)
+    except MisfitError as error:
         if config.model_type == "qwen3_vl_moe" and is_deepspeed_zero3_enabled() and "size mismatch" in str(error):
             raise ValueError(TURNED_EXPERTS.format(path)) from error
         raise
+    # With ZeRO-3 transformers keeps all conversions of names it knows, and reverses them in ``save_pretrained``.
+    model._weight_conversions = [each for each in model._weight_conversions if each.was_used()]
+    return model
+
+
+def load_whole(model_class: Any, path: str | Path, **how: Any) -> nn.Module:
+    """``model_class.from_pretrained``, which alone would leave missing weights at random values with a warning.
+
+    Raises:
+        MisfitError: weights are missing or have other shapes.
+    """
+    try:
+        model, found = model_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **how)
+    except RuntimeError as error:  # with ZeRO-3, which names other shapes nowhere else
+        if "size mismatch" not in str(error):
+            raise
+        misfits = [line.strip().rstrip(".") for line in str(error).splitlines() if "size mismatch" in line]
+    else:
+        misfits = [f"{name} is missing" for name in sorted(found["missing_keys"])]
+        misfits += [f"{name} is {tuple(a)}, expected {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
+    if misfits:
+        more = f", and {len(misfits) - 3} more" if len(misfits) > 3 else ""
+        raise MisfitError(
+            f"{path}: its weight files do not fit the model: {', '.join(misfits[:3])}{more}; copy the checkpoint again "
+            "from where it came from"
+        )
+    return model
 
 
 def base_of_adapter(path: str | Path) -> str | None:
@@ -89,7 +122,7 @@ def with_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
     if problem := weights_problem(folder) or (None if has_weights(folder) else f"{folder}: no weights in it"):
         raise ValueError(problem)
     try:
-        return PeftModel.from_pretrained(model, str(folder))
+        return PeftModel.from_pretrained(model, str(folder), torch_device=str(next(model.parameters()).device))
     except RuntimeError as error:
         raise ValueError(
             f"{folder}: the adapter does not fit its model {unwrap(model).name_or_path}: {error}"
@@ -145,7 +178,8 @@ def load_processor(path: str | Path):
     """The processor beside a checkpoint: tokenizer, chat template, image and video processors.
 
     Raises:
-        ValueError: what lies there is a tokenizer alone, or the tokenizer or the chat template is missing.
+        ValueError: what lies there is a tokenizer alone, the tokenizer or the chat template is missing, or the template
+            leaves media, the question or the assistant header out of a prompt.
         OSError: there is no checkpoint at ``path``.
     """
     from transformers import AutoProcessor
@@ -167,19 +201,48 @@ def load_processor(path: str | Path):
         )
     if not processor.chat_template:
         raise ValueError(f"{path}: the processor has no chat template; copy chat_template.jinja of the base model")
+    if problem := _template_problem(processor):
+        raise ValueError(f"{path}: its chat template {problem}; copy chat_template.jinja of the base model")
     return processor
 
 
-def resolve_attention(name: str) -> str:
-    """``auto`` becomes flash_attention_2 where flash-attn and a GPU are there, else sdpa.
+def _template_problem(processor) -> str | None:
+    """What is wrong with the prompt that the chat template makes of an image, a video and a question. None: nothing."""
+    question = "Which steps?"
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "video"}, {"type": "text", "text": question}]}]
+    try:
+        prompt = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        if prompt == processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=False):
+            return "writes no assistant header: add_generation_prompt changes nothing"
+    except Exception as error:  # a template may raise anything
+        return f"fails: {type(error).__name__}: {' '.join(str(error).split())}"
+    lost = [each for each in (processor.image_token, processor.video_token, question) if each not in prompt]
+    return f"leaves {' and '.join(lost)} out of a prompt with an image, a video and {question!r}" if lost else None
 
-    transformers itself raises when flash-attn is asked for and missing: it has no fallback.
+
+def resolve_attention(name: str, device: torch.device, half: bool) -> str:
+    """``auto`` becomes flash_attention_2 where flash-attn is installed and can run, else sdpa.
+
+    Args:
+        half: products are in bfloat16 or float16.
+
+    Raises:
+        ValueError: flash_attention_2 is requested and cannot run. Where its package is missing, transformers raises.
     """
     from transformers.utils import is_flash_attn_2_available
 
+    needs = None
+    if device.type != "cuda":
+        needs = "a CUDA device"
+    elif (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+        needs = "a device of compute capability 8.0 or more, got {}.{}".format(*capability)
+    elif not half:
+        needs = "products in half precision: set --bf16 True or --fp16 True"
+    if name == "flash_attention_2" and needs:
+        raise ValueError(f"--attn_implementation flash_attention_2 needs {needs}; or leave it out, which takes sdpa")
     if name != "auto":
         return name
-    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+    return "flash_attention_2" if needs is None and is_flash_attn_2_available() else "sdpa"
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -226,6 +289,17 @@ def apply_tuning(model: nn.Module, tune: TuneOptions) -> None:
         )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(part_of(name) in tune.parts())
+
+
+def linear_weights(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Weights and biases of the linear layers, which autocast rounds for every product, but no head that is tied.
+
+    Autocast caches the rounded copies of weights that require gradients alone, so frozen ones are best kept rounded.
+    """
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            yield from (each for each in module.parameters(recurse=False) if id(each) not in embedded)
 
 
 def lora_config(model: nn.Module, tune: TuneOptions, lora: LoraOptions):
@@ -315,3 +389,42 @@ def parameter_groups(
         }
         for (part, decay), parameters in sorted(groups.items(), key=lambda group: group[0][0] is not None)
     ]
+
+
+SKIPPED = ["model.visual", "lm_head"]
+"""Modules that stay as they are: the vision tower, whose features all passes share, and the head, which is exact."""
+BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight: 4 bits, and of each block of 64 a scale, which is kept in 8 bits with a float32 for 256 of them
+(section 3 of the paper)."""
+
+
+def require_four_bit(device: torch.device | str) -> None:
+    """Raise where weights cannot be kept in 4 bits.
+
+    Raises:
+        ValueError: the device is no CUDA device.
+        ImportError: bitsandbytes is not installed.
+    """
+    if torch.device(device).type != "cuda":
+        raise ValueError(
+            "--load_in_4bit needs a CUDA device: the 4-bit products of bitsandbytes are kernels of a GPU; leave it out "
+            "or take bfloat16 weights (--bf16 True)"
+        )
+    require("bitsandbytes", "qlora")
+
+
+def four_bit_settings(compute: torch.dtype) -> Any:
+    """The settings of transformers for NF4 weights with double quantization, in the layers of the language model.
+
+    Args:
+        compute: the type of products, to which weights are unpacked.
+    """
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+        llm_int8_skip_modules=SKIPPED,
+    )

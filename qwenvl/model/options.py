@@ -118,7 +118,9 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
         unset="the weights of --model_name_or_path",
     )
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = option(
-        "auto", "Attention kernel. auto: flash_attention_2 where flash-attn and a CUDA device are there, else sdpa."
+        "auto",
+        "Attention kernel. auto: flash_attention_2 where flash-attn is installed, the CUDA device has compute "
+        "capability 8.0 or more and products are in bfloat16 or float16, else sdpa.",
     )
     mm_projector_lr: float | None = option(
         None, "Learning rate of the merger, above 0. Needs --tune_mm_mlp.", unset="the one of --learning_rate", above=0

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from qwenvl.model.loading import evaluating, part_of, unwrap
+from qwenvl.model.loading import evaluating, linear_weights, part_of, unwrap
 from qwenvl.model.sharding import is_partitioned, whole_weights
 from qwenvl.model.vision.tower import accept_features
 from qwenvl.model.weight_files import REFERENCE
@@ -34,6 +34,7 @@ class Reference:
         *,
         other: nn.Module | None = None,
         dtype: torch.dtype | None = None,
+        rounded: bool = False,
         offload: bool = False,
     ):
         """Copies what is trained in ``policy``: call this before the first update, on the unwrapped model.
@@ -42,6 +43,7 @@ class Reference:
             other: the model of another checkpoint, which takes the place of the policy as it was. See ``matched``.
             dtype: the type of the copy, where the policy rounds its own weights to it in each forward. The copy shares
                 nothing then. None: as the weights are kept.
+            rounded: keep what it does not share of linear layers in bfloat16, which autocast rounds them to.
             offload: keep the tensors that are not shared in the memory of the CPU, and on the device only while the
                 reference is used.
 
@@ -68,6 +70,9 @@ class Reference:
             for parameter in self._copy.parameters():  # buffers, of rotary angles, stay as they are
                 parameter.data = parameter.data.to(dtype)
         ours = {id(parameter) for parameter in policy.parameters()}
+        for parameter in linear_weights(self._copy) if rounded else ():
+            if id(parameter) not in ours:
+                parameter.data = parameter.data.to(torch.bfloat16)
         self._owned = {name: each for name, each in self._copy.named_parameters() if id(each) not in ours}
 
     @contextmanager
@@ -200,7 +205,8 @@ def _adopted(other: nn.Module, policy: nn.Module) -> nn.Module:
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    return one.dtype == two.dtype and torch.equal(one.detach().to(two.device), two.detach())
+    """Whether the tensors are equal, one rounded to the type of the other if that is narrower."""
+    return torch.equal(one.detach().to(two.device, two.dtype), two.detach())
 
 
 def _plain(name: str) -> str:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from qwenvl.page.render import render
+from qwenvl.report.curves import finite
 from qwenvl.report.groups import dataset_of
 from qwenvl.report.pages import (
     PAGE_BYTES,
@@ -21,7 +22,6 @@ from qwenvl.report.pages import (
     strips_shown,
     write_script,
 )
-from qwenvl.report.sections import finite
 from qwenvl.report.write import APP, HERE, STYLE, ReportError, Written, require_report_folder, write_pictures
 from qwenvl.runlog.evaluation import AS_IT_IS, Sample, read_evaluation, read_samples
 

@@ -1,16 +1,17 @@
-"""What is wrong with a run, as far as its numbers tell: each warning with what to try."""
+"""Warnings of a run with their remedies, and the facts of ``summary.json``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
+from typing import Any
 
-from qwenvl.health.rules import RULES
-from qwenvl.report.curves import trend
-from qwenvl.report.groups import SUSPECT, Row
-from qwenvl.report.run import Run
+from qwenvl.health.rules import findings
+from qwenvl.report.curves import finite, is_phase, trend
+from qwenvl.report.groups import DROPPED, EQUAL, SUSPECT, TRUNCATED, History, Row, hardest, histories, most_improved
+from qwenvl.report.run import Evaluated, Run, differing_settings
 
 MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
 
@@ -32,20 +33,10 @@ def warnings(run: Run, rows: Sequence[Row]) -> list[Finding]:
     """
     falls = _falls(run)
     found = [falls, _worse(run), _left_out(run), _skipped(run), _suspect(rows)]
-    ruled = [each for each in _ruled(run) if falls is None or each.code != "reward_flat"]
+    ruled = [Finding(rule.code, seen, rule.remedy) for rule, seen in findings(run.history(), ended=True)]
+    if falls is not None:
+        ruled = [each for each in ruled if each.code != "reward_flat"]
     return [*_not_finite(run), *ruled, *(each for each in found if each is not None)]
-
-
-def _ruled(run: Run) -> list[Finding]:
-    """The rules of ``qwenvl.health`` that hold at the last row. Those for the end of a short run count too."""
-    history, found = run.history(), []
-    for rule in RULES:
-        seen = rule.judge(history)
-        if seen is None and rule.judge_at_end is not None:
-            seen = rule.judge_at_end(history)
-        if seen is not None:
-            found.append(Finding(rule.code, seen, rule.remedy))
-    return found
 
 
 def _not_finite(run: Run) -> list[Finding]:
@@ -100,3 +91,68 @@ def _suspect(rows: Sequence[Row]) -> Finding | None:
         return None
     message = f"reward hacking is suspected in {share:.0%} of the last {len(last)} groups"
     return Finding("suspected_hacking", message, "read them in the browser of groups, and weigh the format less")
+
+
+TRENDS = (
+    *("reward/total", "reward/std", "group/zero_std_frac", "kl", "entropy", "grad_norm"),
+    *("completion/length_mean", "completion/truncated_frac", "target/loss"),
+)
+
+
+def summary(runs: Sequence[Run], rows: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    """What ``summary.json`` holds. ``docs/report.md`` says what each name means.
+
+    Args:
+        rows: the groups of each run.
+    """
+    each = [run_summary(run, groups) for run, groups in zip(runs, rows, strict=True)]
+    return {"runs": each, "differing_settings": differing_settings(runs)}
+
+
+def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
+    """The part of ``summary.json`` about one run."""
+    sampled = [row for row in rows if row.split == "train"]
+    trained = [row for row in sampled if not row.marks & DROPPED]
+    seen = histories(rows)
+    names = [*TRENDS[:1], *(name for name in run.metrics() if name.startswith("reward/")), *TRENDS]
+    phases = {name: fmean(value for _, value in run.values(name)) for name in run.metrics() if is_phase(name)}
+    return {
+        "run": run.name,
+        "steps": run.steps,
+        "finished": run.finished,
+        "evaluations": {name: _evaluation(points) for name, points in run.evaluations().items()},
+        "trends": {name: _trend(run, name) for name in dict.fromkeys(names) if run.values(name)},
+        "warnings": [asdict(each) for each in warnings(run, rows)],
+        "groups": {
+            "trained": len(trained),
+            "dropped": len(sampled) - len(trained),
+            "completions": sum(row.size for row in trained),
+            "equal": sum(bool(row.marks & EQUAL) for row in trained),
+            "truncated": sum(bool(row.marks & TRUNCATED) for row in trained),
+            "suspected": sum(bool(row.marks & SUSPECT) for row in trained),
+        },
+        "seconds_per_step": {name: finite([value])[0] for name, value in phases.items()},
+        "hardest": [_history(each) for each in hardest(seen)],
+        "most_improved": [_history(each) for each in most_improved(seen)],
+    }
+
+
+def _evaluation(points: Sequence[Evaluated]) -> dict[str, Any]:
+    best = max(points, key=lambda each: each.reward)
+    return {name: asdict(point) for name, point in (("first", points[0]), ("last", points[-1]), ("best", best))}
+
+
+def _trend(run: Run, metric: str) -> dict[str, Any] | None:
+    found = trend([value for _, value in run.values(metric)])
+    if found is None:
+        return None
+    first, last, change, ci95 = finite([found.first, found.last, found.change, found.ci95])
+    return {"first": first, "last": last, "change": change, "ci95": ci95, "verdict": found.verdict}
+
+
+def _history(history: History) -> dict[str, Any]:
+    mean, first, last = finite([fmean(history.means), history.means[0], history.means[-1]])
+    groups = len(history.means)
+    return {
+        "record": history.record, "where": history.where, "groups": groups, "mean": mean, "first": first, "last": last
+    }  # fmt: skip

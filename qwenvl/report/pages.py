@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.files import written_whole
-from qwenvl.report.answers import compared
+from qwenvl.report.curves import finite
 from qwenvl.report.groups import (
     SUSPECT,
     Group,
     Row,
+    compared,
     dataset_of,
     grouped,
     hardest,
@@ -29,7 +30,6 @@ from qwenvl.report.groups import (
     with_gaps,
 )
 from qwenvl.report.run import Run
-from qwenvl.report.sections import finite
 from qwenvl.runlog import Rollout, SeenClip, read_parity, read_rollouts
 from qwenvl.runlog.evaluation import Sample
 

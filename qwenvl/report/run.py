@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwenvl.health.history import Entry, Sampled
+from qwenvl.health.rules import Entry, Sampled
 from qwenvl.runlog import RunLogError, read_config, read_metrics
 
 EVALUATED = "_total_reward"  # ends the name of an evaluation's mean reward, which begins with the evaluation's own name
@@ -109,7 +109,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise RunLogError(f'{path / "run.json"}: expected an object with "config"; is {path} the folder of a run?')
         versions = content.get("versions") or {}
-        runs.append(Run(name, path, content["config"], versions, content.get("finished"), read_metrics(path)))
+        ended = content.get("finished", content.get("trained"))
+        runs.append(Run(name, path, content["config"], versions, ended, read_metrics(path)))
     return runs
 
 

@@ -79,6 +79,8 @@ class _Handler(SimpleHTTPRequestHandler):
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+        elif "%00" in self.path:  # no path of a file
+            self.send_error(404)
         else:
             super().do_GET()
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.page.render import render
+from qwenvl.report.curves import SECTIONS, charts, phases
+from qwenvl.report.findings import summary
 from qwenvl.report.pages import Reading, Strip, as_json, write_groups, write_script
 from qwenvl.report.run import Run, differing_settings
-from qwenvl.report.sections import SECTIONS, charts, phases
-from qwenvl.report.summary import summary
 
 HERE = Path(__file__).parent
 APP = HERE / "app"

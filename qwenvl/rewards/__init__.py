@@ -2,13 +2,13 @@
 
 from qwenvl.rewards.adapters import adapt_verl
 from qwenvl.rewards.columns import reward_columns
-from qwenvl.rewards.function import RewardError, RewardFunction
-from qwenvl.rewards.named import build_rubric
+from qwenvl.rewards.function import Argument, RewardError, RewardFunction
 from qwenvl.rewards.options import RewardSettings
-from qwenvl.rewards.plugins import reward
+from qwenvl.rewards.resolve import build_rubric, reward
 from qwenvl.rewards.rubric import Rubric
 
 __all__ = [
+    "Argument",
     "RewardError",
     "RewardFunction",
     "RewardSettings",

@@ -1,17 +1,25 @@
-"""A reward function with what the rubric must know of it, and the error that names it."""
+"""A reward function: what the rubric must know of it, the arguments that a user may give it, and how it is called."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
 
-_BY_POSITION = (
+from qwenvl.option import Bounds, misfit
+
+_POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
 )
+_CALL = re.compile(r"(?P<name>.*?\w)\s*\((?P<arguments>.*)\)\s*", re.DOTALL)
 
 
 class RewardError(ValueError):
@@ -21,7 +29,7 @@ class RewardError(ValueError):
 class Unfinished(Exception):
     """In place of a row's value: a bound on computing or memory kept the function from finding it.
 
-    The row has no value from this function, which is counted and named, and the run goes on.
+    The row has no value from this function. It is counted and named in the log, and the run continues.
     """
 
 
@@ -33,8 +41,9 @@ class RewardFunction:
         name: under which its values are logged (``reward/<name>``).
         call: ``f(completions, **columns) -> list[float | None]``, plain or async.
         check: ``check(solution, fields)`` says why a record cannot be scored, or None. It is called when data is read.
-        spec: how a worker process finds ``call`` again. None where the function itself has to be pickled.
-        cpu_heavy: run it in a worker process where there are any.
+        spec: a text by which a worker process finds ``call`` again. None: the function itself is pickled.
+        cpu_heavy: run it in a worker process if there are any.
+        arguments: the arguments that are bound in ``call``.
     """
 
     name: str
@@ -42,12 +51,158 @@ class RewardFunction:
     check: Callable[[str, Mapping[str, Any]], str | None] | None = None
     spec: Any = None
     cpu_heavy: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_async(self) -> bool:
         """Whether calling it gives a coroutine."""
-        called = self.call if inspect.isroutine(self.call) else type(self.call).__call__
-        return inspect.iscoroutinefunction(called)
+        function = without_arguments(self.call)
+        return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Help, unit and bounds of an argument, in its annotation.
+
+    Attributes:
+        help: its effect, in one sentence.
+        unit: of a number, such as tokens.
+        least, above, most: bounds of a number.
+        default_of: the setting of the run that is the default, such as ``generation_max_length``.
+
+    Example:
+        >>> from typing import Annotated
+        >>> def brevity(completions, *, limit: Annotated[int, Argument("Longest text.", "characters", least=1)] = 200,
+        ...             **columns):
+        ...     return [float(len(text) <= limit) for text in completions]
+        >>> bound_arguments("brevity", brevity, {"limit": 0})
+        Traceback (most recent call last):
+        ...
+        qwenvl.rewards.function.RewardError: reward 'brevity': limit must be at least 1, got 0
+    """
+
+    help: str
+    unit: str = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    default_of: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The help with unit and bounds in brackets."""
+        bounds = [("at least", self.least), ("above", self.above), ("at most", self.most)]
+        limits = [self.unit, *(f"{words} {number:g}" for words, number in bounds if number is not None)]
+        return f"{self.help.rstrip('.')} ({', '.join(filter(None, limits))})." if any(limits) else self.help
+
+
+def arguments_of(value: Any) -> dict[str, tuple[inspect.Parameter, Any, Argument | None]]:
+    """The arguments that a user may give a reward function, each with its type hint and its declaration, if any.
+
+    They are the keyword-only parameters with a default of a function, and the parameters of a class.
+    """
+    parameters = inspect.signature(value).parameters.values() if callable(value) else ()
+    if inspect.isclass(value):
+        own = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    elif inspect.isfunction(value):
+        own = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
+    else:
+        own = []
+    try:
+        hints = get_type_hints(value.__init__ if inspect.isclass(value) else value, include_extras=True) if own else {}
+    except Exception:  # annotations of a user's function need not be importable
+        hints = {}
+    found = {}
+    for parameter in own:
+        hint, *notes = get_args(hints.get(parameter.name)) or (None,)
+        declared = next((note for note in notes if isinstance(note, Argument)), None)
+        found[parameter.name] = (parameter, hint if declared else hints.get(parameter.name), declared)
+    return found
+
+
+def bound_arguments(
+    name: str,
+    value: Any,
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    reward: Callable[[Any], RewardFunction] | None = None,
+) -> dict[str, Any]:
+    """The arguments of a reward function: ``given``, and for declared ones the settings of the run or the defaults.
+
+    Args:
+        name: of the reward, for messages.
+        value: the function or class.
+        settings: of the run, by name, for arguments whose default is one of them.
+        reward: resolves the name of a reward, for arguments that are reward functions.
+
+    Raises:
+        RewardError: an unknown argument, with the closest name, or a value of another type or out of bounds.
+    """
+    known = arguments_of(value)
+    for each in given:
+        if each not in known:
+            near = get_close_matches(each, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise RewardError(f"reward {name!r} has no argument {each!r}: {hint}")
+    bound = dict(given)
+    for each, (parameter, hint, declared) in known.items():
+        if declared is None:
+            continue
+        default = (settings or {}).get(declared.default_of or "", parameter.default)
+        bound[each] = chosen = default if given.get(each) is None else given[each]
+        if hint is RewardFunction:
+            bound[each] = reward(chosen) if reward else chosen
+            continue
+        bounds = Bounds(declared.least, declared.above, declared.most)
+        problem = misfit(SimpleNamespace(**{each: chosen}), each, hint)
+        if problem is None and type(chosen) in (int, float):
+            problem = bounds.problem(each, chosen)
+        if problem:
+            raise RewardError(f"reward {name!r}: {problem.removeprefix('--')}")
+    return bound
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of ``name(argument=value, ...)``. Values are literals of Python.
+
+    Raises:
+        RewardError: the brackets hold anything else.
+
+    Example:
+        >>> parsed("cosine(max_len=512)"), parsed("format")
+        (('cosine', {'max_len': 512}), ('format', {}))
+    """
+    if not (call := _CALL.fullmatch(text)):
+        return text, {}
+    try:
+        tree: Any = ast.parse(f"f({call['arguments']})", mode="eval").body
+        pairs = [(each.arg, ast.literal_eval(each.value)) for each in tree.keywords]
+    except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
+        pairs = [(None, None)]
+    names = [name for name, _ in pairs]
+    if None in names or len(set(names)) < len(names) or tree.args or not isinstance(tree, ast.Call):
+        raise RewardError(
+            f"reward {text!r}: expected name(argument=value, ...) with numbers, texts in quotes, True, False or None"
+        )
+    return call["name"], dict(pairs)
+
+
+def written(reward: str | Mapping[str, Any]) -> str:
+    """``name(argument=value)`` for ``{name: {argument: value}}``, as settings files have it. A text stays as it is.
+
+    Raises:
+        RewardError: another mapping.
+
+    Example:
+        >>> written({"cosine": {"max_len": 512}})
+        'cosine(max_len=512)'
+    """
+    if not isinstance(reward, Mapping):
+        return str(reward)
+    if len(reward) != 1 or not isinstance(given := next(iter(reward.values())), Mapping | None):
+        raise RewardError(f"--reward_funcs: expected a name, or one name with its arguments, got {dict(reward)}")
+    name = next(iter(reward))
+    return f"{name}({', '.join(f'{each}={value!r}' for each, value in given.items())})" if given else str(name)
 
 
 def arguments(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> tuple[list, dict]:
@@ -56,14 +211,17 @@ def arguments(function: RewardFunction, completions: list[str], columns: Mapping
     Raises:
         RewardError: the function requires a column that the records do not have.
     """
-    parameters = inspect.signature(function.call).parameters.values()
-    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    bound = getattr(function.call, "keywords", {}) if isinstance(function.call, partial) else {}
+    parameters = inspect.signature(without_arguments(function.call)).parameters.values()
+    named = {
+        p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound
+    }
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     given = {"completions": completions, **columns}
-    keywords = {name: value for name, value in given.items() if takes_all or name in named}
+    keywords = {name: value for name, value in given.items() if (takes_all and name not in bound) or name in named}
     positional = []
     first = next(iter(parameters), None)
-    if "completions" not in named and first is not None and first.name not in columns and first.kind in _BY_POSITION:
+    if "completions" not in named and first is not None and first.name not in columns and first.kind in _POSITIONAL:
         positional = [keywords.pop("completions", completions)]
         named.pop(first.name, None)
     missing = [p.name for p in named.values() if p.default is p.empty and p.name not in given]
@@ -82,5 +240,14 @@ def call_plain(function: RewardFunction, completions: list[str], columns: Mappin
 
 
 def name_of(function: Any) -> str:
-    """The name of a function, or of the class of a callable object."""
-    return getattr(function, "__name__", None) or type(function).__name__
+    """The name that ``@reward`` gave a function, else its own, or that of the class of a callable object."""
+    function = without_arguments(function)
+    own = getattr(function, "__name__", None) or type(function).__name__
+    return getattr(function, "reward_name", None) or own
+
+
+def without_arguments(function: Any) -> Any:
+    """The function inside of ``functools.partial``."""
+    while isinstance(function, partial):
+        function = function.func
+    return function

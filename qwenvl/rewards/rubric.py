@@ -6,17 +6,16 @@ import logging
 import math
 import sysconfig
 import traceback
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qwenvl.rewards.adapters import Completion
 from qwenvl.rewards.columns import field_problem, is_routed, record_name, route_problem
 from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
-from qwenvl.rewards.logged import OWN_REWARDS, Logged
+from qwenvl.rewards.guard import Call, Runner
 from qwenvl.rewards.options import Aggregation, OnError
-from qwenvl.rewards.runner import Call, Runner
 from qwenvl.types import Record, RewardBatch
 
 logger = logging.getLogger(__name__)
@@ -26,8 +25,54 @@ Values = list[float | None]
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.
 SKIP_LIMIT, SKIP_WINDOW, SKIP_LEAST = 0.05, 1000, 100
+LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 
 _NOT_OF_USERS = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
+
+OWN = frozenset(
+    {"step", "epoch", "loss", "grad_norm", "learning_rate", "kl", "entropy", "total_flos", "num_input_tokens_seen"}
+)
+"""Columns of ``metrics.jsonl`` that the run writes."""
+OWN_FAMILIES = (
+    *("group/", "completion/", "prompt/", "time/", "memory/", "data/", "dataset/", "loss/", "ratio/"),
+    *("parity/", "filter/", "difficulty/"),
+    *("frame_cache/", "vision_cache/", "nonfinite/", "eval_", "train_"),
+)
+"""Beginnings of the names of its other columns. Of ``reward/`` only some names are taken."""
+OWN_REWARDS = ("total", "std", "max", "temporal_contrast")
+"""What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
+
+
+class Logged:
+    """The numbers that functions log by ``log_metric``, averaged by name.
+
+    Args:
+        functions: names of the reward functions, whose values the run logs itself.
+    """
+
+    def __init__(self, functions: Iterable[str]) -> None:
+        ends = ("", "/skipped", "/unfinished")
+        self._rewards = {f"reward/{name}{end}" for name in (*OWN_REWARDS, *functions) for end in ends}
+        self._values: dict[str, list[float]] = defaultdict(list)
+
+    def __call__(self, name: str, value: float) -> None:
+        """Log one number.
+
+        Raises:
+            ValueError: the run writes a column of this name itself.
+        """
+        name = str(name)
+        if name in OWN or name in self._rewards or name.startswith(OWN_FAMILIES):
+            raise ValueError(f"log_metric({name!r}, ...): the run logs a column of that name itself; log another name")
+        self._values[name].append(float(value))
+
+    def __deepcopy__(self, memo: dict) -> Logged:
+        """Functions get copies of what they are handed, but all log here."""
+        return self
+
+    def means(self) -> dict[str, float]:
+        """The mean of what was logged under each name."""
+        return {name: math.fsum(values) / len(values) for name, values in self._values.items()}
 
 
 class Rubric:
@@ -251,8 +296,8 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
         return None, f"expected a finite number, got one of type {type(value).__name__} beyond 1.8e308"
     except Exception as error:  # arrays and tensors of several numbers
         return None, f"expected a number or None, got a value of type {type(value).__name__}: {error}"
-    if not math.isfinite(number):
-        return None, f"expected a finite number, got {number}"
+    if not abs(number) <= LARGEST:  # NaN neither
+        return None, f"expected a number between -{LARGEST:g} and {LARGEST:g}, got {number:g}"
     return number, None
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import queue
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from qwenvl.child import Child
+from qwenvl.rewards.function import RewardError
 
 Task = tuple[str | Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -27,19 +33,20 @@ class Workers:
 
     Example:
         >>> workers = Workers(1)
-        >>> workers.submit("qwenvl.rewards.functions.countdown:solves", "1 + 2", [1, 2], 3).result()
+        >>> workers.submit("qwenvl.rewards.functions.numbers:solves", "1 + 2", [1, 2], 3).result()
         True
         >>> workers.close()
     """
 
     def __init__(self, size: int, memory_bytes: int | None = None, preload: str = "") -> None:
         self._memory_bytes, self._preload = memory_bytes, preload
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="reward-worker")
-        self._idle: queue.LifoQueue[Child | None] = queue.LifoQueue()
-        for _ in range(size):
-            self._idle.put(None)
-        self._busy: set[Child] = set()
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._children: set[Child] = set()
         self._closed = False
+        # Daemons: the interpreter would wait for other threads, and a task may never end.
+        self._threads = [threading.Thread(target=self._work, name="reward-worker", daemon=True) for _ in range(size)]
+        for each in self._threads:
+            each.start()
 
     def submit(
         self,
@@ -52,41 +59,47 @@ class Workers:
         """Run a function in a process of the pool.
 
         Args:
-            what: ``module:name``, a path of ``--reward_funcs``, or a function that can be pickled.
+            what: ``package.module:name``, ``file.py:name``, or a function that can be pickled.
             seconds: how long it may take by the clock, from when a process takes the task. None for no bound.
             cpu_seconds: how long it may compute. None for no bound.
 
         Returns:
             A future. Its exceptions are those of ``Child`` and of pickling.
         """
-        return self._threads.submit(self._run, (what, positional, keywords), seconds, cpu_seconds)
+        future: Future = Future()
+        self._tasks.put((future, (what, positional, keywords), seconds, cpu_seconds))
+        return future
 
     def close(self) -> None:
         """End the processes, those with a task too."""
         self._closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for child in list(self._busy):
-            child.abort()
         with suppress(queue.Empty):
             while True:
-                if idle := self._idle.get_nowait():
-                    idle.kill()
+                self._tasks.get_nowait()[0].cancel()
+        for _ in self._threads:
+            self._tasks.put(None)
+        for child in list(self._children):
+            child.abort()
 
-    def _run(self, task: Task, seconds: float | None, cpu_seconds: float | None) -> Any:
-        child = self._idle.get()
-        try:
-            if child is None or not child.alive:
-                child = None  # one that can't be replaced is not put back
-                child = self._start()
-            self._busy.add(child)
-            if self._closed:
-                child.abort()
-            return child.ask(task, seconds, cpu_seconds)
-        finally:
-            self._busy.discard(child)
-            self._idle.put(child)
-            if self._closed and child:
-                child.kill()
+    def _work(self) -> None:
+        """Answer tasks by one child process, which is replaced when it has died."""
+        child = None
+        for future, task, seconds, cpu_seconds in iter(self._tasks.get, None):
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                if child is None or not child.alive:
+                    self._children.discard(child)
+                    child = None
+                    child = self._start()
+                    self._children.add(child)
+                if self._closed:
+                    child.abort()
+                future.set_result(child.ask(task, seconds, cpu_seconds))
+            except BaseException as error:
+                future.set_exception(error)
+        if child is not None:
+            child.kill()
 
     def _start(self) -> Child:
         here = f"{__name__}:serve"
@@ -106,12 +119,30 @@ def serve(preload: str) -> Callable[[Task], Any]:
     return answer
 
 
-@lru_cache(maxsize=64)
 def find(spec: str) -> Callable[..., Any]:
-    """The function that ``module:name`` or a path of ``--reward_funcs`` names."""
-    module, _, name = spec.partition(":")
-    if module.startswith("qwenvl."):
-        return getattr(import_module(module), name)
-    from qwenvl.rewards.plugins import by_path
+    """The function ``package.module:name`` or ``file.py:name``."""
+    module, _, name = spec.rpartition(":")
+    return getattr(load_file(module) if module.endswith(".py") else import_module(module), name)
 
-    return by_path(spec).call
+
+def load_file(file: str) -> ModuleType:
+    """Run a Python file as a module, once per process.
+
+    Raises:
+        RewardError: it does not exist, or it fails while it is loaded.
+    """
+    path = Path(file).resolve()
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise RewardError(f"{file}: no such Python file (--external_plugins, --reward_funcs file.py:name)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise RewardError(f"{file}: {type(error).__name__} while it was loaded: {error}") from error
+    return module

@@ -1,7 +1,8 @@
-"""An engine that is asked for the completions of a step before they are needed, and samples them while others train."""
+"""An engine that samples the completions of the next steps while others train, and their file in a checkpoint."""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import deque
@@ -9,12 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 from accelerate.utils import gather_object
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 
-from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, SamplingParams, lost_together, on_device
-from qwenvl.rollout.kept import Kept, read_kept, write_kept
+from qwenvl.rollout.engine import (
+    EngineAskedAhead,
+    EnginePrompts,
+    SamplingParams,
+    WeightsLostError,
+    lost_together,
+    on_device,
+)
 from qwenvl.types import RolloutBatch
 
 logger = logging.getLogger(__name__)
@@ -39,10 +49,12 @@ class _Step:
     Attributes:
         version: of the weights that sample.
         seeds: of the requests. They are functions of the prompts, and tell one step from another.
+        asks: what the requests were made from, until they are answered.
     """
 
     version: int
     seeds: tuple[int, ...]
+    asks: Sequence[Ask] = ()
     requests: tuple[Callable[[], list[RolloutBatch]], ...] = ()
     answers: tuple[list[RolloutBatch], ...] | None = None
     error: BaseException | None = None
@@ -52,6 +64,7 @@ class _Step:
         """Makes the requests, in the thread. An error is kept for who waits."""
         try:
             self.answers = tuple(request() for request in self.requests)
+            self.asks = ()
         except BaseException as error:
             self.error = error
         self.requests = ()  # which hold the prompts
@@ -60,14 +73,15 @@ class _Step:
     def wait(self) -> tuple[list[RolloutBatch], ...]:
         """The answers. Raises what the thread raised."""
         self.over.wait()
-        self.check()
+        if self.error is not None:
+            raise self.error
         assert self.answers is not None
         return self.answers
 
-    def check(self) -> None:
-        """Raise what the thread raised, if it did so yet."""
-        if self.error is not None:
-            raise self.error
+    @property
+    def lost_weights(self) -> bool:
+        """Whether the step can be asked for again."""
+        return isinstance(self.error, WeightsLostError)
 
 
 class AheadEngine:
@@ -135,15 +149,35 @@ class AheadEngine:
         """
         if self.version is None:
             raise RuntimeError("the engine has weights of no known optimizer step: call sync before ask")
+        self._asked.append(self._begun(model, asks, self.version))
+
+    def ask_again(self, model: nn.Module, version: int) -> None:
+        """Give the engine weights in any case, and ask for the steps again that lost theirs. All processes together."""
+        self.forget()
+        self.sync(model, version)
+        for number, step in enumerate(self._asked):
+            if step.lost_weights:
+                self._asked[number] = self._begun(model, step.asks, version)
+
+    def _begun(self, model: nn.Module, asks: Sequence[Ask], version: int) -> _Step:
         requests = tuple(
             self.engine.request(model, each.prompts, each.group_size, each.params, each.seed) for each in asks
         )
-        step = _Step(self.version, tuple(each.seed for each in asks), requests)
-        self._asked.append(step)
+        step = _Step(version, tuple(each.seed for each in asks), asks, requests)
         if self._thread is None:
             self._thread = threading.Thread(target=_make_all, args=(self._queue,), name="sampling-ahead", daemon=True)
             self._thread.start()
         self._queue.put(step)
+        return step
+
+    def wait(self) -> None:
+        """Wait for the first step that was asked for. Raise at once what any request has raised.
+
+        Raises:
+            WeightsLostError: the step has to be asked for again.
+        """
+        self.check()
+        self._asked[0].wait()
 
     def take(self, seeds: Sequence[int]) -> int:
         """Wait for the first step that was asked for. ``sample`` then has its completions.
@@ -169,14 +203,16 @@ class AheadEngine:
         return step.version
 
     def settle(self) -> None:
-        """Wait for all that was asked for. Raises what a request raised."""
+        """Wait for all that was asked for. Raises what a request raised, if it can't be asked for again."""
         for step in self._asked:
-            step.wait()
+            step.over.wait()
+        self.check()
 
     def check(self) -> None:
-        """Raise what a request has raised, if one has, without waiting."""
+        """Raise what a request has raised, if one has that can't be made again, without waiting."""
         for step in self._asked:
-            step.check()
+            if step.error is not None and not step.lost_weights:
+                raise step.error
 
     def save(self, path: Path) -> None:
         """Write the completions of the steps that were asked for and not taken. Nothing where there are none.
@@ -227,7 +263,69 @@ def _make_all(steps: SimpleQueue[_Step | None]) -> None:
     while (step := steps.get()) is not None:
         if error is None:
             step.make()
-            error = step.error
+            error = None if step.lost_weights else step.error
         else:
             step.error, step.requests = error, ()
             step.over.set()
+
+
+_TENSORS = ("completion_ids", "completion_mask", "logprobs", "entropies")
+
+
+class Kept(NamedTuple):
+    """The completions of one step.
+
+    Attributes:
+        version: of the weights that sampled them.
+        seeds: of the requests.
+        answers: of each request, a batch of completions for each micro-batch.
+    """
+
+    version: int
+    seeds: tuple[int, ...]
+    answers: tuple[list[RolloutBatch], ...]
+
+
+def write_kept(path: Path, steps: Sequence[Kept]) -> None:
+    """Write the steps to a file, in order."""
+    tensors, head = {}, []
+    for s, step in enumerate(steps):
+        requests = []
+        for r, rollouts in enumerate(step.answers):
+            requests.append([_head(each) for each in rollouts])
+            for b, each in enumerate(rollouts):
+                for name in _TENSORS:
+                    if (value := getattr(each, name)) is not None:
+                        tensors[f"{s}.{r}.{b}.{name}"] = value.detach().cpu().contiguous()
+        head.append({"version": step.version, "seeds": list(step.seeds), "requests": requests})
+    save_file(tensors, path, metadata={"steps": json.dumps(head)})
+
+
+def read_kept(path: Path) -> list[Kept]:
+    """The steps that ``write_kept`` wrote.
+
+    Raises:
+        ValueError: the file is not whole, or another one.
+    """
+    try:
+        with safe_open(path, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            head = json.loads(opened.metadata()["steps"])
+        steps = []
+        for s, step in enumerate(head):
+            answers = []
+            for r, rollouts in enumerate(step["requests"]):
+                named = [{n: tensors.get(f"{s}.{r}.{b}.{n}") for n in _TENSORS} for b in range(len(rollouts))]
+                answers.append([_rollout(*parts) for parts in zip(named, rollouts, strict=True)])
+            steps.append(Kept(step["version"], tuple(step["seeds"]), tuple(answers)))
+        return steps
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected completions that were sampled ahead, got something else: {error}") from None
+
+
+def _head(rollout: RolloutBatch) -> dict[str, list[str]]:
+    return {"texts": rollout.texts, "finish_reasons": [*rollout.finish_reasons], "boots": sorted(rollout.boots)}
+
+
+def _rollout(tensors: dict[str, Any], head: dict[str, Any]) -> RolloutBatch:
+    return RolloutBatch(**tensors, **{**head, "boots": frozenset(head["boots"])})

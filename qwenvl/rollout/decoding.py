@@ -1,4 +1,4 @@
-"""One token of every completion to the logits of the next: by the stock forward, as it is or with compiled layers."""
+"""One token of every completion to the logits of the next: the stock forward, eager, compiled or as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class Decoder:
     With one prompt that is at once. With several, a prompt's slots stay while another prompt has as many completions.
     """
 
-    def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool):
+    def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool, cuda_graph: bool = False):
         """
         Args:
             model: the bare transformers model.
             cache: after its first forward, that of the prompts.
             compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
+            cuda_graph: replay the forward as a CUDA graph. The cache must have fixed sizes then.
         """
-        self._model, self._cache, self._compiled = model, cache, compiled
+        self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
+        self._run = self._new_run()
         prompts, group_size = cache.slots
         self._slots = torch.arange(prompts * group_size, device=cache.prompts.offsets.device)  # of each completion
 
@@ -39,9 +41,14 @@ class Decoder:
         ids[self._slots, 0] = tokens
         where = positions.new_zeros(len(positions), *ids.shape)
         where[:, self._slots, 0] = positions
+        return self._run(ids, where)[self._slots, -1].float()
+
+    def _new_run(self) -> Callable[[Tensor, Tensor], Tensor]:
+        return GraphedForward(self._forward) if self._cuda_graph else self._forward
+
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
-            out = self._model(input_ids=ids, position_ids=where, use_cache=False, shared_prefix=self._cache)
-        return out.logits[self._slots, -1].float()
+            return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
 
     def keep(self, rows: Tensor) -> None:
         """Goes on with the completions where ``rows`` (R bool) is True."""
@@ -51,13 +58,44 @@ class Decoder:
         width = int(counts.max())
         if self._compiled:
             width = max(width, 2)  # a size of 1 would be compiled by itself
-        if len(counts) * width >= prompts * group_size:
+        smaller = len(counts) * width
+        # Each size needs a capture of its own, which takes about as long as five tokens: the grid is halved at least.
+        if smaller >= prompts * group_size or (self._cuda_graph and 2 * smaller > prompts * group_size):
             return
         held = [slots.tolist() for slots in self._slots.split(counts.tolist())]
         rest = torch.tensor([slots + slots[-1:] * (width - len(slots)) for slots in held], device=self._slots.device)
         self._cache.select(rest)
+        self._run = self._new_run()
         places = torch.arange(rest.numel(), device=rest.device).view(rest.shape)
         self._slots = places[torch.arange(width, device=rest.device) < counts[:, None]]
+
+
+class GraphedForward:
+    """A forward of fixed sizes that is captured as a CUDA graph in its second call and replayed in every later one.
+
+    Launching a token's kernels one by one takes several times as long as running them (docs/benchmarks.md). The first
+    call is eager: libraries load and tune their kernels in it, which a capture does not allow.
+    """
+
+    def __init__(self, forward: Callable[[Tensor, Tensor], Tensor]):
+        self._forward = forward
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] | None = None
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The result, whose memory the next call overwrites."""
+        if self._inputs is None:
+            self._inputs = inputs
+            return self._forward(*inputs)
+        for own, new in zip(self._inputs, inputs, strict=True):
+            own.copy_(new)
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            # thread_local: threads of a DataLoader or of NCCL may use the GPU during the capture.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._out = self._forward(*self._inputs)
+        self._graph.replay()
+        return self._out
 
 
 def require_compiler(device: torch.device) -> None:

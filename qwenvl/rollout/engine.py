@@ -109,6 +109,10 @@ class EngineLostError(RuntimeError):
     """What samples in other processes is gone and did not come back, or can't be used. It says what happened."""
 
 
+class WeightsLostError(EngineLostError):
+    """The servers that are there were started again, and lack the weights of a request. Others may answer it again."""
+
+
 @runtime_checkable
 class EngineAskedAhead(EngineWithWeights, Protocol):
     """An engine with weights of its own whose requests can be made while the policy trains."""
@@ -203,6 +207,12 @@ def completion_mask(is_end: Tensor) -> Tensor:
     return ends_before == 0
 
 
+def real_tokens(completion_ids: Tensor, completion_mask: Tensor) -> list[list[int]]:
+    """The tokens of each of N completions (N x T, padded on the right), copied to the host at once."""
+    lengths = completion_mask.sum(1).tolist()
+    return [row[:length] for row, length in zip(completion_ids.tolist(), lengths, strict=True)]
+
+
 @contextmanager
 def lost_together(engine: RolloutEngine) -> Iterator[None]:
     """Processes of a run lose an engine together: where one has lost it within, all of them raise at the end.
@@ -210,7 +220,7 @@ def lost_together(engine: RolloutEngine) -> Iterator[None]:
     All processes must enter it. One that went on alone would wait for the others for ever.
 
     Raises:
-        EngineLostError: in all processes.
+        EngineLostError: in all processes. ``WeightsLostError`` where none has lost more.
     """
     if not isinstance(engine, EngineWithWeights):
         yield
@@ -220,9 +230,9 @@ def lost_together(engine: RolloutEngine) -> Iterator[None]:
         yield
     except EngineLostError as error:
         lost = error
-    reasons = [each for each in gather_object([lost and str(lost)]) if each]
-    if reasons:
-        raise EngineLostError(reasons[0]) from lost
+    errors = [each for each in gather_object([lost]) if each is not None]
+    if errors:
+        raise min(errors, key=lambda each: isinstance(each, WeightsLostError)) from lost
 
 
 def joined_draws(parts: Sequence[tuple[Tensor, Likelihood]], pad_id: int) -> tuple[Tensor, Likelihood]:

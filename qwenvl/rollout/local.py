@@ -1,4 +1,4 @@
-"""Sampling from the policy itself with transformers' ``generate``: the plain path, one row per completion."""
+"""Sampling from the policy itself: by transformers' ``generate``, or with each prompt computed once. Stop strings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
     StoppingCriteriaList,
-    SuppressTokensLogitsProcessor,
+    StopStringCriteria,
 )
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.sharing.linear_attention import state_tokens
+from qwenvl.rollout.decoding import require_compiler
 from qwenvl.rollout.drawing import Drawing
 from qwenvl.rollout.engine import (
     EnginePrompts,
@@ -28,10 +29,11 @@ from qwenvl.rollout.engine import (
     completion_mask,
     joined_draws,
     no_completions,
+    real_tokens,
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.stops import StopStrings
+from qwenvl.rollout.prefill import exponential_race, logits_processors, sample_shared
 from qwenvl.types import RolloutBatch
 
 
@@ -103,10 +105,10 @@ class LocalEngine:
 
     def _generate(self, model: nn.Module, rows: PromptInputs, params: SamplingParams) -> tuple[Tensor, Likelihood]:
         recorder = LikelihoodRecorder(params.temperature or 1.0, params.entropies, self.drawing)
-        processors = LogitsProcessorList([recorder])
-        if params.repetition_penalty != 1.0:  # in the settings it would come before the recorder
-            processors.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
-        processors.append(SuppressTokensLogitsProcessor(self.vision_ids, device=rows.input_ids.device))
+        processors = LogitsProcessorList([recorder])  # the first, so that it sees the raw logits
+        processors.extend(logits_processors(params, self.vision_ids, rows.input_ids.device))
+        if params.temperature != 0:
+            processors.append(_Race())
         stops, prompt_tokens = self.stops(params), rows.input_ids.shape[1]
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
         sequences = model.generate(
@@ -127,7 +129,7 @@ class LocalEngine:
         if stops is not None:
             is_end |= stops.each_token(completion_ids)
         mask = completion_mask(is_end)
-        kept = [row[keep].tolist() for row, keep in zip(completion_ids, mask, strict=True)]
+        kept = real_tokens(completion_ids, mask)
         return RolloutBatch(
             completion_ids=completion_ids.masked_fill(~mask, self.tokenizer.pad_token_id),
             completion_mask=mask,
@@ -138,18 +140,20 @@ class LocalEngine:
         )
 
     def _settings(self, params: SamplingParams) -> GenerationConfig:
-        greedy = params.temperature == 0
         return GenerationConfig(
             max_new_tokens=params.max_new_tokens,
-            do_sample=not greedy,
-            temperature=1.0 if greedy else params.temperature,
-            top_k=0 if greedy else params.top_k,
-            top_p=1.0 if greedy else params.top_p,
-            min_p=None if greedy else params.min_p or None,
+            do_sample=False,  # processors narrow the choice and draw
             eos_token_id=self.end_ids,
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
         )
+
+
+class _Race(LogitsProcessor):
+    """The last processor: greedy ``generate`` on its scores is a draw."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return exponential_race(scores)
 
 
 class LikelihoodRecorder(LogitsProcessor):
@@ -211,3 +215,85 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
+
+
+class StopStrings:
+    """Tells which completions have come to one of ``strings``. What their prompts say does not count.
+
+    The token that completes a string may hold more: ``>.`` completes ``</answer>`` too.
+
+    Example:
+        >>> stops = StopStrings(tokenizer, ("</answer>",))
+        >>> ids = tokenizer(["<answer>3</answer>", "<answer>3</answer"], padding=True, return_tensors="pt").input_ids
+        >>> stops(ids)
+        tensor([ True, False])
+    """
+
+    def __init__(self, tokenizer, strings: tuple[str, ...]):
+        self._match = StopStringCriteria(tokenizer, list(strings))
+
+    def __call__(self, completion_ids: Tensor) -> Tensor:
+        """rows x tokens -> rows bool: True where the last token completes a string."""
+        return self._match(completion_ids, None)
+
+    def each_token(self, completion_ids: Tensor) -> Tensor:
+        """N x T -> N x T bool: True for every token that completes a string."""
+        width = self._match.maximum_token_len  # no string takes more tokens than it has characters
+        unknown = self._match.embedding_vec.shape[0]  # matches nothing
+        windows = nn.functional.pad(completion_ids, (width - 1, 0), value=unknown).unfold(1, width, 1)
+        return torch.cat([self(some) for some in windows.flatten(0, 1).split(2**16)]).view(completion_ids.shape)
+
+    def after(self, prompt_tokens: int) -> StoppingCriteria:
+        """The same as ``generate`` takes it, for rows that begin with ``prompt_tokens`` columns of prompt."""
+        return _AfterPrompt(self, prompt_tokens)
+
+
+class _AfterPrompt(StoppingCriteria):
+    def __init__(self, stops: StopStrings, prompt_tokens: int):
+        self._stops = stops
+        self._start = prompt_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
+        return self._stops(input_ids[:, self._start :])
+
+
+class SharedPrefixEngine(LocalEngine):
+    """As ``LocalEngine``. Ask ``supports_shared_prefix`` whether the model can."""
+
+    def __init__(
+        self,
+        tokenizer,
+        model: nn.Module,
+        *,
+        token_budget: int | None = None,
+        compile_for: torch.device | None = None,
+    ):
+        """
+        Args:
+            tokenizer, model, token_budget: see ``LocalEngine``.
+            compile_for: compile the step from token to token, for the device where the model will be.
+
+        Raises:
+            RuntimeError: if nothing can be compiled here.
+        """
+        super().__init__(tokenizer, model, token_budget=token_budget)
+        self._compiled = compile_for is not None
+        if compile_for is not None:
+            require_compiler(compile_for)
+
+    def _draw(
+        self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
+    ) -> tuple[Tensor, Likelihood]:
+        return sample_shared(
+            model,
+            prompts,
+            group_size,
+            params,
+            suppress=self.vision_ids,
+            end_ids=self.end_ids,
+            pad_id=self.tokenizer.pad_token_id,
+            stopping=self.stops(params),
+            token_budget=self.token_budget,
+            compiled=self._compiled,
+            drawing=self.drawing,
+        )

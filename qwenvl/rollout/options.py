@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
 
 from qwenvl.option import Options, option, was_set
 from qwenvl.rewards.options import RewardSettings
-from qwenvl.rollout.address import host_and_port
 
 
 @dataclass
@@ -24,7 +24,7 @@ class EngineOptions(Options):
     vllm_server: list[str] | None = option(
         None,
         "Addresses of the servers of --rollout_engine vllm_server, each HOST:PORT. Prompts are dealt to all of them. "
-        "Where a server asks for a token, it is taken from $QWENVL_VLLM_TOKEN.",
+        "Their token is that of $QWENVL_VLLM_TOKEN, or of the cache folder.",
     )
     vllm_deadline: float = option(
         600.0,
@@ -41,8 +41,8 @@ class EngineOptions(Options):
     vllm_weights: Literal["host", "direct"] = option(
         "host",
         "How servers get weights. host: by a file in shared memory, or in messages where they run on another host. "
-        "direct: from device to device, by NCCL between GPUs, by CUDA IPC to a server on the policy's own GPU, by gloo "
-        "between CPUs of one host. Less time for a sync. NCCL and CUDA IPC were not run so far.",
+        "direct: from device to device of one host, by NCCL between GPUs, by gloo between CPUs. Less time for a sync. "
+        "NCCL was not run so far.",
     )
     vllm_gpu_memory: float = option(
         0.4,
@@ -65,7 +65,7 @@ class EngineOptions(Options):
             "vllm_server": ("vllm_server",),
             "vllm_deadline": ("vllm_server", "vllm_colocate"),
             "vllm_patience": ("vllm_server", "vllm_colocate"),
-            "vllm_weights": ("vllm_server", "vllm_colocate"),
+            "vllm_weights": ("vllm_server",),
             "vllm_gpu_memory": ("vllm_colocate",),
         }
         for name, engines in readers.items():
@@ -198,3 +198,23 @@ class SamplingOptions(EngineOptions):
                 f"--async_rollouts {self.async_rollouts} cannot be used with --rollout_engine vllm_colocate: its "
                 "server sleeps while the policy trains on the same GPU; take vllm_server, or leave it out"
             )
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of ``host:port``, with or without ``http://`` before it.
+
+    Raises:
+        ValueError: it is none.
+
+    Example:
+        >>> host_and_port("127.0.0.1:8200")
+        ('127.0.0.1', 8200)
+    """
+    try:
+        parts = urlsplit(address if "//" in address else f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.scheme not in ("", "http") or parts.path.strip("/"):
+        raise ValueError(f"{address!r} is no address of a server: expected HOST:PORT, such as 127.0.0.1:8200")
+    return host, port

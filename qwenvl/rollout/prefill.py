@@ -23,6 +23,7 @@ from transformers import (
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import completion_positions
+from qwenvl.model.sharding import is_partitioned, sharded_modules
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
@@ -59,6 +60,17 @@ def logits_processors(
     return chosen
 
 
+def exponential_race(scores: Tensor) -> Tensor:
+    """Rows x V logits -> rows x V numbers whose argmax is a draw from softmax(logits).
+
+    Of independent exponential variables with rates p that sum to 1, each is the smallest with probability p. On a CPU
+    the draws equal those of ``Tensor.multinomial``, bit for bit. Logits that are not finite raise no error here, while
+    ``multinomial`` ends the process on a GPU. The trainer reports them (``--on_nonfinite``).
+    """
+    probs = scores.softmax(-1)
+    return probs / torch.empty_like(probs).exponential_()
+
+
 def sample_shared(
     model: nn.Module,
     prompts: PromptInputs,
@@ -71,6 +83,7 @@ def sample_shared(
     stopping: Callable[[Tensor], Tensor] | None = None,
     token_budget: int | None = None,
     compiled: bool = False,
+    cuda_graph: bool | None = None,
     drawing: Drawing | None = None,
 ) -> tuple[Tensor, Likelihood]:
     """Draws ``group_size`` completions of each prompt.
@@ -88,6 +101,8 @@ def sample_shared(
             states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
             all together.
         compiled: compile the layers' step that follows the first token (see ``decoding``).
+        cuda_graph: replay that step as a CUDA graph (see ``decoding``). None: on a GPU, for a dense model that is in
+            one piece in this process.
         drawing: is told how far it is.
 
     Returns:
@@ -96,6 +111,10 @@ def sample_shared(
     """
     install_sharing(model)
     drawing = Drawing() if drawing is None else drawing
+    if cuda_graph is None:
+        sharded = is_partitioned(model) or sharded_modules(model)
+        experts = getattr(model.config.get_text_config(), "num_experts", 0)  # some ways to run them wait for the GPU
+        cuda_graph = prompts.input_ids.is_cuda and not sharded and not experts
     processors = logits_processors(params, suppress, prompts.input_ids.device)
     lengths = prompts.attention_mask.sum(1).tolist()
     new_tokens = group_size * (params.max_new_tokens + state_tokens(model))
@@ -106,7 +125,7 @@ def sample_shared(
         drawn = []
         for rows in batches:
             drawing.begin(rows, len(prompts), params.max_new_tokens)
-            draw = _Draw(model, prompts.select(rows), group_size, params, pad_id, compiled)
+            draw = _Draw(model, prompts.select(rows), group_size, params, pad_id, compiled, cuda_graph)
             drawn.append(draw.run(processors, end_ids, stopping, drawing))
             del draw  # its cache
     return joined_draws(drawn, pad_id)
@@ -123,9 +142,10 @@ class _Draw:
         params: SamplingParams,
         pad_id: int,
         compiled: bool,
+        cuda_graph: bool,
     ):
         self._model, self._params = model, params
-        self._compiled = compiled
+        self._compiled, self._cuda_graph = compiled, cuda_graph
         self._prompts = prompts
         self._group_size = group_size
         max_new_tokens = params.max_new_tokens
@@ -141,7 +161,7 @@ class _Draw:
         self._entropies = torch.zeros_like(self._logprobs) if params.entropies else None
         self._going = torch.arange(rows, device=device)
         lengths = tuple(prompts.attention_mask.sum(1).tolist())
-        self._cache = PrefixCache(lengths, group_size, max_new_tokens, device, fixed_sizes=compiled)
+        self._cache = PrefixCache(lengths, group_size, max_new_tokens, device, fixed_sizes=compiled or cuda_graph)
 
     def run(
         self,
@@ -155,12 +175,12 @@ class _Draw:
         ends = torch.tensor(end_ids, device=self._ids.device)
         length, temperature = self._params.max_new_tokens, self._params.temperature
         logits = self._prefill()
-        decoder = Decoder(self._model, self._cache, self._compiled)
+        decoder = Decoder(self._model, self._cache, self._compiled, self._cuda_graph)
         for t in range(length):
             now = self._start + t
             drawing.token()
             scores = processors(self._ids[self._going, :now], logits)
-            tokens = scores.argmax(-1) if temperature == 0 else scores.softmax(-1).multinomial(1)[:, 0]
+            tokens = (scores if temperature == 0 else exponential_race(scores)).argmax(-1)
             self._ids[self._going, now] = tokens
             self._note(t, logits / (temperature or 1.0), tokens)
             done = torch.isin(tokens, ends)

@@ -6,12 +6,12 @@ from qwenvl.runlog.run import (
     RunLog,
     RunLogError,
     SeenClip,
+    installed_versions,
     read_config,
     read_metrics,
     read_parity,
     read_rollouts,
 )
-from qwenvl.runlog.versions import installed_versions
 
 __all__ = [
     "Parity",

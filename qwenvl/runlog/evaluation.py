@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qwenvl.files import written_whole
-from qwenvl.runlog.lines import append_lines, drop_cut_line, plain, whole_lines
-from qwenvl.runlog.run import RunLogError, SeenClip
+from qwenvl.runlog.run import RunLogError, SeenClip, append_lines, drop_cut_line, plain, whole_lines
 
 FORMAT = 1
 NUMBERS, SAMPLES = "evaluation.json", "samples.jsonl"

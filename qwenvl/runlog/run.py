@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from qwenvl.files import written_whole
-from qwenvl.runlog.lines import append_lines, drop_cut_line, plain, whole_lines
-from qwenvl.runlog.versions import installed_versions
 
+_ENDED = ("finished", "trained")  # in ``run.json``, with the last step: the model is saved, training has ended
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -126,7 +127,8 @@ class RunLog:
         if path.exists():
             earlier = read_config(self.folder)
             previous = earlier.pop("previous", [])
-            earlier.pop("finished", None)
+            for ended in _ENDED:
+                earlier.pop(ended, None)
             if earlier != content:
                 previous = [*previous, earlier]
         _replace(path, json.dumps({**content, "previous": previous}, indent=2, allow_nan=False) + "\n")
@@ -178,10 +180,14 @@ class RunLog:
                 _replace(path, "".join(lines))
                 self._earlier[path] = 0
 
-    def finish(self, step: int) -> None:
-        """Note that the run has ended at ``step`` and left its model. One that goes on from there takes it back."""
+    def finish(self, step: int, saved: bool = True) -> None:
+        """Note that the run has ended at ``step``. One that goes on from there takes it back.
+
+        Args:
+            saved: its model is in the folder. A script may save it elsewhere, or later.
+        """
         if self.rank == 0:
-            content = json.dumps({**read_config(self.folder), "finished": step}, indent=2)
+            content = json.dumps({**read_config(self.folder), _ENDED[not saved]: step}, indent=2)
             _replace(self.folder / "run.json", content + "\n")
 
     def _rollout_path(self, rank: int) -> Path:
@@ -199,7 +205,8 @@ class RunLog:
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """``{"config": ..., "versions": ..., "previous": [...]}``, and ``"finished": step`` once the run has ended.
+    """``{"config": ..., "versions": ..., "previous": [...]}``, ``"trained": step`` once training has ended, and
+    ``"finished": step`` once the model is saved.
 
     Raises:
         RunLogError: there is none, or it is not JSON.
@@ -310,3 +317,66 @@ def _replace(path: Path, text: str) -> None:
 
 def _number(value: Any) -> Any:
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append a line for each row. The folder must be there."""
+    # Half a surrogate pair, which a tokenizer can decode to, becomes the escape that JSON has for it.
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+
+def whole_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers, from 1, without one that was cut off. None where there is no file."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return  # cut off by a crash
+            yield number, line
+
+
+def drop_cut_line(path: Path) -> None:
+    """Take a last line without an end off a file, so that what is appended begins a line of its own."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = position = file.seek(0, os.SEEK_END)
+        while position > 0:
+            start = max(position - 65536, 0)
+            file.seek(start)
+            found = file.read(position - start).rfind(b"\n")
+            if found >= 0:
+                position = start + found + 1
+                break
+            position = start
+        if position < size:
+            file.truncate(position)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: NaN and infinity as words, arrays and tensors as numbers, anything odd as its repr."""
+    if isinstance(value, (str, int, type(None))):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return str(value) if isinstance(value, os.PathLike) else repr(value)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run computes. Those not installed are left out."""
+    names = ("qwenvl", "torch", "torchvision", "transformers", "accelerate", "peft", "av", "decord", "torchcodec")
+    versions = {"python": platform.python_version()}
+    for name in (*names, "deepspeed", "flash-attn", "vllm"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,36 +1,54 @@
-"""From settings to parts: the policy, the data sets, the collator."""
+"""From settings to the components of a trainer: policy, processor, data sets, collator, rewards, collector."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
-from transformers import set_seed
+from torch.utils.data import Dataset
+from transformers import ProcessorMixin, set_seed
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.options import PromptOptions
+from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.model.families import family_of
-from qwenvl.model.four_bit import four_bit_settings, require_four_bit
 from qwenvl.model.inputs import InputBuilder
-from qwenvl.model.loading import apply_tuning, load_model, lora_config, settle_router, unwrap
+from qwenvl.model.loading import (
+    apply_tuning,
+    four_bit_settings,
+    linear_weights,
+    load_model,
+    load_processor,
+    lora_config,
+    require_four_bit,
+    resolve_attention,
+    settle_router,
+    unwrap,
+)
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
 from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
-from qwenvl.rewards.named import resolve
-from qwenvl.rewards.options import FunctionSettings
-from qwenvl.rewards.plugins import plugin_functions
-from qwenvl.rewards.table import readers_of
+from qwenvl.rewards.resolve import plugin_functions, resolve
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.collect.penalty import KlPenalty
+from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache
 from qwenvl.train.display.console import say, settle_output
-from qwenvl.train.fast_paths import Paths
+from qwenvl.train.display.first_look import first_look
+from qwenvl.train.fast_paths import Paths, build_paths
 from qwenvl.train.log.meter import Meter
+
+logger = logging.getLogger(__name__)
 
 
 def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_config=None) -> nn.Module:
@@ -42,7 +60,7 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
         peft_config: an adapter to put on it. ``args.lora_enable`` makes one from the LoRA flags.
 
     Raises:
-        ValueError: no model, a model of another family, or two adapters asked for.
+        ValueError: no model, a model of another family or with an invalid generation config, or two adapters asked for.
     """
     if peft_config is not None and args.lora_enable:
         raise ValueError("peft_config and lora_enable both ask for an adapter: give one of them")
@@ -51,10 +69,15 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
     model = args.model_name_or_path if model is None else model
     if model is None:
         raise ValueError("no model: give --model_name_or_path, a folder or a name on the hub")
-    if isinstance(model, (str, Path)):
+    if loaded := isinstance(model, (str, Path)):
         model = loaded_model(model, args, frozen=adapted)
     bare = unwrap(model)
     family_of(bare.config)
+    try:
+        bare.generation_config.validate(strict=True)
+    except ValueError as error:  # the first checkpoint would end with it
+        problems = " ".join(str(error).partition("\nIf you")[0].split())
+        raise ValueError(f"{bare.name_or_path}/generation_config.json: {problems}") from None
     if note := settle_router(bare.config):
         say(note)
     if bare is not model:
@@ -63,6 +86,10 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
         return model
     if not adapted:
         apply_tuning(model, args)
+        if loaded and rounds_products(args):
+            for parameter in linear_weights(model):
+                if not parameter.requires_grad:
+                    parameter.data = parameter.data.to(torch.bfloat16)
         return model
     from peft import get_peft_model
 
@@ -78,8 +105,16 @@ def loaded_model(path: str | Path, args: GRPOConfig, *, frozen: bool) -> nn.Modu
     Args:
         frozen: these weights do not learn.
     """
-    say(f"loading the model {path}")
-    attention = "sdpa" if args.use_cpu and args.attn_implementation == "auto" else args.attn_implementation
+    attention = resolve_attention(args.attn_implementation, args.device, args.bf16 or args.fp16)
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    on_cuda = args.device.type == "cuda"
+    device = torch.cuda.get_device_name(args.device) if on_cuda else args.device.type
+    say(f"loading the model {path} on {device} in {precision} with {attention}, torch {torch.__version__}")
+    if args.device.type == "cpu" and not args.use_cpu:
+        logger.warning(
+            f"torch {torch.__version__} finds no CUDA device: the model runs on the CPU, many times slower; see what "
+            "nvidia-smi prints and whether torch is a CUDA build, or set --use_cpu"
+        )
     quantization = None
     if args.load_in_4bit:
         require_four_bit(args.device)
@@ -96,8 +131,13 @@ def weight_dtype(args: GRPOConfig, frozen: bool) -> torch.dtype:
     return torch.bfloat16 if args.bf16 and (frozen or args.deepspeed) else torch.float32
 
 
+def rounds_products(args: GRPOConfig) -> bool:
+    """Whether autocast rounds float32 weights to bfloat16 for each product. DeepSpeed and FSDP round them before."""
+    return bool(args.bf16) and not args.deepspeed and not args.fsdp
+
+
 def build_rewards(
-    args: GRPOConfig, functions: Sequence[str | Callable] | None, weights: Sequence[float] | None
+    args: GRPOConfig, functions: str | Callable | Sequence[str | Callable] | None, weights: Sequence[float] | None
 ) -> Rubric:
     """The rubric of a run: ``functions`` with ``weights``, or what the flags name."""
     functions = args.reward_funcs if functions is None else functions
@@ -110,18 +150,19 @@ def build_rewards(
         *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
         external_plugins=args.external_plugins or (),
         reward_models=args.reward_model or (),
-        settings=RewardSettings.of(args),
+        settings=reward_settings(args),
         aggregation=args.reward_aggregation,
         on_error=args.on_reward_error,
         timeout=args.reward_timeout,
     )
-    for setting in fields(FunctionSettings):
-        readers = readers_of(setting.name)
-        if setting.name == "correctness_func" and args.temporal_contrast:
-            continue
-        if readers and was_set(args, setting.name) and not set(readers) & {*rubric.names, args.correctness_func}:
-            raise ValueError(f"--{setting.name} has no effect: only {', '.join(readers)} read it")
+    if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, args.correctness_func}:
+        raise ValueError("--response_format has no effect: only format and strict_format read it")
     return rubric
+
+
+def reward_settings(args: GRPOConfig) -> RewardSettings:
+    """The settings of a run that are defaults of arguments of reward functions."""
+    return RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)})
 
 
 def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContrast | None:
@@ -129,7 +170,7 @@ def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContra
     if not args.temporal_contrast:
         return None
     plugins = plugin_functions(args.external_plugins or ())
-    correctness = resolve(args.correctness_func, RewardSettings.of(args).values(), plugins)
+    correctness = resolve(args.correctness_func, vars(reward_settings(args)), plugins)
     return TemporalContrast(
         share=args.temporal_contrast_share,
         margin=args.temporal_contrast_margin,
@@ -178,4 +219,84 @@ def build_collector(
         autocast=accelerator.autocast,
         clock=meter.time,
         lock_step=None if args.ds3_gather_for_generation else LockStep(args.device),
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a trainer.
+
+    Attributes:
+        policy: the model to train, with its adapter if it has one.
+        processor: as it was loaded.
+        paths: which computations the policy takes.
+        collator: from samples to prompts.
+        train_dataset, eval_dataset: None where there is nothing to train on, or to evaluate on.
+        prompt_settings: what is saved with the model.
+        rewards: the rubric of the run, or the targets of a warm-up.
+    """
+
+    policy: nn.Module
+    processor: ProcessorMixin
+    paths: Paths
+    collator: GRPOCollator
+    train_dataset: Dataset | None
+    eval_dataset: Dataset | dict[str, Dataset] | None
+    prompt_settings: PromptSettings
+    rewards: ChecksRecords
+
+
+def build_parts(
+    args: GRPOConfig,
+    checker: ChecksRecords,
+    model: str | Path | nn.Module | None = None,
+    train_dataset: Any = None,
+    eval_dataset: Any = None,
+    processor: ProcessorMixin | None = None,
+    peft_config: Any = None,
+) -> Parts:
+    """The parts that the flags ask for. What is handed over takes the place of what the flags name.
+
+    Args:
+        checker: says of each record whether training can use it.
+        model, train_dataset, eval_dataset, processor, peft_config: as ``GRPOTrainer`` takes them.
+
+    Raises:
+        RecordError, ValueError, OSError: what is wrong with the model, the data or the flags.
+    """
+    if args.auto_fit and args.auto_fitted is None:
+        raise ValueError(
+            "auto_fit is what the command does before it makes the trainer: call "
+            "qwenvl.train.planning.full_memory.fit_to_memory(args) first, or leave it out"
+        )
+    if args.activation_offload and args.device.type == "cpu":
+        raise ValueError(
+            "--activation_offload has no effect on a CPU: activations are in its memory anyway; leave it out"
+        )
+    args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
+    set_seed(args.seed)
+    policy = build_policy(model, args, peft_config)
+    bare = unwrap(policy)
+    processor = processor or load_processor(bare.name_or_path)
+    paths = build_paths(args, policy, processor.tokenizer)
+    collator = GRPOCollator(processor, PromptOptions.of(args))
+    frame_cache = build_frame_cache(args, collator)
+    build = partial(
+        build_dataset,
+        args=args,
+        checker=checker,
+        collator=collator,
+        frame_cache=frame_cache,
+    )
+    trained_on: Any = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
+    first_look(trained_on, collator, checker)
+    return Parts(
+        policy=policy,
+        processor=processor,
+        paths=paths,
+        collator=collator,
+        train_dataset=trained_on,
+        eval_dataset=build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False),
+        prompt_settings=PromptSettings.of(args, trained_on, bare.name_or_path),
+        rewards=checker,
     )

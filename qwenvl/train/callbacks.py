@@ -12,17 +12,16 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
-from qwenvl.health.history import Entry, Sampled
-from qwenvl.health.rules import findings
+from qwenvl.health.rules import Entry, Sampled, findings
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.choice import install_display
 from qwenvl.train.display.summary import RunSummary
 from qwenvl.train.log.journal import Journal
 from qwenvl.train.reference import ReferenceSync
-from qwenvl.train.run.finite.weights import FiniteWeights
+from qwenvl.train.run.finite_steps import FiniteWeights
 from qwenvl.train.run.lock import hold, release
-from qwenvl.train.run.owed import is_owed
 from qwenvl.train.run.resumed import Resumed
+from qwenvl.train.run.session import has_pending_evaluation
 from qwenvl.train.run.state.entropy_target import EntropyTarget
 from qwenvl.train.run.state.stream_rows import StreamRows
 from qwenvl.train.trackers.report_to import install_trackers
@@ -44,7 +43,7 @@ class RunFolder(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Settings and versions. A resumed run writes the rows after its checkpoint anew."""
         hold(args.output_dir, args.process_index)
-        self._journal.begin(state.global_step, evaluates=is_owed(state))
+        self._journal.begin(state.global_step, evaluates=has_pending_evaluation(state))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """One row of metrics."""
@@ -100,9 +99,10 @@ class HealthWarnings(TrainerCallback):
         self._step = step
 
     def _tell(self, ended: bool = False) -> None:
-        for name, words in findings(self._history, self._told, ended):
-            self._told.add(name)
-            logger.warning(words)
+        for rule, seen in findings(self._history, ended):
+            if rule.name not in self._told:
+                self._told.add(rule.name)
+                logger.warning(f"{seen}. {rule.remedy}")
 
 
 def require_trackers(names: Iterable[str]) -> None:
@@ -114,9 +114,8 @@ def require_trackers(names: Iterable[str]) -> None:
     told_of = INTEGRATION_TO_CALLBACK.keys() - {"azure_ml", "flyte"}  # of these transformers doesn't tell it beforehand
     if missing := told_of & set(names) - set(get_available_reporting_integrations()):
         raise ImportError(
-            f"--report_to {' '.join(sorted(missing))}: its package is not installed; install it (pip install "
-            "'qwenvl[trackers]' has tensorboard and trackio) or leave the flag out: metrics.jsonl in the run folder "
-            "has the same numbers"
+            f"--report_to {' '.join(sorted(missing))}: its package is not installed; pip install "
+            f"{' '.join(sorted(missing))}, or leave the flag out: metrics.jsonl in the run folder has the same numbers"
         )
 
 

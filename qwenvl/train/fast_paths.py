@@ -23,8 +23,7 @@ from qwenvl.model.vision.cache import VisionCache
 from qwenvl.model.vision.tower import accept_features, blank_vision, encode_vision, supports_encode_once
 from qwenvl.rollout.drawing import Drawing
 from qwenvl.rollout.engine import RolloutEngine
-from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.shared import SharedPrefixEngine
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
     """The servers that the flags ask for."""
-    from qwenvl.rollout.remote.choose import remote_engine
+    from qwenvl.rollout.remote.colocate import remote_engine
 
     prompt = args.max_prompt_length
     return remote_engine(

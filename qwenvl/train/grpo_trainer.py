@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,18 @@ from transformers import ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.chosen import objective_of
+from qwenvl.grpo.loss import objective_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
-from qwenvl.train.assemble import build_collector, build_rewards
-from qwenvl.train.collect.ahead import sampled_ahead
+from qwenvl.rollout.engine import EngineWithWeights
+from qwenvl.train.assemble import build_collector, build_parts, build_rewards
+from qwenvl.train.collect.ahead import StepQueue, sampled_ahead
 from qwenvl.train.collect.filtering import filtering
 from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.parity import ParityCheck
-from qwenvl.train.parts import build_parts
-from qwenvl.train.run.state.drawn_ahead import DrawsAhead
-from qwenvl.train.run.state.entropy_target import followed
+from qwenvl.train.policy_trainer import PolicyTrainer
+from qwenvl.train.run.state.entropy_target import with_entropy_coef
 from qwenvl.train.run.state.pass_rates import build_pass_rates
 from qwenvl.train.step import Experience, Step, TokenRules
 from qwenvl.types import PromptBatch
@@ -31,7 +33,7 @@ from qwenvl.types import PromptBatch
 RewardFunction = Callable[..., list[float | None]]
 
 
-class GRPOTrainer(DrawsAhead):
+class GRPOTrainer(PolicyTrainer):
     """Teaches a Qwen-VL model by Group Relative Policy Optimization (arXiv:2402.03300).
 
     For each prompt the policy samples ``grpo_sample_size`` completions, the rewards score them, each completion's
@@ -45,8 +47,8 @@ class GRPOTrainer(DrawsAhead):
             ``GRPODataset``. None for ``args.dataset_use`` and ``args.eval_dataset_use``. Those for evaluation may be
             several, by name.
         processing_class: the processor. None for the one beside the model.
-        reward_funcs: names of the table or functions ``f(completions, **columns) -> list[float | None]``. None for
-            ``format`` and ``accuracy``.
+        reward_funcs: names of the table or functions ``f(completions, **columns) -> list[float | None]``, one or
+            several. None for ``format`` and ``accuracy``.
         reward_weights: one for each of ``reward_funcs``.
         callbacks: more callbacks of transformers.
         peft_config: an adapter to train instead of the whole model.
@@ -56,7 +58,7 @@ class GRPOTrainer(DrawsAhead):
         >>> trainer.train()
     """
 
-    evaluated_as = "eval_total_reward"
+    eval_metric = "eval_total_reward"
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class GRPOTrainer(DrawsAhead):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: ProcessorMixin | None = None,
-        reward_funcs: Sequence[str | RewardFunction] | None = None,
+        reward_funcs: str | RewardFunction | Sequence[str | RewardFunction] | None = None,
         reward_weights: Sequence[float] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         peft_config: Any = None,
@@ -81,13 +83,15 @@ class GRPOTrainer(DrawsAhead):
         if self.pass_rates is not None:
             self.difficulty = self.pass_rates.difficulty
             self.add_callback(self.pass_rates)
-        self.collector = sampled_ahead(filtering(collector, args, parts, self.meter, self.difficulty), self.draws)
+        collector = filtering(collector, args, parts, self.meter, self.difficulty)
+        self.queue = StepQueue(args.async_rollouts, args.num_iterations)
+        self.collector = sampled_ahead(collector, self.queue)
         self.objective = objective_of(args, args.generation_max_length)
         self.check_parity = ParityCheck(args, self.meter, self.journal.runlog)
         self.step: Step | None = None  # None until completions are sampled for what was drawn
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, PromptBatch], return_outputs: bool = False, num_items_in_batch=None
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
     ) -> Tensor:
         """The GRPO loss of a micro-batch of prompts. Those of a step's micro-batches average to the loss of the step.
 
@@ -96,8 +100,9 @@ class GRPOTrainer(DrawsAhead):
         Raises:
             ParityError: if sampler and trainer disagree about the same tokens (``check_parity``).
         """
+        self.queue.check(self.args.world_size)
         step = self._step_of(inputs["prompts"])
-        experience = step.experience_of(inputs["prompts"])
+        experience = step.experience_of(inputs.get("micro_batch", 0))
         with self.meter.time("time/logp_s"):
             likelihood = self._likelihood(model, experience, "trained" if self.objective.entropy_coef else "measured")
             if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
@@ -133,30 +138,31 @@ class GRPOTrainer(DrawsAhead):
         metrics = evaluation_metrics(rows, metric_key_prefix, needed=self.args.metric_for_best_model)
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(rows))
 
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Draws the micro-batches of one optimizer step, or the empty places of a further step on the last ones."""
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if not batches:
-            return batches, items
-        places = [inputs["prompts"] for inputs in batches]
-        self.journal.begin_step(len(places))
+    def next_step(self, epoch_iterator, num_batches, device):
+        """The micro-batches of one optimizer step. Those of the steps that are sampled ahead are drawn as well."""
+        if not self.queue.depth:
+            return super().next_step(epoch_iterator, num_batches, device)
+        draw = partial(super().next_step, epoch_iterator, self.args.gradient_accumulation_steps, device)
+        return self.queue.next(draw, epoch_iterator, self.state)
+
+    def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
+        """New prompts are collected at the first micro-batch. Further iterations reuse the experiences of the last."""
+        prompts = [inputs["prompts"] for inputs in batches]
         if self.state.global_step % self.args.num_iterations:
-            self.step = self.step.again(places)
+            self.step = self.step.next_iteration(prompts)
         else:
-            self.step, self.draws.present = None, places
-            for batch in places:
-                self.journal.drawn(batch)
-        return batches, items
+            self.step, self.queue.present = None, prompts
+            self.count_drawn(prompts)
 
     def _step_of(self, batch: PromptBatch) -> Step:
         """The step that a micro-batch belongs to. The first micro-batch of a step has all of them collected."""
         if self.step is None or not self.is_in_train:
-            places = self.draws.present if self.is_in_train else [batch]  # a script may call compute_loss on its own
+            batches = self.queue.present if self.is_in_train else [batch]  # a script may call compute_loss on its own
             with self.collector.ready(self.model, self.model_wrapped, self.version):
-                experiences = self.collector.collect(self.model, places, self.state)
-            self.step = Step.of(places, experiences, TokenRules.of(self.args), self.meter.wait)
+                experiences = self.collector.collect(self.model, batches, self.state)
+            self.step = Step.of(experiences, TokenRules.of(self.args), self.meter.wait)
             if self.is_in_train:
-                self.objective = followed(self.callback_handler, self.objective, self.step.counts)
+                self.objective = with_entropy_coef(self.objective, self.callback_handler, self.step.counts)
             for experience in experiences:
                 self.journal.collected(self.state.global_step + 1, experience)
                 if self.pass_rates is not None:
@@ -173,3 +179,22 @@ class GRPOTrainer(DrawsAhead):
             return experience.ref_logprobs
         with self.reference.model() as reference:
             return self._likelihood(reference, experience).logprobs
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Training runs within: versions of weights count from 0, and at the end nothing is sampled any more."""
+        if isinstance(self.collector.engine, EngineWithWeights):
+            self.collector.engine.forget()
+        try:
+            yield
+        finally:
+            self.queue.close()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        self.queue.save(output_dir, self.args.process_index)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.queue.load(checkpoint, self.args.process_index)

@@ -89,8 +89,8 @@ def check_parity(rollout: RolloutBatch, logprobs: Tensor, half_precision: bool, 
     Raises:
         ParityError: if a difference is above what rounding explains.
     """
-    if rollout.logprobs is None:
-        return
+    if rollout.logprobs is None or not logprobs[rollout.completion_mask].isfinite().all():
+        return  # what is not finite is reported with the loss
     largest, mean = logprob_gap(rollout.logprobs, logprobs, rollout.completion_mask)
     meter.max("parity/max", largest)
     meter.mean("parity/mean", mean, weight=int(rollout.completion_mask.sum()))
@@ -100,5 +100,6 @@ def check_parity(rollout: RolloutBatch, logprobs: Tensor, half_precision: bool, 
             f"the sampler's and the trainer's log-probs of the same tokens differ by {largest:.3g} at most and "
             f"{mean:.3g} on average; expected at most {most:g} and {most_mean:g}. They do not see the same prompt: "
             "look for different positions, frames or templates in the two, for a layer that acts differently in train "
-            "mode (dropout), or for weights that changed in between. --check_parity off goes on regardless"
+            "mode (dropout), for weights that changed in between, or for a server (--vllm_server) of another "
+            "checkpoint. --check_parity off goes on regardless"
         )

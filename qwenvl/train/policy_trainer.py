@@ -1,15 +1,22 @@
-"""What the trainers of this library share: how they are put together, what learns how fast, and what is saved."""
+"""What the trainers of this library share: wiring, learning rates, saving, resuming and the log."""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.utils.data import Dataset, SequentialSampler
-from transformers import TrainerCallback
-from transformers.trainer_utils import TrainOutput
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
@@ -19,40 +26,52 @@ from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
 from qwenvl.model.waiting_media import put_aside
+from qwenvl.train.assemble import Parts
 from qwenvl.train.callbacks import install_callbacks
-from qwenvl.train.card.trainer import DescribedTrainer
+from qwenvl.train.card.run_card import METHOD, describe_model
 from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
 from qwenvl.train.display.choice import display_closed
+from qwenvl.train.display.console import say
+from qwenvl.train.display.first_look import size_warnings
 from qwenvl.train.fast_paths import PathLikelihood, drawing_of
 from qwenvl.train.log.doing import Doing
 from qwenvl.train.log.journal import Journal
-from qwenvl.train.log.memory import peak_memory
-from qwenvl.train.log.meter import Meter
-from qwenvl.train.parts import Parts
+from qwenvl.train.log.meter import Meter, peak_memory
 from qwenvl.train.reference import build_reference
-from qwenvl.train.run.finite.steps import FiniteSteps
-from qwenvl.train.run.live_weights import start_from_weights
-from qwenvl.train.run.resumable import ResumableTrainer
+from qwenvl.train.run.checkpoints import is_sealed, read_state, whole_checkpoint
+from qwenvl.train.run.finite_steps import FiniteSteps
+from qwenvl.train.run.live_weights import load_weights, start_from_weights, told_where_they_do_not_fit
+from qwenvl.train.run.session import checkpoint_to_resume, interruptible
+from qwenvl.train.run.stopping import begin_worker, kill_workers
+from qwenvl.types import PromptBatch
+
+logger = logging.getLogger(__name__)
 
 
-class PolicyTrainer(ResumableTrainer, DescribedTrainer):
-    """A Trainer of a Qwen-VL policy on batches of prompts. What it learns from is left to its subclasses.
+class PolicyTrainer(Trainer):
+    """A Trainer of a Qwen-VL policy on batches of prompts. Subclasses have the loss and the evaluation.
 
     Args:
-        parts: what it is put together from.
-        with_reference: keep a reference, the policy as it is before training or what the flags name.
+        parts: the policy, its data sets and its collator.
+        with_reference: keep a reference, the policy as it is before training or the model that the flags name.
         callbacks: more callbacks of transformers.
 
     Attributes:
-        doing: what this process is at.
-        evaluated_as: the metric by which the log tells that the weights were evaluated.
+        doing: the current phase of this process.
+        eval_metric: the metric that an evaluation logs in any case.
+        trained_by: the method, for the model card.
         difficulty: which records are drawn less. None: all are drawn alike.
+        reference: None where there is none. Checkpoints have its weights where they move (``sync_ref_model``).
+        steps_trained: optimizer steps of the last call of ``train``, those before its checkpoint left out.
     """
 
     # What compute_loss returns is divided by the number of micro-batches, in every version of transformers.
     loss_is_scaled_for_ga = False
-    evaluated_as = "eval_loss"
+    eval_metric = "eval_loss"
+    trained_by = METHOD
     difficulty: Difficulty | None = None
+    steps_trained = 0
+    _evaluates = False
 
     def __init__(
         self,
@@ -63,7 +82,8 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         callbacks: list[TrainerCallback] | None = None,
     ):
         policy, bare = parts.policy, unwrap(parts.policy)
-        self.prompt_settings, self.learned_by = parts.prompt_settings, parts.learned_by
+        self.prompt_settings = parts.prompt_settings
+        self.rewards: Any = parts.rewards  # the rubric, or the targets of a warm-up
         super().__init__(
             model=policy,
             args=args,
@@ -73,6 +93,9 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
             processing_class=processor_as_trained(parts.processor, parts.prompt_settings),
             callbacks=callbacks,
         )
+        for warning in size_warnings(args, self.train_dataset, self.eval_dataset):
+            if self.is_world_process_zero():
+                logger.warning(warning)
         self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
         self.paths = parts.paths
         rounded_to = settle_fsdp(
@@ -97,10 +120,36 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         """How many optimizer steps made the policy's weights. None outside of training: a script may change them."""
         return self.state.global_step if self.is_in_train else None
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Trains, as the base class does. An error leaves a clean terminal."""
-        with display_closed(self):
-            return super().train(*args, **kwargs)
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Trains, from the beginning or from a checkpoint. An error leaves a clean terminal.
+
+        Args:
+            resume_from_checkpoint: a folder, or True for the newest checkpoint of ``output_dir``. None: what ``resume``
+                of the settings says.
+
+        Raises:
+            FileExistsError: a new run would mix with checkpoints of an earlier one, or replace its model.
+            FileNotFoundError: there is no such checkpoint, or it lacks its optimizer or its schedule.
+            ValueError: a file of it is cut short, the settings differ, or its weights do not fit the model.
+            SystemExit: with status 0, where a signal ended training and a checkpoint was saved (``save_on_signal``).
+            EngineLostError: in all processes, where nothing samples any more. The last step is saved as a checkpoint.
+        """
+        checkpoint = checkpoint_to_resume(self.args, resume_from_checkpoint)
+        begun = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
+        self._evaluates = False
+        with display_closed(self), self.sampling(), interruptible(self) as stop:
+            output = super().train(checkpoint, *args, **kwargs)
+        self.steps_trained = output.global_step - begun
+        if stop.stopped_by is not None:
+            self.accelerator.end_training()
+            say(stop.told())
+            raise SystemExit(0)
+        self.journal.runlog.finish(self.state.global_step, saved=False)
+        return output
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Training runs within. For trainers whose engine has to be told when it begins and ends."""
+        return nullcontext()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluates, as the base class does. An error leaves a clean terminal.
@@ -111,14 +160,36 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         with display_closed(self):
             return super().evaluate(self._held_out(eval_dataset), *args, **kwargs)
 
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """The micro-batches of one optimizer step. How long the step waits for them is measured.
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._evaluates = True
+        metrics = super()._evaluate(*args, **kwargs)
+        self._evaluates = False
+        return metrics
 
-        Where one is large, its pixels wait in a file.
-        """
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The micro-batches of one optimizer step, with their numbers. None where a resumed run is finished already."""
+        if self.control.should_training_stop:
+            return [], None
+        batches, items = self.next_step(epoch_iterator, num_batches, device)
+        if batches:
+            self.journal.begin_step(len(batches))
+            self.begin_step(batches)
+        return [{**inputs, "micro_batch": number} for number, inputs in enumerate(batches)], items
+
+    def next_step(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Draws the micro-batches of one optimizer step. The wait for them is measured, and large ones are in files."""
         drawn = ({**inputs, "prompts": put_aside(inputs["prompts"])} for inputs in epoch_iterator)
         with self.meter.wait("time/data_wait_s"):
             return super().get_batch_samples(drawn, num_batches, device)
+
+    def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
+        """An optimizer step on these micro-batches begins."""
+        raise NotImplementedError
+
+    def count_drawn(self, batches: Sequence[PromptBatch]) -> None:
+        """Notes which records training has drawn."""
+        for batch in batches:
+            self.journal.drawn(batch)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.
@@ -155,6 +226,64 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
             self.optimizer_cls_and_kwargs = optimizer_class, {**settings, "params": groups}
         return super().create_optimizer(model)
 
+    def save_last_step(self) -> None:
+        """A checkpoint of the last step, unless there is one. Nothing was added to its weights and gradients since."""
+        folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.state.global_step and not is_sealed(folder):
+            self.control.should_evaluate = self._evaluates  # see ``has_pending_evaluation``
+            self._save_checkpoint(self.model, trial=None)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with whole_checkpoint(self, folder):
+            super()._save_checkpoint(model, trial)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.reference is not None and self.args.sync_ref_model and self.args.should_save:
+            self.reference.save(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.reference is not None and self.args.sync_ref_model and checkpoint is not None:
+            self.reference.load(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self._saves_whole_models():
+            load_weights(self.model, resume_from_checkpoint)
+        else:
+            with told_where_they_do_not_fit(resume_from_checkpoint):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if self._saves_whole_models():
+            load_weights(self.model, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def _saves_whole_models(self) -> bool:
+        return unwrap(self.model) is self.model and not (self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if state_dict is not None:  # engines gather a tied tensor once for each of its names
+            tied = unwrap(self.model).all_tied_weights_keys
+            state_dict = {name: value for name, value in state_dict.items() if name not in tied}
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            describe_model(self, output_dir or self.args.output_dir)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the Trainer's own card, as a push to the hub does, and our sections into it."""
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            describe_model(self, self.args.output_dir)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self.is_world_process_zero():  # the Trainer copies weights and processor from the checkpoint, but no card
+            describe_model(self, self.args.output_dir)
+        super()._push_from_checkpoint(checkpoint_folder)
+
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not counted: the library's estimate knows neither vision nor groups."""
         return 0
@@ -163,6 +292,14 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         """For ``include_num_input_tokens_seen``: the prompts' tokens, each prompt once."""
         prompts = inputs["prompts"]
         super()._track_num_input_tokens({"input_ids": prompts.input_ids, "attention_mask": prompts.attention_mask})
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        loader = super()._get_dataloader(*args, **kwargs)
+        if loader.num_workers:
+            own = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+            own.worker_init_fn = partial(begin_worker, own.worker_init_fn)
+            atexit.register(kill_workers, os.getpid())  # before multiprocessing's own, which was registered earlier
+        return loader
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
         dataset = self.train_dataset if train_dataset is None else train_dataset
@@ -174,7 +311,7 @@ class PolicyTrainer(ResumableTrainer, DescribedTrainer):
         if given is None or by_name or isinstance(given, GRPODataset):
             return given
         frame_cache = build_frame_cache(self.args, self.data_collator)
-        return build_dataset(given, self.args, self.learned_by, self.data_collator, frame_cache, training=False)
+        return build_dataset(given, self.args, self.rewards, self.data_collator, frame_cache, training=False)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # In order, whatever the order of training; several processes get their shares of it from accelerate.

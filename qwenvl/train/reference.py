@@ -10,8 +10,8 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.loading import load_model, load_processor, unwrap
 from qwenvl.model.reference import Reference, matched
+from qwenvl.train.assemble import Parts, rounds_products
 from qwenvl.train.display.console import say
-from qwenvl.train.parts import Parts
 
 
 def build_reference(args: GRPOConfig, parts: Parts, dtype: torch.dtype | None) -> Reference:
@@ -39,7 +39,8 @@ def build_reference(args: GRPOConfig, parts: Parts, dtype: torch.dtype | None) -
         bare = unwrap(policy)
         other = load_model(path, attn_implementation=bare.config._attn_implementation, dtype=bare.dtype)
         other = matched(other, policy, one_tower=parts.paths.encode is not None)
-    return Reference(policy, other=other, dtype=dtype, offload=args.ref_offload).to(args.device)
+    rounded = rounds_products(args) and not args.sync_ref_model  # which moves by less than bfloat16 resolves
+    return Reference(policy, other=other, dtype=dtype, rounded=rounded, offload=args.ref_offload).to(args.device)
 
 
 class ReferenceSync(TrainerCallback):

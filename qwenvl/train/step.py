@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.loss import LossInputs
-from qwenvl.grpo.surrogates import StepCounts
+from qwenvl.grpo.loss import LossInputs, StepCounts
 from qwenvl.grpo.weighting import entropy_floor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
@@ -56,25 +54,27 @@ class TokenRules:
 
 @dataclass
 class Experience:
-    """What the policy made of a micro-batch of P prompts: N completions, their rewards and advantages.
+    """N completions of the P prompts of a micro-batch, with their rewards, advantages and log-probs.
+
+    The collector makes it, ``Step.of`` adds what depends on the whole step, and the first iteration adds the log-probs
+    of policy and reference.
 
     A micro-batch without prompts has one stand-in completion of one token, which does not count. Its forward and
     backward are those that other processes wait for, and its share of the loss is 0.
 
     Attributes:
         advantages: N.
-        counted: N bool, whether a completion counts in the loss.
-        kept: N bool, whether its tokens do. None: they do where the completion does.
-        policy_mask: N x T bool, the tokens that the policy term takes. None: all that count.
+        loss_mask: N x T bool, the tokens that the loss takes. ``Step.of`` leaves out completions that were cut.
+        policy_mask: N x T bool, the tokens that the policy term takes. None: those of ``loss_mask``.
         sampler_logprobs: N x T, of an engine with weights of its own.
         old_logprobs, ref_logprobs: N x T, of the policy before it was trained on these completions, and of the
-            reference. They are None until the first step on the experience, which leaves them for the further ones.
-            With ``kl_in_reward`` the collector has given those of the reference.
-        staleness: optimizer steps that were made since the weights that sampled the completions (``async_rollouts``).
-        ratio_from_sampler: the old log-probs are those that the tokens were sampled with, also in the first step.
-        penalties: N, what the reward of each completion was lowered by, in ``kl_in_reward``. None without.
+            reference. None until the first iteration computes them, later iterations reuse them. With ``kl_in_reward``
+            the collector has computed those of the reference.
+        staleness: optimizer steps made since the weights that sampled the completions (``async_rollouts``).
+        ratio_from_sampler: the old log-probs are those that the tokens were sampled with, also in the first iteration.
+        penalties: N, the KL penalties taken off the rewards (``kl_in_reward``). None without.
         dropped: groups that were sampled for it and replaced by others (``filter_groups``), without media.
-        refills: what was drawn in the place of prompts of its micro-batch, without media.
+        refills: prompts drawn to replace others of its micro-batch, without media.
     """
 
     batch: PromptBatch
@@ -82,8 +82,7 @@ class Experience:
     rollout: RolloutBatch
     rewards: RewardBatch
     advantages: Tensor
-    counted: Tensor
-    kept: Tensor | None = None
+    loss_mask: Tensor
     policy_mask: Tensor | None = None
     sampler_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
@@ -95,87 +94,27 @@ class Experience:
     refills: tuple[PromptBatch, ...] = ()
 
     @property
-    def mask(self) -> Tensor:
-        """N x T bool, the completion tokens that count in the loss."""
-        kept = self.counted if self.kept is None else self.kept
-        return self.rollout.completion_mask & kept[:, None]
+    def completions(self) -> int:
+        """Completions that count, also those whose tokens do not."""
+        return len(self.advantages) if len(self.batch) else 0
 
     def first_logprobs(self, policy: Likelihood) -> Tensor:
-        """N x T, the old log-probs, given what the policy makes of the completions before it is trained on them."""
+        """N x T, the old log-probs, given those of the policy before it is trained on the completions."""
         sampled = self.rollout.logprobs if self.ratio_from_sampler else None
         return policy.logprobs.detach() if sampled is None else sampled
 
     def loss_inputs(self, policy: Likelihood) -> LossInputs:
-        """What the loss is computed from, given what the policy makes of the completions."""
+        """What the loss is computed from, given the policy's log-probs and entropies of the completions."""
         return LossInputs(
             logprobs=policy.logprobs,
             old_logprobs=self.old_logprobs,
             ref_logprobs=self.ref_logprobs,
             advantages=self.advantages,
-            mask=self.mask,
+            mask=self.loss_mask,
             entropies=policy.entropies,
             sampler_logprobs=self.sampler_logprobs,
             policy_mask=self.policy_mask,
         )
-
-
-class MicroBatch(Protocol):
-    """A micro-batch that a loss was computed of, as a run tells of it where that is not finite."""
-
-    @property
-    def loss(self) -> float:
-        """Its share of the loss of the step. It may be NaN or infinite."""
-
-    @property
-    def metrics_that_are_not_finite(self) -> list[str]:
-        """Each with its value: ``kl nan``."""
-
-    def report(self) -> dict[str, Any]:
-        """What is needed to compute its loss again, as JSON can hold it."""
-
-
-@dataclass(frozen=True)
-class TrainedOn:
-    """A micro-batch of completions that a loss was computed of.
-
-    Attributes:
-        iteration: of its step.
-        loss: its share of the loss of the step. It may be NaN or infinite.
-        metrics: of the loss, by name.
-    """
-
-    experience: Experience
-    iteration: int
-    loss: float
-    metrics: dict[str, float]
-
-    @property
-    def metrics_that_are_not_finite(self) -> list[str]:
-        """Each with its value: ``kl nan``."""
-        return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
-
-    def report(self) -> dict[str, Any]:
-        """Its loss, and its prompts with their completions, rewards and advantages, as JSON can hold them."""
-        batch, rollout = self.experience.batch, self.experience.rollout
-        size = max(1, len(rollout.texts) // max(1, len(batch)))
-        groups = [
-            {
-                "where": record.where,
-                "id": record.id,
-                "epoch": epoch,
-                "completions": [
-                    {
-                        "ids": rollout.completion_ids[n][rollout.completion_mask[n]].tolist(),
-                        "finish_reason": rollout.finish_reasons[n],
-                        "reward": self.experience.rewards.totals()[n],
-                        "advantage": self.experience.advantages[n].item(),
-                    }
-                    for n in range(p * size, (p + 1) * size)
-                ],
-            }
-            for p, (record, epoch) in enumerate(zip(batch.records, batch.epochs, strict=True))
-        ]
-        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": groups}
 
 
 @dataclass(frozen=True)
@@ -183,14 +122,12 @@ class Step:
     """One optimizer step.
 
     Attributes:
-        places: its micro-batches in this process, as they were drawn.
-        experiences: one for each place.
+        experiences: one for each micro-batch of this process, in their order.
         counts: over all micro-batches and processes. Losses divide by them.
         iteration: how many steps were made on these experiences before, below ``num_iterations`` (arXiv:2402.03300,
             algorithm 1).
     """
 
-    places: tuple[PromptBatch, ...]
     experiences: tuple[Experience, ...]
     counts: StepCounts
     iteration: int = 0
@@ -198,7 +135,6 @@ class Step:
     @classmethod
     def of(
         cls,
-        places: Sequence[PromptBatch],
         experiences: Sequence[Experience],
         rules: TokenRules | None = None,
         clock: Callable[[str], AbstractContextManager[Any]] = nullcontext,
@@ -207,7 +143,7 @@ class Step:
 
         Args:
             rules: how tokens enter the loss, which is noted in the experiences. None: all of them, and alike.
-            clock: measures what this process waits for those that are still sampling, within ``clock("time/wait_s")``.
+            clock: measures the wait for processes that are still sampling, within ``clock("time/wait_s")``.
 
         Raises:
             ValueError: the rules need entropies or log-probs that the engine did not give.
@@ -216,50 +152,48 @@ class Step:
         for each in experiences:
             if rules.mask_truncated:
                 whole = [reason != "length" for reason in each.rollout.finish_reasons]
-                each.kept = each.counted & torch.tensor(whole, device=each.counted.device)
+                each.loss_mask = each.loss_mask & torch.tensor(whole, device=each.loss_mask.device)[:, None]
             if rules.corrects_sampler:
-                each.sampler_logprobs = _given_by_engine(each)
+                each.sampler_logprobs = _sampler_logprobs(each)
             each.ratio_from_sampler = rules.ratio_from_sampler and each.staleness > 0
-        entropy = _compared_entropies(experiences, rules.top_entropy) if rules.reads_entropies else None
-        own = [(int(each.counted.sum()), int(each.mask.sum())) for each in experiences]
+        entropy = None
+        if rules.reads_entropies:
+            entropies = _entropies_of_step(experiences)
+            entropy = entropies.double().mean().item() if len(entropies) else None
+            if rules.top_entropy < 1:
+                _mask_low_entropies(experiences, entropy_floor(entropies, rules.top_entropy))
+        own = [(each.completions, int(each.loss_mask.sum())) for each in experiences]
         with clock("time/wait_s"):
             by_process = gather_object([own])
         completions, tokens = (sum(pair[k] for process in by_process for pair in process) for k in (0, 1))
-        counts = StepCounts(completions, tokens, len(places) * len(by_process), entropy)
-        return cls(tuple(places), tuple(experiences), counts)
+        counts = StepCounts(completions, tokens, len(experiences) * len(by_process), entropy)
+        return cls(tuple(experiences), counts)
 
-    def experience_of(self, place: PromptBatch) -> Experience:
-        """The experience of a micro-batch that was drawn for this step. The media of the others take no memory.
-
-        Raises:
-            RuntimeError: it was drawn for another one.
-        """
+    def experience_of(self, number: int) -> Experience:
+        """The experience of the micro-batch with this number. The media of the others are written to files."""
         let_go(*(each.prompts for each in self.experiences))
-        for known, experience in zip(self.places, self.experiences, strict=True):
-            if known is place:
-                return experience
-        raise RuntimeError("this micro-batch was not drawn for this optimizer step")
+        return self.experiences[number]
 
-    def again(self, places: Sequence[PromptBatch]) -> Step:
+    def next_iteration(self, batches: Sequence[PromptBatch]) -> Step:
         """The next step on the same experiences.
 
         Args:
-            places: as many empty batches, drawn in the place of prompts.
+            batches: as many empty batches, drawn in place of prompts.
 
         Raises:
-            RuntimeError: if they are not. The order of prompts and the steps have come apart.
+            RuntimeError: they are not empty. The order of prompts and the steps have come apart.
         """
-        if len(places) != len(self.places) or any(len(batch) or batch.bad for batch in places):
+        if len(batches) != len(self.experiences) or any(len(batch) or batch.bad for batch in batches):
             raise RuntimeError(
                 "new prompts were drawn in the midst of the steps on the same completions (num_iterations): an epoch "
                 "must not be ended there"
             )
-        return replace(self, places=tuple(places), iteration=self.iteration + 1)
+        return replace(self, iteration=self.iteration + 1)
 
 
-def _given_by_engine(experience: Experience) -> Tensor | None:
+def _sampler_logprobs(experience: Experience) -> Tensor | None:
     """The log-probs that an engine with weights of its own gave its tokens."""
-    logprobs, mask = experience.rollout.logprobs, experience.mask
+    logprobs, mask = experience.rollout.logprobs, experience.loss_mask
     if mask.any() and (logprobs is None or not logprobs[mask].isfinite().all()):
         raise ValueError(
             "the engine gave "
@@ -270,23 +204,21 @@ def _given_by_engine(experience: Experience) -> Tensor | None:
     return logprobs
 
 
-def _compared_entropies(experiences: Sequence[Experience], share: float) -> float | None:
-    """The mean entropy of the counted tokens of all processes. Notes the ``share`` of them with the highest.
-
-    Returns:
-        None where no token counts.
-    """
+def _entropies_of_step(experiences: Sequence[Experience]) -> Tensor:
+    """Entropies at sampling time of all tokens of ``loss_mask``, of all processes, in one row."""
     for each in experiences:
-        if each.rollout.entropies is None and each.mask.any():
+        if each.rollout.entropies is None and each.loss_mask.any():
             raise ValueError(
                 "--top_entropy_quantile and --entropy_target need the entropies of the distributions that tokens are "
                 "sampled from, and this engine does not give them: take one that does, or leave the flags out"
             )
-    known = [(each, each.rollout.entropies) for each in experiences if each.rollout.entropies is not None]
-    own = [entropies[each.mask].cpu() for each, entropies in known]
-    every = torch.cat([values for process in gather_object([own]) for values in process] or [torch.zeros(0)])
-    if share < 1:
-        floor = entropy_floor(every, share)
-        for each, entropies in known:
-            each.policy_mask = each.mask & (entropies >= floor)
-    return every.double().mean().item() if len(every) else None
+    known = [(each.rollout.entropies, each.loss_mask) for each in experiences]
+    own = [entropies[mask].cpu() for entropies, mask in known if entropies is not None]
+    return torch.cat([values for process in gather_object([own]) for values in process] or [torch.zeros(0)])
+
+
+def _mask_low_entropies(experiences: Sequence[Experience], floor: float) -> None:
+    """The policy term takes the tokens of ``loss_mask`` whose entropy is at least ``floor``."""
+    for each in experiences:
+        if each.rollout.entropies is not None:
+            each.policy_mask = each.loss_mask & (each.rollout.entropies >= floor)

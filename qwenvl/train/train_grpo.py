@@ -50,12 +50,12 @@ def start(argv: list[str], callbacks: list[TrainerCallback] | None = None) -> No
 def run(args: GRPOConfig, argv: list[str], dry: bool, callbacks: list[TrainerCallback] | None = None) -> None:
     """Trains, evaluates and saves, or says why there is nothing to do."""
     from qwenvl.train.display.dry_run import dry_run
-    from qwenvl.train.display.summary import next_step, run_summary
+    from qwenvl.train.display.summary import collected_warnings, findings_of, next_step, run_summary
     from qwenvl.train.grpo_trainer import GRPOTrainer
-    from qwenvl.train.planning.auto_fit import fit_to_memory
+    from qwenvl.train.planning.full_memory import fit_to_memory
     from qwenvl.train.run.command import beginning_of, carry_out, told_of_settings
 
-    with told_of_settings(COMMAND):
+    with told_of_settings(COMMAND), collected_warnings() as early:
         if args.auto_fit:
             fit_to_memory(args)
         beginning = beginning_of(COMMAND, args)
@@ -67,9 +67,10 @@ def run(args: GRPOConfig, argv: list[str], dry: bool, callbacks: list[TrainerCal
                 print(plan)
             return
         trainer = GRPOTrainer(args=args, callbacks=callbacks)
-    warnings = carry_out(COMMAND, trainer, beginning)
+    warnings = [*carry_out(COMMAND, trainer, beginning), *early]
     if trainer.is_world_process_zero():
-        say(run_summary(args.output_dir, warnings, next_step(args, argv, warnings)))
+        found = findings_of(args.output_dir)
+        say(run_summary(args.output_dir, warnings, found, next_step(args, argv, found)))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 
-from qwenvl.vllm_server.pinned import VLLM
 from qwenvl.vllm_server.server import Server
-from qwenvl.vllm_server.settings import Settings, parse
+from qwenvl.vllm_server.settings import VLLM, Settings, parse
 from qwenvl.vllm_server.web import Web
-from qwenvl.vllm_server.wire.body import Refusal
+from qwenvl.vllm_server.wire.body import Refusal, secret
 
 # Read by vLLM when it is loaded. One process, so that the engine's death is the server's. The first of its two model
 # runners: the hooks were tried on no other.
@@ -52,7 +51,7 @@ def _serve(settings: Settings) -> None:
     from qwenvl.vllm_server.engine import Engine  # loads vLLM, which takes some seconds
 
     server = Server(settings)
-    with Web((settings.host, settings.port), server, settings.token) as web:
+    with Web((settings.host, settings.port), server, secret()) as web:
         if settings.with_parent:
             threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         threading.Thread(target=web.serve_forever, daemon=True).start()

@@ -8,20 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from vllm import LLM, CompletionOutput, RequestOutput
+from vllm import LLM, CompletionOutput, RequestOutput, SamplingParams
 
-from qwenvl.vllm_server.backend import Completions
-from qwenvl.vllm_server.draw import sampling_params
 from qwenvl.vllm_server.family import Shape, family_of
-from qwenvl.vllm_server.link import nccl_version
 from qwenvl.vllm_server.prompts import check_prompt, engine_input
 from qwenvl.vllm_server.settings import Settings
 from qwenvl.vllm_server.wire.body import require
-from qwenvl.vllm_server.wire.link import LinkRequest
-from qwenvl.vllm_server.wire.sampling import SampleRequest
+from qwenvl.vllm_server.wire.link import LinkRequest, nccl_version
+from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsRequest
 
 GIB = 2**30
+NEVER = -1e9  # added to the logit of a token that is not to be drawn. -100 does not hold at high temperatures
 
 
 class Engine:
@@ -71,7 +69,7 @@ class Engine:
         self.shape = Shape.of(config, most)
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
         self.workers = settings.tensor_parallel_size
-        self.nccl = 0 if on_cpu else nccl_version()
+        self.nccl = nccl_version()
         self.llm.collective_rpc("install_hooks")
 
     def check(self, request: SampleRequest) -> None:
@@ -82,8 +80,8 @@ class Engine:
             ids = getattr(request, name)
             require(all(0 <= each < self.shape.vocab_size for each in ids), f"{name}: ids above the vocabulary: {ids}")
 
-    def sample(self, request: SampleRequest, salt: str) -> Completions:
-        """See ``Backend.sample``.
+    def sample(self, request: SampleRequest, salt: str) -> SampleAnswer:
+        """The completions of a request that was checked. Nothing computed under another ``salt`` is used again.
 
         Raises:
             RuntimeError: vLLM gave something else than what was asked for.
@@ -98,10 +96,13 @@ class Engine:
         reasons = tuple(str(row.finish_reason) for row in rows)
         if set(reasons) - {"stop", "length"}:
             raise RuntimeError(f"completions ended for other reasons than stop and length: {set(reasons)}")
-        return Completions(
+        return SampleAnswer(
+            version=request.version,
+            boot="",
             ids=tuple(torch.tensor(list(row.token_ids)) for row in rows),
             logprobs=tuple(torch.tensor(_logprobs(row)) for row in rows),
             finish_reasons=reasons,
+            prompt_tokens=sum(len(each.ids) for each in request.prompts),
             cached_tokens=sum(output.num_cached_tokens or 0 for output in done),
         )
 
@@ -111,12 +112,13 @@ class Engine:
 
     def join(self, request: LinkRequest) -> None:
         """Has the workers take part in a link."""
-        self.llm.collective_rpc("join_link", args=(request.kind, dict(request.settings)))
+        settings = {name: getattr(request, name) for name in ("kind", "store", "size", "seconds")}
+        self.llm.collective_rpc("join_link", args=(settings,))
 
     def receive(self, request: WeightsRequest) -> set[str]:
         """Takes weights that come along the link, and does as ``load``."""
         shapes = {name: list(shape) for name, shape in request.shapes.items()}
-        return self._taken("receive_weights", shapes, self.dtype, request.handle)
+        return self._taken("receive_weights", shapes, self.dtype)
 
     def _taken(self, method: str, *args: Any) -> set[str]:
         (written, *_) = self.llm.collective_rpc(method, args=args)
@@ -148,3 +150,31 @@ class Engine:
 def _logprobs(row: CompletionOutput) -> list[float]:
     """Of the tokens that were drawn."""
     return [each[token].logprob for each, token in zip(row.logprobs, row.token_ids, strict=True)]
+
+
+def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
+    """The settings of one prompt's completions. Completion k of the group has the seed ``seed + k``.
+
+    The temperature is none of them: the worker divides the logits by it, see `WorkerExtension.set_temperature`. So
+    log-probs are those of softmax(logits / T), a temperature above 2 is possible, and top-k, top-p, min-p and the
+    penalty are the same as on undivided logits.
+    """
+    draw = request.draw
+    greedy = draw.temperature == 0
+    truncated = {} if greedy else {"top_k": draw.top_k, "top_p": draw.top_p, "min_p": draw.min_p}
+    return SamplingParams(
+        n=request.group_size,
+        seed=seed,
+        temperature=0.0 if greedy else 1.0,
+        repetition_penalty=draw.repetition_penalty,
+        max_tokens=draw.max_new_tokens,
+        stop=list(draw.stop_strings),
+        include_stop_str_in_output=True,
+        stop_token_ids=list(request.end_ids),
+        ignore_eos=True,  # the end tokens are those of the request, and no others
+        logit_bias=dict.fromkeys(request.banned_ids, NEVER),
+        logprobs=0,  # of the drawn token alone
+        detokenize=bool(draw.stop_strings),
+        skip_special_tokens=False,  # a stop string is not found across a token that is left out
+        **truncated,
+    )

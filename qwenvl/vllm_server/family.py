@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.vllm_server.wire.body import Refusal
+from qwenvl.vllm_server.wire.health import sizes_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Shape:
     """What a request must fit.
 
     Attributes:
-        vocab_size: above all token ids.
+        sizes: see ``sizes_of``.
         merge_size: patches merged along each side.
         feature_width: of a row of features, those of the deepstack mergers included.
         max_model_len: most tokens of a prompt and a completion together.
@@ -61,11 +62,16 @@ class Shape:
     """
 
     model_type: str
-    vocab_size: int
+    sizes: dict[str, int | None]
     merge_size: int
     feature_width: int
     max_model_len: int
     tied: bool
+
+    @property
+    def vocab_size(self) -> int:
+        """It is above all token ids."""
+        return self.sizes["vocab_size"] or 0
 
     @classmethod
     def of(cls, config: Any, max_model_len: int) -> Shape:
@@ -74,7 +80,7 @@ class Shape:
         levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
         return cls(
             model_type=config.model_type,
-            vocab_size=text.vocab_size,
+            sizes=sizes_of(config),
             merge_size=vision.spatial_merge_size,
             feature_width=text.hidden_size * (1 + levels),
             max_model_len=max_model_len,

@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
-from typing import TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
-from qwenvl.vllm_server.backend import Backend
-from qwenvl.vllm_server.pinned import VLLM
-from qwenvl.vllm_server.settings import Settings
-from qwenvl.vllm_server.weights import Weights
-from qwenvl.vllm_server.weights_file import file_of, names_of
+from qwenvl.vllm_server.settings import VLLM, Settings
+from qwenvl.vllm_server.weights import Weights, file_of, names_of
 from qwenvl.vllm_server.wire.body import Refusal, require
 from qwenvl.vllm_server.wire.health import PROTOCOL, Health
 from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
+
+if TYPE_CHECKING:
+    from qwenvl.vllm_server.engine import Engine  # which loads vLLM. Tests have another one
 
 Some = TypeVar("Some")
 RESTART = 75  # exit status: the engine can't be trusted any more, a new process can (EX_TEMPFAIL of sysexits.h)
@@ -43,12 +44,12 @@ class Server:
         self.raised: str | None = None
         self._started = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._engine: Backend | None = None
+        self._engine: Engine | None = None
         self._weights: Weights | None = None
         self._link: str | None = None
         self._busy = self._asleep = False
 
-    def load(self, make: Callable[[], Backend]) -> None:
+    def load(self, make: Callable[[], Engine]) -> None:
         """Makes the engine, in the thread that will run it."""
 
         def start() -> None:
@@ -67,8 +68,7 @@ class Server:
             version=weights.version,
             model=self.settings.model,
             model_type=engine.shape.model_type,
-            vocab_size=engine.shape.vocab_size,
-            feature_width=engine.shape.feature_width,
+            sizes=engine.shape.sizes,
             dtype=engine.dtype,
             tied=engine.shape.tied,
             vllm=VLLM,
@@ -115,16 +115,7 @@ class Server:
         engine.check(request)
         started = time.monotonic()
         done = engine.sample(request, salt=f"{self.boot}-{request.version}")
-        return SampleAnswer(
-            version=request.version,
-            boot=self.boot,
-            ids=done.ids,
-            logprobs=done.logprobs,
-            finish_reasons=done.finish_reasons,
-            seconds=time.monotonic() - started,
-            prompt_tokens=sum(len(each.ids) for each in request.prompts),
-            cached_tokens=done.cached_tokens,
-        )
+        return replace(done, boot=self.boot, seconds=time.monotonic() - started)
 
     def _take_weights(self, request: WeightsRequest) -> WeightsAnswer:
         engine, weights = self._awake()
@@ -140,8 +131,8 @@ class Server:
 
     def _join(self, request: LinkRequest) -> None:
         engine, _ = self._awake()
-        on_gpu = engine.nccl > 0
-        require(on_gpu or request.kind == "gloo", f"this server computes on a CPU, where there is no {request.kind}")
+        kind = "nccl" if engine.nccl else "gloo"
+        require(request.kind == kind, f"the workers of this server take weights by {kind}, not by {request.kind}")
         self._link = None
         engine.join(request)
         self._link = request.link
@@ -153,12 +144,12 @@ class Server:
             (engine.sleep if asleep else engine.wake)()
             self._asleep = asleep
 
-    def _ready(self) -> tuple[Backend, Weights]:
+    def _ready(self) -> tuple[Engine, Weights]:
         if self._engine is None or self._weights is None:
             raise Refusal("starting", "the model is being loaded")
         return self._engine, self._weights
 
-    def _awake(self) -> tuple[Backend, Weights]:
+    def _awake(self) -> tuple[Engine, Weights]:
         if self._asleep:
             raise Refusal("asleep", "the server has given its memory back: POST /wake first")
         return self._ready()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TOKEN = "QWENVL_VLLM_TOKEN"  # the environment's variable: a command line can be read by everybody on the machine
+VLLM = "0.32.0"  # held to the trainer. scripts/serve_vllm.sh reads this line and installs it
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,6 @@ class Settings:
     model: str
     host: str
     port: int
-    token: str
     dtype: str
     max_model_len: int
     max_num_seqs: int
@@ -40,7 +37,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     )
     add = parser.add_argument
     add("model", help="the checkpoint that the training starts from: a folder, or a name on the hub")
-    add("--host", default="127.0.0.1", help=f"address to listen at; another than this machine's own needs ${TOKEN}")
+    add("--host", default="127.0.0.1", help="address to listen at")
     add("--port", type=int, default=8200, help="0: any that is free")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="of weights; auto: stored")
     add("--max_model_len", type=int, default=32768, help="most tokens of a prompt and its completion together")
@@ -52,19 +49,13 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     add("--sleeps", action="store_true", help="can give its GPU memory back between samplings (not run so far)")
     add("--with_parent", action="store_true", help="end when the process that started this one has ended")
     add("--ready_file", help="written when the server is ready: its address")
-    said = vars(parser.parse_args(argv))
-    settings = Settings(token=os.environ.get(TOKEN, ""), **said)
+    settings = Settings(**vars(parser.parse_args(argv)))
     if problem := _problem(settings):
         parser.error(problem)
     return settings
 
 
 def _problem(settings: Settings) -> str | None:
-    if not settings.token and not is_loopback(settings.host):
-        return (
-            f"--host {settings.host} can be reached from other machines, and who reaches it can sample and replace "
-            f"weights. Put a secret into ${TOKEN}, here and where the trainer runs, or leave --host out"
-        )
     for name in ("max_model_len", "max_num_seqs", "tensor_parallel_size"):
         if getattr(settings, name) < 1:
             return f"--{name} must be at least 1"
@@ -73,11 +64,3 @@ def _problem(settings: Settings) -> str | None:
     if settings.cache_gb is not None and settings.cache_gb <= 0:
         return "--cache_gb must be above 0"
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import socket
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 
 from qwenvl.vllm_server.server import Server
-from qwenvl.vllm_server.wire.body import MOST_BYTES, Refusal
+from qwenvl.vllm_server.wire.body import MOST_BYTES, TOKEN, Refusal
 from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsRequest
@@ -23,8 +24,9 @@ class Web(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], server: Server, token: str):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _Handler)
+        super().__init__(address, Handler)
         self.answers, self.token = server, token
+        self.is_loopback = ipaddress.ip_address(self.server_name.partition("%")[0]).is_loopback
 
     @property
     def url(self) -> str:
@@ -37,8 +39,11 @@ class Web(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """One connection, which is closed where nothing is sent for ``timeout`` seconds."""
+
     protocol_version = "HTTP/1.1"
+    timeout = 30.0
     server: Web
     _left = 0
 
@@ -69,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "0")
         self._left = int(length) if length.isdecimal() else 0  # bytes of the body that were not read
         try:
-            self._check_token()
+            self._check_sender()
             status, body = 200, answer()
         except Refusal as refusal:
             status, body = refusal.status, refusal.body()
@@ -81,11 +86,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _check_token(self) -> None:
+    def _check_sender(self) -> None:
+        # A page of another site may have a browser send it, under that site's name or its own.
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        own = {self.server.server_name, "127.0.0.1", "localhost", "[::1]"}
+        if "Origin" in self.headers or (self.server.is_loopback and host not in own):
+            raise Refusal("page", "web pages are given nothing: name this machine as 127.0.0.1 or localhost")
         expected = f"Bearer {self.server.token}".encode()
         given = self.headers.get("Authorization", "").encode()
-        if self.server.token and not hmac.compare_digest(given, expected):
-            raise Refusal("token", "the token is missing or another: put the server's into $QWENVL_VLLM_TOKEN")
+        if not hmac.compare_digest(given, expected):
+            raise Refusal(
+                "token",
+                f"the token is missing or another: set ${TOKEN} to the server's, or to vllm-token in the "
+                "cache folder (~/.cache/qwenvl) of its machine",
+            )
 
     def _drain(self) -> None:
         """Reads what is left of a body, so that its sender comes to read the refusal. Then the connection ends."""

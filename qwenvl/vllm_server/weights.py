@@ -1,12 +1,23 @@
-"""Which weights the server has, and how it takes others."""
+"""Which weights the server has, how it takes others, and the files of safetensors that hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qwenvl.vllm_server.backend import Backend
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
 from qwenvl.vllm_server.wire.body import Refusal, require
 from qwenvl.vllm_server.wire.weights import WeightsRequest, layer_of
+
+if TYPE_CHECKING:
+    from qwenvl.vllm_server.engine import Engine
 
 
 class Weights:
@@ -17,7 +28,7 @@ class Weights:
             sync that failed: nothing is sampled then.
     """
 
-    def __init__(self, engine: Backend):
+    def __init__(self, engine: Engine):
         self.version: int | None = 0
         self._engine = engine
         self._all: frozenset[str] = frozenset()  # names of the last sync of all weights
@@ -91,3 +102,47 @@ def check_layers(names: Sequence[str], before: Set[str], known: Set[str]) -> Non
         require(
             layer_of(name) not in here, f"{name} is missing: vLLM holds {layer_of(name)} as one layer, send all of it"
         )
+
+
+@contextmanager
+def file_of(request: WeightsRequest) -> Iterator[str]:
+    """The path of the weights, written to memory for workers where they came in the message.
+
+    Raises:
+        Refusal: if the file is not there.
+    """
+    if request.path is not None:
+        require(os.path.isfile(request.path), f"no file of weights at {request.path} on the server's machine")
+        yield request.path
+        return
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="qwenvl-weights-", dir=memory) as folder:
+        path = str(Path(folder) / "weights.safetensors")
+        save_file(dict(request.tensors), path)
+        yield path
+
+
+def tensors_of(path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a file one after the other, without those of the vision tower, which never runs."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (no dictionary)
+            if not is_of_vision(name):
+                yield name, file.get_tensor(name)
+
+
+def names_of(path: str | Path) -> list[str]:
+    """The names in a file of safetensors.
+
+    Raises:
+        Refusal: it is none.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return [*file.keys()]
+    except (SafetensorError, OSError) as error:
+        raise Refusal("request", f"{path}: not a file of safetensors") from error
+
+
+def is_of_vision(name: str) -> bool:
+    """Whether a parameter is of the vision tower."""
+    return "visual" in name.split(".")

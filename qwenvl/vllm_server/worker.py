@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import (
     finalize_layerwise_reload,
@@ -12,9 +13,9 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
-from qwenvl.vllm_server.link import transfer_engine, update_of
+from qwenvl.vllm_server.link import LinkTransfer
 from qwenvl.vllm_server.prompts import POSITIONS
-from qwenvl.vllm_server.weights_file import is_of_vision, tensors_of
+from qwenvl.vllm_server.weights import is_of_vision, tensors_of
 
 
 class WorkerExtension:
@@ -68,16 +69,15 @@ class WorkerExtension:
         self._settle(partial)
         return sorted(written)
 
-    def join_link(self, kind: str, settings: dict[str, Any]) -> None:
-        """Takes part in a link, by an engine of vLLM's for the transfer of weights."""
+    def join_link(self, settings: dict[str, Any]) -> None:
+        """Takes part in a link. Its settings are those of ``LinkInfo``."""
         if self.weight_transfer_engine is not None:
             self.weight_transfer_engine.shutdown()
-        self.weight_transfer_engine = transfer_engine(
-            kind, self.vllm_config, self.device, self.model_runner.get_model()
-        )
+        config = WeightTransferConfig(backend=settings["kind"])
+        self.weight_transfer_engine = LinkTransfer(config, self.vllm_config, self.device, self.model_runner.get_model())
         self.init_weight_transfer_engine(settings)
 
-    def receive_weights(self, shapes: dict[str, list[int]], dtype: str, handle: dict[str, Any] | None) -> list[str]:
+    def receive_weights(self, shapes: dict[str, list[int]], dtype: str) -> list[str]:
         """Takes weights that come along the link, by the steps of vLLM. Gives the parameters that were written.
 
         Raises:
@@ -95,7 +95,9 @@ class WorkerExtension:
         self.start_weight_update()
         model.load_weights = noted  # vLLM's engines do not say what they wrote
         try:
-            self.update_weights(update_of(shapes, dtype, handle))
+            self.update_weights(
+                {"names": [*shapes], "dtype_names": [dtype] * len(shapes), "shapes": [*shapes.values()]}
+            )
         finally:
             del model.load_weights
         partial = _layers_in_part(model)

@@ -110,8 +110,9 @@ class Step:
         """The same with ``--compile_decoding``. Its first call waits for the compiler."""
         self.sample(self.case.length, compiled=True)
 
-    def sample(self, length: int, compiled: bool = False) -> None:
-        """The shared sampling, ``length`` tokens for each completion."""
+    def sample(self, length: int, compiled: bool = False, cuda_graph: bool | None = None) -> None:
+        """The shared sampling, ``length`` tokens for each completion. On a GPU it is a CUDA graph by default."""
+        cuda_graph = self.completion_ids.is_cuda if cuda_graph is None else cuda_graph
         sample_shared(
             unwrap(self.model),
             self.encoded,
@@ -121,6 +122,7 @@ class Step:
             end_ids=[],
             pad_id=0,
             compiled=compiled,
+            cuda_graph=cuda_graph,
         )
 
     def plain_step(self) -> None:

@@ -35,10 +35,10 @@ from qwenvl.model.logprobs import completion_logprobs  # noqa: E402
 from qwenvl.model.options import TuneOptions  # noqa: E402
 from qwenvl.model.vision.tower import encode_vision  # noqa: E402
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams  # noqa: E402
+from qwenvl.rollout.local import SharedPrefixEngine  # noqa: E402
 from qwenvl.rollout.remote.engine import VllmEngine  # noqa: E402
 from qwenvl.rollout.remote.server import Server  # noqa: E402
 from qwenvl.rollout.remote.servers import Servers  # noqa: E402
-from qwenvl.rollout.shared import SharedPrefixEngine  # noqa: E402
 from qwenvl.types import RolloutBatch  # noqa: E402
 
 TEMPERATURE = 1.0

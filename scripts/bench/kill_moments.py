@@ -120,16 +120,16 @@ class Trail:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
-    from qwenvl.rollout.remote.handover import Handover
+    from qwenvl.rollout.remote.weights import Handover
     from qwenvl.train.collect.filtering import FilteringCollector
     from qwenvl.train.grpo_trainer import GRPOTrainer
-    from qwenvl.train.run.saving import SavingTrainer
+    from qwenvl.train.policy_trainer import PolicyTrainer
     from qwenvl.train.train_grpo import main
 
     noted = Trail(os.open(trail, os.O_WRONLY | os.O_CREAT | os.O_APPEND), moment)
     FilteringCollector._loaded = noted.within("refill", FilteringCollector._loaded)  # type: ignore[method-assign]
     GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)  # type: ignore[method-assign]
-    SavingTrainer._save_checkpoint = noted.within("save", SavingTrainer._save_checkpoint)  # type: ignore[method-assign]
+    PolicyTrainer._save_checkpoint = noted.within("save", PolicyTrainer._save_checkpoint)  # type: ignore[method-assign]
     Handover.__call__ = noted.within(SYNC, Handover.__call__)  # type: ignore[method-assign]
     _note_steps(noted, GRPOTrainer)
     _note_refills(noted, FilteringCollector)

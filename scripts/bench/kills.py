@@ -35,7 +35,7 @@ from kill_results import differences, table  # noqa: E402
 import qwenvl.train.grpo_trainer  # noqa: E402, F401 (here once, and not in each process that is forked)
 from qwenvl.demo.clips import encode  # noqa: E402
 from qwenvl.demo.tiny import save_tiny  # noqa: E402
-from qwenvl.train.run.manifest import is_sealed  # noqa: E402
+from qwenvl.train.run.checkpoints import is_sealed  # noqa: E402
 
 RUNS = {
     "weights": "--save_total_limit 1 --per_device_train_batch_size 2",

@@ -24,7 +24,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.prompt_length import PromptLength
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import save_tiny
-from qwenvl.plan.activations import after_bytes
+from qwenvl.plan.memory import after_bytes
 from qwenvl.plan.remedies import Case
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from qwenvl.train.planning.case import case_of
@@ -137,7 +137,7 @@ def measured(sizes: Sizes, folder: Path) -> Measured:
     watch = trainer.watch
     trainer.train()
     watch.leave()
-    drawn = trainer.draws.present[0]
+    drawn = trainer.queue.present[0]
     tokens, patches = drawn.input_ids.shape[1], int(drawn.video_grid_thw.prod(-1).sum())
     merged = trainer.processing_class.video_processor.merge_size**2
     case = case_of(trainer.args, trainer.model, PromptLength(tokens, patches // merged), on_host=True)

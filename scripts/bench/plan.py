@@ -27,7 +27,7 @@ from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import save_tiny
 from qwenvl.plan.remedies import Case
 from qwenvl.train.grpo_trainer import GRPOTrainer
-from qwenvl.train.planning.case import Taught, case_of
+from qwenvl.train.planning.case import TargetSizes, case_of
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.config import WarmupConfig
 from qwenvl.train.warmup.trainer import WarmupTrainer
@@ -124,8 +124,8 @@ def measured(setting: Setting, folder: Path) -> tuple[int, Case]:
     drawn = trainer.data_collator([trainer.train_dataset[0]])  # all records are of the same length
     merged = trainer.processing_class.video_processor.merge_size**2
     prompt = PromptLength(drawn["prompts"].input_ids.shape[1], len(drawn["prompts"].pixel_values_videos) // merged)
-    taught = Taught(*drawn["target_ids"].shape) if setting.steps else None
-    case = case_of(trainer.args, trainer.model, prompt, on_host=True, taught=taught)
+    targets = TargetSizes(*drawn["target_ids"].shape) if setting.steps else None
+    case = case_of(trainer.args, trainer.model, prompt, on_host=True, targets=targets)
     return sum(base.values()) + most_held(record), case
 
 

@@ -77,7 +77,7 @@ def start(path: Path) -> dict[str, float]:
     """Do in this process what a run does before its first step."""
     from qwenvl.data.dataset import load_dataset
     from qwenvl.data.order import EpochSampler
-    from qwenvl.rewards.named import build_rubric
+    from qwenvl.rewards.resolve import build_rubric
 
     check = build_rubric().check_record
     before, began = peak_mb(), time.process_time()

@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own, flags = make_parser().parse_known_args(words)
     from qwenvl.data.errors import told_to_the_user
-    from qwenvl.evaluate.held_out.table import table
+    from qwenvl.evaluate.results_table import table
     from qwenvl.runlog.evaluation import EvaluationLog, hash_of
 
     with told_to_the_user(COMMAND):
@@ -38,25 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise FileExistsError(f"--output_dir {folder}: holds something already; give a folder that is new or empty")
         began, started = now(), time.perf_counter()
         found = run_tasks(model, own)
-    facts = replace(facts, prompts_hash=hash_of("\x1e".join(model.prompts())))
-    samples = list(samples_of(model.answered, found["samples"], facts.name))
-    results = results_as_numbers(samples, facts.name)
+    facts["prompts_hash"] = hash_of("\x1e".join(model.prompts()))
+    samples = list(samples_of(model.answered, found["samples"], facts["name"]))
+    results = results_as_numbers(samples, facts["name"])
     clusters = {"records": len(samples), "of": len(samples), "clusters": len({each.cluster for each in samples})}
     protocol["data"] |= clusters
     protocol["rewards"] = dict.fromkeys(samples[0].rewards, 1.0)
     log = EvaluationLog(folder)
     log.begin({"ended": None})
     log.join(samples)
-    log.write(
-        {
-            **{"command": shlex.join(["bash", "scripts/evaluate.sh", "lmms", *words]), "models": [asdict(facts)]},
-            **{"controls": ["none"], "protocol": protocol, "settings_of": own.model, "began": began, "ended": now()},
-            **{"left_out": [], "seconds": {facts.name: time.perf_counter() - started}},
-            **as_written(results),
-            "lmms_eval": {"version": LMMS_EVAL, "results": plain(found["results"]), "versions": found["versions"]},
-        }
-    )
-    print(table(results, protocol, [facts], [], folder))
+    written = {
+        **{"command": shlex.join(["bash", "scripts/evaluate.sh", "lmms", *words]), "models": [facts]},
+        **{"controls": ["none"], "protocol": protocol, "settings_of": own.model, "began": began, "ended": now()},
+        **{"left_out": [], "seconds": {facts["name"]: time.perf_counter() - started}},
+        **results,
+        "lmms_eval": {"version": LMMS_EVAL, "results": plain(found["results"]), "versions": found["versions"]},
+    }
+    log.write(written)
+    print(table(written, folder))
     print("\n".join(["", f"by lmms-eval {LMMS_EVAL}:", *lines_of_tasks(found["results"])]))
     return 0
 
@@ -78,42 +77,23 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     Raises:
         ValueError, OSError: a flag, the model or its folder.
     """
-    from transformers import AutoConfig
-
     from qwenvl.data.media.open import resolve_backend
     from qwenvl.data.options import FrameOptions, PromptOptions
     from qwenvl.data.records.parse import ReadOptions
-    from qwenvl.evaluate.ask.settings import ASKED_BY_LMMS, WITHOUT_EFFECT, config_for
-    from qwenvl.evaluate.held_out.protocol import ModelFacts, fingerprint, trained_otherwise
-    from qwenvl.evaluate.settings import refuse_unread
-    from qwenvl.evaluate.trained import trained
-    from qwenvl.model.loading import base_of_adapter
-    from qwenvl.model.positions import position_rule
+    from qwenvl.evaluate.models import model_source
+    from qwenvl.evaluate.protocol import model_facts
+    from qwenvl.evaluate.settings import NOT_READ_BY_TRY, READ_BY_LMMS, config_for, refuse_unread
     from qwenvl.runlog import installed_versions
-    from qwenvl.runlog.evaluation import hash_of
-    from qwenvl.train.assemble import weight_dtype
     from qwenvl.train.display.console import settle_output
     from scripts.lmms.model import QwenVL
 
     settle_output()
-    refuse_unread(flags, ASKED_BY_LMMS, WITHOUT_EFFECT, "a task of lmms-eval")
-    known = trained(own.model)
+    refuse_unread(flags, READ_BY_LMMS, NOT_READ_BY_TRY, "a task of lmms-eval")
+    known = model_source(own.model)
     config = config_for(known, flags)
     model = QwenVL(config, ReadOptions.of(config))
-    described = AutoConfig.from_pretrained(base_of_adapter(known.model) or known.model)
-    facts = ModelFacts(
-        name=Path(known.model).name,
-        path=known.model,
-        base=base_of_adapter(known.model),
-        revision=getattr(described, "_commit_hash", None),
-        weights=fingerprint(known.model),
-        family=described.model_type,
-        positions=position_rule(described).time,
-        dtype=str(weight_dtype(config, frozen=True)).removeprefix("torch."),
-        template_hash=hash_of(str(model.collator.processor.chat_template)),
-        prompts_hash="",  # known once the tasks have asked
-        trained_otherwise=tuple(trained_otherwise(known.model, config)),
-    )
+    # The hash of the prompts is set once the tasks have asked.
+    facts = model_facts(known, config, model.collator) | {"name": Path(known.path).name}
     protocol = {
         "data": {"dataset_use": f"lmms-eval {own.tasks}", "cluster_by": "clips and images"},
         "decoding": {
@@ -196,25 +176,18 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def results_as_numbers(samples: Sequence[Any], model: str) -> Any:
+def results_as_numbers(samples: Sequence[Any], model: str) -> dict[str, Any]:
     """The numbers of ``qwenvl evaluate``, with intervals over clips.
 
     Raises:
         SystemExit: no metric of the tasks has a number for a record.
     """
-    from qwenvl.evaluate.held_out.results import results_of
+    from qwenvl.evaluate.results import results_of
     from qwenvl.runlog.evaluation import AS_IT_IS
 
     if not any(each.rewards for each in samples):
         raise SystemExit(f"{COMMAND}: no metric of these tasks has a number for each record")
     return results_of(samples, [model], [AS_IT_IS], "total", 1.0)
-
-
-def as_written(results: Any) -> dict[str, Any]:
-    """The numbers as ``evaluation.json`` has them."""
-    from qwenvl.evaluate.scores import as_json
-
-    return as_json(vars(results))
 
 
 def lines_of_tasks(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -20,8 +20,8 @@ from qwenvl.data.media.source import store_bytes
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.schemas import MEDIA_TAG
-from qwenvl.evaluate.answers import build_respondent, collator_of
-from qwenvl.evaluate.ask.settings import record_of
+from qwenvl.evaluate.respondent import build_respondent, collator_of
+from qwenvl.evaluate.settings import record_of
 from qwenvl.rewards import build_rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.train.log.journal import rollout_rows

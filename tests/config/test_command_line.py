@@ -182,9 +182,25 @@ def test_a_wrong_command_line_is_told_what_is_wrong(capsys, argv, expected):
 
 def test_negative_numbers_with_an_exponent_are_values(parse, write):
     file = write("reward_funcs: [cosine, format]\nreward_weights: [1, -5e-1]\n")
-    config = parse(file, "--cosine_min_len_value_wrong", "-2.5E-1", "--cosine_max_len_value_wrong", "-.5")
-    assert config.reward_weights == [1, -0.5]
-    assert (config.cosine_min_len_value_wrong, config.cosine_max_len_value_wrong) == (-0.25, -0.5)
+    config = parse(file, "--grpo_alpha", "2.5E-1", "--reward_weights", "-.5", "-2.5E-1")
+    assert config.reward_weights == [-0.5, -0.25] and config.grpo_alpha == 0.25
+
+
+def test_arguments_of_rewards_in_a_file_and_on_the_command_line(parse, write):
+    text = (
+        "reward_funcs:\n  - format\n  - cosine: {max_len: 99, min_len_value_wrong: -2.5e-1, correctness_func: count}\n"
+    )
+    expected = ["format", "cosine(max_len=99, min_len_value_wrong=-0.25, correctness_func='count')"]
+    assert parse(write(text)).reward_funcs == expected
+    assert parse("--reward_funcs", *expected).reward_funcs == expected
+    assert parse(
+        write("reward_funcs: [format, {box_iou: {units: thousandths}}, {accuracy: {by_name: false}}]")
+    ).reward_funcs[1:] == ["box_iou(units='thousandths')", "accuracy(by_name=False)"]
+
+
+def test_a_flag_that_became_an_argument_is_refused_with_it(capsys):
+    said = refusal(capsys, ["--cosine_max_len", "99", *NEEDED])
+    assert 'unknown flag cosine_max_len; use --reward_funcs "cosine(max_len=512)"' in said
 
 
 def test_the_usage_names_the_command(capsys):

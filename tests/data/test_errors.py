@@ -1,6 +1,8 @@
+from types import SimpleNamespace
+
 import pytest
 
-from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError, kind_of, told_to_the_user
+from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError, kind_of, place_of, told_to_the_user
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,12 @@ def test_values_are_shown_by_their_json_type():
         "list [1]",
     ]
     assert kind_of("x" * 200) == 'string "' + "x" * 76 + "..."
+
+
+@pytest.mark.parametrize("kind", [RecordError, BadMediaError, FramePlanError])
+def test_what_a_message_quotes_neither_steers_a_terminal_nor_fills_it(kind):
+    text = str(kind("data.json[3]: \x1b[2J\x9b1m" + "x" * 10**6 + ": no such file\n  second line"))
+    assert text.startswith("data.json[3]: \ufffd[2J\ufffd1mxxx") and text.endswith("xxx: no such file\n  second line")
+    assert len(text) < 1100
+    row = SimpleNamespace(where="data.json[3]", id="a\x1b[2J" + "x" * 10**6)
+    assert place_of(row) == f"data.json[3] (id a\ufffd[2J{'x' * 72}...)"

@@ -61,9 +61,8 @@ def test_same_seed_same_data_other_seed_other_data(tmp_path, data):
 
 
 def test_data_is_made_once_and_anew_for_other_settings(tmp_path):
-    folder, few, calls = tmp_path / "data", ClipSettings(train=2, heldout=1, warmup=2), []
-    assert make_clips(folder, few, processes=1, progress=lambda done, total: calls.append((done, total)))
-    assert calls == [(1, 3), (2, 3), (3, 3)]
+    folder, few = tmp_path / "data", ClipSettings(train=2, heldout=1, warmup=2)
+    assert make_clips(folder, few, processes=1)
     before = (folder / "clips/train-0000.mp4").stat().st_mtime_ns
     assert not make_clips(folder, few, processes=1)
     assert (folder / "clips/train-0000.mp4").stat().st_mtime_ns == before

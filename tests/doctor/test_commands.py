@@ -54,6 +54,12 @@ def refused(capsys, *argv, code=2):
     return capsys.readouterr().err
 
 
+def test_the_help_of_check_names_the_default_that_it_takes(capsys):
+    with pytest.raises(SystemExit):
+        main(["check", "--help"])
+    assert "[strict" in capsys.readouterr().out
+
+
 def test_check_finds_everything_and_harms_nothing_else(folder, capsys):
     code, out = run(capsys, "check", folder / "data.jsonl", "--json")
     report = json.loads(out)
@@ -242,3 +248,8 @@ def test_no_flag_waits_for_a_pipe(argv, tmp_path, make_clip, make_row, write_row
         code = ended.code
     told = capsys.readouterr()
     assert code and "pipe.txt: " in told.out + told.err
+
+
+def test_repair_is_refused_with_what_to_do_instead(capsys):
+    assert main(["repair", "data.json", "--out", "mended"]) == 2
+    assert "`ffmpeg -i in.mp4 -c copy -movflags +faststart out.mp4`" in capsys.readouterr().err

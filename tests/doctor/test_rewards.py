@@ -7,8 +7,10 @@ from qwenvl.rewards.table import TABLE
 def test_list_shows_every_function_with_its_range(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [*TABLE, "--reward_model", "--temporal_contrast"]
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert names == [*TABLE, "--reward_model", "--temporal_contrast"]
     assert next(line for line in lines if line.startswith("cosine ")).split()[1:4] == ["-0.5", "to", "1"]
+    assert "    n_grams=3  Words in a row that are compared (words, at least 1)." in lines
 
 
 @pytest.mark.parametrize(
@@ -16,12 +18,12 @@ def test_list_shows_every_function_with_its_range(capsys):
     [
         (["accuracy", "--completion", "<answer>(1)</answer>", "--solution", "(1)(2)"], "accuracy: 0.5"),
         (["countdown", "--completion", "<answer>1+2</answer>", "--field", "nums=[1,2]", "--field", "target=3"], ": 1"),
-        (["soft_overlong", "--completion", "x", "--tokens", "9", "--generation_max_length", "10"], ": -0.5"),
-        (["format", "--completion", "<answer>x</answer>", "--response_format", "answer_only"], "format: 1"),
+        (["soft_overlong(max_len=10)", "--completion", "x", "--tokens", "9"], ": -0.5"),
+        (["format(response_format='answer_only')", "--completion", "<answer>x</answer>"], "format: 1"),
         (
             [
-                *("temporal_iou", "--completion", "<answer>2 to 8</answer>", "--solution", "4 to 10"),
-                *("--field", "duration=20", "--temporal_iou_boundary", "True"),
+                *("temporal_iou(boundary=True)", "--completion", "<answer>2 to 8</answer>", "--solution", "4 to 10"),
+                *("--field", "duration=20"),
             ],
             "temporal_iou: 0.405",
         ),
@@ -45,7 +47,7 @@ def test_try_with_a_plugin(tmp_path, capsys):
         (["acuracy", "--completion", "x"], "did you mean accuracy"),
         (["count", "--completion", "x", "--solution", "three"], "would be refused: the solution must hold exactly one"),
         (["countdown", "--completion", "x"], "'nums' must be a list"),
-        (["repetition", "--completion", "x", "--repetition_n_grams", "0"], "--repetition_n_grams must be at least 1"),
+        (["repetition(n_grams=0)", "--completion", "x"], "reward 'repetition': n_grams must be at least 1, got 0"),
     ],
 )
 def test_try_says_what_is_wrong(capsys, arguments, message):

@@ -13,10 +13,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.evaluate.answers import build_answers
-from qwenvl.evaluate.facts import groups_of
 from qwenvl.evaluate.probe import main
-from qwenvl.evaluate.settings import settings_of
+from qwenvl.evaluate.probe_numbers import groups_of
+from qwenvl.evaluate.respondent import ProbeAnswers
+from qwenvl.evaluate.settings import probe_request
 from qwenvl.model.positions import completion_positions
 from qwenvl.runlog import read_config, read_rollouts
 from qwenvl.train.assemble import build_rewards
@@ -153,9 +153,9 @@ def test_an_adapter_is_asked_with_its_model(tiny_checkpoint, tmp_path, flags, ca
     ids = torch.tensor([[5, 6, 7, 8]])
     expected = merged(input_ids=ids).logits
     of_base = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)(input_ids=ids).logits
-    config = settings_of([folder, "example", *flags])[0]
-    answers = build_answers(config, build_rewards(config, None, None), samples=2, limit=1)
-    torch.testing.assert_close(answers.model(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
+    config = probe_request([folder, "example", *flags]).config
+    answers = ProbeAnswers(config, build_rewards(config, None, None), samples=2, limit=1)
+    torch.testing.assert_close(answers.respondent.model(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
     assert (of_base - expected).abs().max() > 1e-2
     assert main([folder, "example", *flags, "--limit", "1"]) == 0
     assert f"{folder} on example: 1 prompts" in capsys.readouterr().out
@@ -166,8 +166,8 @@ def test_an_adapter_is_asked_with_its_model(tiny_checkpoint, tmp_path, flags, ca
 
 
 def test_entropy_is_that_of_the_plain_forward(model, flags, tmp_path):
-    config = settings_of([model, "example", *flags])[0]
-    answers = build_answers(config, build_rewards(config, None, None), samples=3, limit=1)
+    config = probe_request([model, "example", *flags]).config
+    answers = ProbeAnswers(config, build_rewards(config, None, None), samples=3, limit=1)
     [experience] = answers
     entropies = answers.entropies(experience)
     rows, ids = experience.prompts.repeat(3), experience.rollout.completion_ids
@@ -177,7 +177,9 @@ def test_entropy_is_that_of_the_plain_forward(model, flags, tmp_path):
     mask = torch.cat([rows.attention_mask, experience.rollout.completion_mask.long()], dim=1)
     inputs = torch.cat([rows.input_ids, ids], dim=1)
     with torch.no_grad():
-        logits = answers.model(input_ids=inputs, attention_mask=mask, position_ids=positions, **rows.vision()).logits
+        logits = answers.respondent.model(
+            input_ids=inputs, attention_mask=mask, position_ids=positions, **rows.vision()
+        ).logits
     spread = torch.distributions.Categorical(logits=logits[:, -ids.shape[1] - 1 : -1] / 0.7).entropy()
     expected = spread * experience.rollout.completion_mask
     torch.testing.assert_close(entropies, expected, atol=1e-4, rtol=1e-4)

@@ -6,7 +6,7 @@ import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.evaluate.settings import READ, WITHOUT_EFFECT, settings_of
+from qwenvl.evaluate.settings import NOT_READ_BY_PROBE, READ_BY_PROBE, probe_request
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.engine import SamplingParams
 
@@ -16,13 +16,13 @@ PLACES = ["model", "data.json"]
 def test_what_decides_what_is_sampled_is_read():
     """The objects that answers are made from take these options and no others."""
     known = {each.name for each in fields(GRPOConfig)}
-    assert known >= READ and set(WITHOUT_EFFECT) <= known and not READ & set(WITHOUT_EFFECT)
+    assert known >= READ_BY_PROBE and set(NOT_READ_BY_PROBE) <= known and not READ_BY_PROBE & set(NOT_READ_BY_PROBE)
     groups = (FrameOptions, ReadingOptions, PromptOptions, RewardOptions)
-    assert {each.name for group in groups for each in fields(group)} - READ == {"on_long_prompt"}
+    assert {each.name for group in groups for each in fields(group)} - READ_BY_PROBE == {"on_long_prompt"}
     asked_for = Asking()
     SamplingParams.of(asked_for)
     # All but ``entropies``, which no option is but what the loss needs: a probe takes those of the trainer's pass.
-    assert asked_for.names <= READ and len(asked_for.names) == len(fields(SamplingParams)) - 1
+    assert asked_for.names <= READ_BY_PROBE and len(asked_for.names) == len(fields(SamplingParams)) - 1
 
 
 class Asking:
@@ -36,13 +36,15 @@ class Asking:
 
 
 def test_words_and_flags():
-    config, options, words = settings_of([*PLACES, "--samples", "16", "--reward_funcs", "count", "format", "--seed=3"])
+    request = probe_request([*PLACES, "--samples", "16", "--reward_funcs", "count", "format", "--seed=3"])
+    config, options = request.config, request.options
     assert (config.model_name_or_path, config.dataset_use) == ("model", "data.json")
     assert (config.reward_funcs, config.seed, options.samples, options.limit) == (["count", "format"], 3, 16, 200)
-    assert words.flags == ("--reward_funcs", "count", "format", "--seed=3") and words.own == ("--samples", "16")
+    assert request.flags == ("--reward_funcs", "count", "format", "--seed=3")
     assert config.on_bad_sample == "skip" and config.on_long_prompt == "error"
-    config, _, words = settings_of(["--model_name_or_path", "m", "--dataset_use", "d", "--max_prompt_length", "99"])
-    assert (config.model_name_or_path, config.dataset_use, words.model) == ("m", "d", None)
+    request = probe_request(["--model_name_or_path", "m", "--dataset_use", "d", "--max_prompt_length", "99"])
+    config = request.config
+    assert (config.model_name_or_path, config.dataset_use, request.model) == ("m", "d", None)
     assert config.on_long_prompt == "skip"
 
 
@@ -59,23 +61,25 @@ def run_file(tmp_path):
 
 @pytest.mark.parametrize("given", [lambda path: [str(path)], lambda path: ["--config", str(path)]])
 def test_what_training_alone_reads_is_passed_over_in_a_file(given, run_file):
-    config, options, words = settings_of([*given(run_file), "--seed", "5"])
+    request = probe_request([*given(run_file), "--seed", "5"])
+    config = request.config
     assert (config.model_name_or_path, config.dataset_use, config.video_max_frames) == ("base", "sop.json", 16)
     assert (config.max_steps, config.grpo_beta, config.lora_enable) == (-1, GRPOConfig.grpo_beta, False)
     assert config.on_bad_sample == "skip" and config.train_sampling_strategy == "random"
-    assert options.output_dir is None and (words.file, words.model, words.flags) == (run_file, None, ("--seed", "5"))
+    assert request.options.output_dir is None
+    assert (request.file, request.model, request.flags) == (run_file, None, ("--seed", "5"))
 
 
 def test_a_file_whose_run_begins_with_other_weights(run_file):
     run_file.write_text("model_name_or_path: base\ndataset_use: sop.json\nstart_from_weights: runs/a\n")
-    assert settings_of([str(run_file)])[0].model_name_or_path == "runs/a"
-    assert settings_of([*PLACES, "--config", str(run_file)])[0].model_name_or_path == "model"
+    assert probe_request([str(run_file)]).config.model_name_or_path == "runs/a"
+    assert probe_request([*PLACES, "--config", str(run_file)]).config.model_name_or_path == "model"
 
 
 def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="runs in one process: start it without torchrun"):
-        settings_of(PLACES)
+        probe_request(PLACES)
 
 
 @pytest.mark.parametrize(
@@ -109,4 +113,4 @@ def test_several_processes_are_refused(monkeypatch):
 )
 def test_what_is_refused(argv, message):
     with pytest.raises(ValueError, match=message):
-        settings_of(argv)
+        probe_request(argv)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from qwenvl.grpo.kl import kl_estimate
-from qwenvl.grpo.loss import LOSSES, LossInputs, LossOutput
-from qwenvl.grpo.surrogates import RatioBounds, StepCounts
+from qwenvl.grpo.loss import LOSSES, LossInputs, LossOutput, StepCounts
+from qwenvl.grpo.surrogates import RatioBounds
 
 LOGPROBS = [[-1.0, -2.0, -0.5], [-0.25, -3.0, -1.0]]
 REFERENCE = [[-1.5, -1.0, -9.0], [-0.25, -2.5, -9.0]]

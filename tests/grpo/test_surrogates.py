@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from qwenvl.grpo.kl import KL_ESTIMATORS
-from qwenvl.grpo.loss import LOSSES, LossInputs
+from qwenvl.grpo.loss import LOSSES, LossInputs, StepCounts
 from qwenvl.grpo.options import CLIPPED_LOSSES, LossType, ObjectiveOptions
-from qwenvl.grpo.surrogates import RATIOS, RatioBounds, StepCounts
+from qwenvl.grpo.surrogates import RATIOS, RatioBounds
 from qwenvl.option import choices_of
 from tests.grpo.by_hand import ADVANTAGES, LENGTHS, Case, by_hand, random_case, settled
 

@@ -9,10 +9,8 @@ from typing import get_args
 import pytest
 import torch
 
-from qwenvl.grpo.chosen import objective_of
-from qwenvl.grpo.loss import LOSSES
+from qwenvl.grpo.loss import LOSSES, StepCounts, objective_of
 from qwenvl.grpo.options import Correction, ObjectiveOptions
-from qwenvl.grpo.surrogates import StepCounts
 from qwenvl.grpo.weighting import CORRECTIONS, Weighting, entropy_floor
 from tests.grpo.by_hand import ADVANTAGES, LENGTHS, Case, by_hand, random_case, settled
 

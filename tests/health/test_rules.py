@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from qwenvl.health.history import Entry, Sampled
-from qwenvl.health.rules import RULES, findings, warned_of
+from qwenvl.health.rules import RULES, Entry, Sampled, findings
 
 
 def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[Entry]:
@@ -31,7 +30,7 @@ def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[Entr
 def first_found(entries: list[Entry], name: str) -> int | None:
     """The step at which a rule holds for the first time. None where it never does."""
     for count in range(1, len(entries) + 1):
-        if name in dict(findings(entries[:count], told=set())):
+        if name in [rule.name for rule, _ in findings(entries[:count])]:
             return entries[count - 1].step
     return None
 
@@ -48,18 +47,18 @@ def test_equal_rewards_need_24_groups_on_end():
     assert shares([1.0] * 60, groups=1) == 24
     assert shares([1.0] * 60, groups=8) == 3
     assert shares(([1.0] * 20 + [0.5]) * 2 + [1.0] * 18, groups=1) is None
-    (words,) = dict(findings(history(1, group__zero_std_frac=[1.0] * 24, reward__total=[0.25] * 24), set())).values()
-    assert words.startswith("over 90% of the last 24 groups had equal rewards (mean reward 0.250)")
-    assert "--generation_temperature" in words
+    [(rule, seen)] = findings(history(1, group__zero_std_frac=[1.0] * 24, reward__total=[0.25] * 24))
+    assert seen.startswith("over 90% of the last 24 groups had equal rewards (mean reward 0.250)")
+    assert "--generation_temperature" in rule.remedy
 
 
 def test_equal_rewards_of_a_short_run_are_told_of_at_its_end():
     short = history(1, group__zero_std_frac=[1.0] * 3, reward__total=[0.0] * 3)
-    assert dict(findings(short, set())) == {}
-    (words,) = dict(findings(short, set(), ended=True)).values()
-    assert words.startswith("over 90% of the 3 groups of this run had equal rewards")
-    assert dict(findings(history(1, group__zero_std_frac=[1.0, 0.5]), set(), ended=True)) == {}
-    assert dict(findings([], set(), ended=True)) == {}
+    assert not list(findings(short))
+    [(_, seen)] = findings(short, ended=True)
+    assert seen.startswith("over 90% of the 3 groups of this run had equal rewards")
+    assert not list(findings(history(1, group__zero_std_frac=[1.0, 0.5]), ended=True))
+    assert not list(findings([], ended=True))
 
 
 def test_a_format_that_is_never_reached():
@@ -79,6 +78,11 @@ def test_completions_that_are_cut_off():
     assert cut([0.2] * 30) is None
     assert cut([0.0] * 20 + [0.8] * 20) == 22  # a third of the last window
     assert cut(ramp(1.0, 0.0, 24)) is None  # the model learns to stop
+    assert cut([1.0] * 20) == 2  # all of 8 groups
+    assert cut([0.0] + [1.0] * 20) == 3
+    for share, names in ((1.0, ["cut off"]), (0.9, [])):  # of a run that ends before there were as many
+        found = findings(history(1, completion__truncated_frac=[share] * 3), ended=True)
+        assert [rule.name for rule, _ in found] == names
 
 
 def test_a_kl_that_grows_without_the_reward():
@@ -154,14 +158,6 @@ def test_a_healthy_run_is_told_of_nothing():
         group__zero_std_frac=[0.2 + 0.5 * x for x in learned],
     )
     assert [first_found(entries, rule.name) for rule in RULES] == [None] * len(RULES)
-
-
-def test_a_warning_names_its_rule():
-    entries = history(4, completion__truncated_frac=[0.5] * 20)
-    ((name, words),) = findings(entries, set())
-    assert warned_of(["something else", words]).name == name == "cut off"
-    assert warned_of(["something else"]) is None
-    assert not list(findings(entries, {"cut off"}))
 
 
 def test_rows_of_steps_become_entries_with_their_groups():

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.model.four_bit import BYTES, SKIPPED, four_bit_settings, require_four_bit
-from qwenvl.model.loading import load_model, lora_config
+from qwenvl.model.loading import BYTES, SKIPPED, four_bit_settings, load_model, lora_config, require_four_bit
 from qwenvl.model.options import LoraOptions, TuneOptions
 
 

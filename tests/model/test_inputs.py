@@ -20,6 +20,15 @@ def test_normalised_patches_equal_the_stock_processor(tiny_pair, family):
     torch.testing.assert_close(ours, stock, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_model_that_takes_other_tokens_for_media_than_its_processor_is_refused(tiny_pair, kind):
+    model, processor = tiny_pair()
+    InputBuilder.of(position_rule(model.config), processor)
+    wrong = replace(position_rule(model.config), **{f"{kind}_token_id": 7})
+    with pytest.raises(ValueError, match=rf"^{kind}_token_id 7 in the model's config.json: expected \d+, "):
+        InputBuilder.of(wrong, processor)
+
+
 def test_select_takes_media_along_and_cuts_common_padding(exact_model, random_prompts):
     prompts = random_prompts(exact_model("qwen2_5_vl"), ["tvtiv", "t", "ti"])
     second = prompts.select([2, 2, 1])

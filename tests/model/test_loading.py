@@ -1,16 +1,19 @@
 """Which parts learn, where adapters go, and what is refused."""
 
 import json
+import shutil
 from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers
 from peft import get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.loading import (
+    MisfitError,
     apply_tuning,
     base_of_adapter,
     load_model,
@@ -18,10 +21,12 @@ from qwenvl.model.loading import (
     lora_config,
     parameter_groups,
     part_of,
+    resolve_attention,
     settle_router,
     unwrap,
 )
 from qwenvl.model.options import LoraOptions, TuneOptions
+from qwenvl.train.run.live_weights import load_weights
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -140,6 +145,52 @@ def test_loading_a_checkpoint(tiny_checkpoint):
     assert load_processor(folder).chat_template
 
 
+@pytest.mark.parametrize(
+    ("change", "misfit"),
+    [
+        (lambda name, x: {} if name == "model.norm.weight" else {name: x}, "language_model.norm.weight is missing;"),
+        (lambda name, x: {} if name.startswith("model.") else {name: x}, "embed_tokens.weight is missing, .* more;"),
+        (lambda name, x: {name: x[:3] if "ln_q" in name else x}, r"merger.ln_q.weight is \(3,\), expected \(32,\);"),
+    ],
+    ids=["one missing", "language model missing", "other shape"],
+)
+def test_weights_that_files_lack_are_not_random(tiny_checkpoint, tiny_pair, tmp_path, change, misfit):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tiny_checkpoint(), folder)
+    file = folder / "model.safetensors"
+    changed: dict[str, torch.Tensor] = {}
+    for name, value in load_file(file).items():
+        changed |= change(name, value.clone())
+    save_file(changed, file, metadata={"format": "pt"})
+    with pytest.raises(MisfitError, match=f"^{folder}: its weight files do not fit the model: .*{misfit}"):
+        load_model(folder)
+    with pytest.raises(MisfitError, match=misfit):
+        load_weights(tiny_pair()[0], folder)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "half", "installed", "found"),
+    [
+        ("cuda", (9, 0), True, True, "flash_attention_2"),
+        ("cuda", (8, 0), True, False, "sdpa"),
+        ("cuda", (9, 0), False, True, "needs products in half precision: set --bf16 True"),
+        ("cuda", (7, 5), True, True, r"needs a device of compute capability 8\.0 or more, got 7\.5"),
+        ("cpu", None, True, True, "needs a CUDA device"),
+    ],
+)
+def test_flash_attention_is_taken_only_where_it_runs(device, capability, half, installed, found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_2_available", lambda: installed)
+    runs = "needs" not in found
+    assert resolve_attention("auto", torch.device(device), half) == (found if runs else "sdpa")
+    assert resolve_attention("eager", torch.device(device), half) == "eager"
+    if runs:
+        assert resolve_attention("flash_attention_2", torch.device(device), half) == "flash_attention_2"
+    else:
+        with pytest.raises(ValueError, match=f"^--attn_implementation flash_attention_2 {found}"):
+            resolve_attention("flash_attention_2", torch.device(device), half)
+
+
 def test_other_models_are_refused(tmp_path):
     from transformers import Qwen2Config
 
@@ -153,7 +204,7 @@ def test_other_models_are_refused(tmp_path):
     [
         ("qwen2_5_omni", "hears and speaks"),
         ("qwen3_omni_moe", "hears and speaks"),
-        ("qwen4_exp", "no checkpoint"),
+        ("qwen4_exp", "n-gram embedding table"),
     ],
 )
 def test_relatives_are_refused_with_the_reason(tmp_path, name, reason):
@@ -166,7 +217,7 @@ def test_models_that_transformers_does_not_know_are_refused_by_us(tmp_path, monk
     """It would say that a newer one of its versions may know them."""
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=ValueError("update transformers")))
     for name, told in (
-        ("qwen4_exp", "no checkpoint is published"),
+        ("qwen4_exp", "n-gram embedding table, .* is not supported"),
         ("qwen9", f"expected one of {', '.join(FAMILIES)}"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
@@ -190,7 +241,7 @@ def test_experts_that_zero3_would_turn_twice_are_refused(tiny_checkpoint, monkey
     monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", Mock(side_effect=error))
     with pytest.raises(ValueError, match=r"only as they were published, .*: use --fsdp, ZeRO-2"):
         load_model(tiny_checkpoint("qwen3_vl_moe"))
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(MisfitError, match="do not fit the model: size mismatch for mlp"):
         load_model(tiny_checkpoint("qwen3_vl"))
 
 
@@ -207,6 +258,25 @@ def test_an_adapter_alone_names_its_model(tiny_pair, tmp_path):
     file.write_text('{"r": 2}')
     with pytest.raises(ValueError, match=r"adapter_config\.json: expected the model that the adapter belongs to"):
         base_of_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("{{ part['text'] }}", "", "leaves Which steps\\? out of a prompt"),
+        ("<|video_pad|>", "", r"leaves <\|video_pad\|> out"),
+        ("add_generation_prompt", "false", "writes no assistant header: add_generation_prompt"),
+        ("{%- endfor -%}", "", "fails: TemplateSyntaxError: .*"),
+        ("message['content'] is string", "message['content'] + 'x'", "fails: TypeError: .*"),
+    ],
+)
+def test_a_chat_template_that_drops_a_part_of_the_prompt_is_refused(tiny_checkpoint, tmp_path, old, new, problem):
+    folder = shutil.copytree(tiny_checkpoint(), tmp_path / "checkpoint")
+    file = folder / "chat_template.jinja"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=rf"^{folder}: its chat template {problem}[^\n]*; copy chat_template.jinja"):
+        load_processor(folder)
 
 
 def test_a_checkpoint_without_processor_files_is_refused(tiny_pair, tmp_path):

@@ -12,8 +12,7 @@ from qwenvl.model import lock_step
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.vision.tower import encode_vision
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.shared import SharedPrefixEngine
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from tests.model.test_sharding import mesh  # noqa: F401
 
 PARAMS = SamplingParams(5, temperature=0.0)

@@ -9,11 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.plan.devices import DEVICES, REACHED, READ, Rates, rates_of
-from qwenvl.plan.job import Job
-from qwenvl.plan.seconds import forward_flops, seconds_by_phase, text_flops
-from qwenvl.plan.shapes import Shapes
-from tests.plan.test_estimate import JOB, SHAPES, TEXT, WEIGHTS
+from qwenvl.plan.seconds import DEVICES, REACHED, READ, Rates, forward_flops, rates_of, seconds_by_phase, text_flops
+from qwenvl.plan.sizes import Job, Shapes
+from tests.plan.test_memory import JOB, SHAPES, TEXT, WEIGHTS
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
@@ -51,18 +49,17 @@ def test_seconds_follow_from_the_rates():
 
 
 def test_rates_are_nominal_or_given():
-    rates, name = rates_of(None, 78, None, None)
-    assert name in ("a100-80", "h100")
-    rates, name = rates_of("l4", 80, None, None)
-    assert (rates.flops, rates.bytes) == (DEVICES["l4"].tflops * REACHED * 1e12, DEVICES["l4"].gbs * READ * 1e9)
+    assert rates_of(None, 78, None, None).source.startswith("a100-80, ")
+    rates, (_, tflops, gbs) = rates_of("l4", 80, None, None), DEVICES["l4"]
+    assert (rates.flops, rates.bytes) == (tflops * REACHED * 1e12, gbs * READ * 1e9)
     assert "nominal" in rates.source
-    rates, _ = rates_of("l4", 24, 50.0, 100.0)
+    rates = rates_of("l4", 24, 50.0, 100.0)
     assert (rates.flops, rates.bytes) == (50e12, 100e9) and "as given" in rates.source
 
 
 def test_a_warm_up_takes_no_seconds_to_sample():
-    taught = replace(JOB, taught=True, encoded=False)
+    taught = replace(JOB, warmup=True, encoded=False)
     rates = Rates(1e9, 1e9, "")
-    whole, own = (seconds_by_phase(SHAPES, WEIGHTS, job, rates) for job in (replace(taught, taught=False), taught))
+    whole, own = (seconds_by_phase(SHAPES, WEIGHTS, job, rates) for job in (replace(taught, warmup=False), taught))
     assert set(own) == {"vision", "policy", "backward", "update"}
     assert own["policy"] == whole["policy"] and own["vision"] < whole["vision"]

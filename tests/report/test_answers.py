@@ -1,6 +1,6 @@
 """How an answer is laid beside its solution."""
 
-from qwenvl.report.answers import compared, parts_of
+from qwenvl.report.groups import compared, parts_of
 
 
 def test_numbered_parts_are_compared_by_their_numbers():

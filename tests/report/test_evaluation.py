@@ -36,6 +36,11 @@ def numbers(model, control, mean):
 
 def facts(ended="2026-11-22 09:00:00+00:00"):
     done = ended is not None
+    drop = {"model": "tuned", "scores": {"accuracy": score(0.25), "total": None}, "no_answer": score(0.5)}
+    drops = [
+        {**drop, "control": "blank", "comparable": True, "answered": {"records": 3, "scores": {}}},
+        {**drop, "control": "other_clip", "comparable": False, "answered": scores(0.375) | {"records": 2}},
+    ]
     difference = {"before": "base", "after": "tuned", "control": "none", "better": 1, "equal": 1, "worse": 1}
     return {
         "command": "qwenvl evaluate base tuned held <out>.json",
@@ -50,9 +55,7 @@ def facts(ended="2026-11-22 09:00:00+00:00"):
         "left_out": [],
         "ended": ended,
         "numbers": [numbers(m, c, 0.5) for m in ("base", "tuned") for c in CONTROLS] if done else [],
-        "drops": [{"model": "tuned", "control": "blank", "scores": {"accuracy": score(0.25), "total": None}}]
-        if done
-        else [],
+        "drops": drops if done else [],
         "differences": [{**difference, **scores(0.125)}] if done else [],
         "strata": [{"by": "actions", "value": "1", "numbers": [numbers("base", "none", 0.75)], "differences": []}],
     }
@@ -102,6 +105,8 @@ def test_the_tables_are_those_of_the_evaluation(evaluation, tmp_path):
     assert "tuned other clip 0.5 0.4 to 0.6 0.5 0.4 to 0.6 25.0 % – 7" in rows
     assert "base tuned as it is 0.125 0.025 to 0.225 0.125 0.025 to 0.225 1 1 1" in rows
     assert "tuned blank 0.25 0.15 to 0.35 –" in rows
+    assert "tuned other clip not comparable: 50.0 % have no answer 0.25 0.15 to 0.35 –" in rows
+    assert "among 2 answered 0.375 0.275 to 0.475 0.375 0.275 to 0.475" in rows
     assert "held &lt;out&gt;.json" in page and "method greedy" in page
     # the same evaluation gives the same files
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.health.history import Sampled
-from qwenvl.health.rules import findings
+from qwenvl.health.rules import Sampled, findings
 from qwenvl.report.findings import warnings
 from qwenvl.report.groups import grouped, row_of
 from qwenvl.report.run import Run
@@ -62,8 +61,8 @@ def test_the_report_warns_in_the_words_of_the_run():
     columns = {"equal": [1.0] * 60, "reward": [0.25] * 60}
     [found] = warnings(run_of(**columns), [])
     rows = run_of(**columns).rows
-    [(_, words)] = findings(Sampled(prompts=24).history(rows), set())
-    assert words == f"{found.message}. {found.advice}" and "the last 1440 groups" in words
+    [(rule, seen)] = findings(Sampled(prompts=24).history(rows))
+    assert (seen, rule.remedy) == (found.message, found.advice) and "the last 1440 groups" in seen
     assert "--filter_groups" in found.advice
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from qwenvl.report import curves
+from qwenvl.report.curves import SECTIONS, charts, finite, phases, shown
 from qwenvl.report.run import Run
-from qwenvl.report.sections import SECTIONS, charts, finite, phases, shown
 
 
 def run_of(*rows: dict[str, float]) -> Run:
@@ -51,7 +51,8 @@ def test_what_never_changes_stands_behind_unless_it_matters():
 
 
 def test_long_curves_are_thinned_and_their_smooth_values_are_those_of_all_rows(monkeypatch):
-    monkeypatch.setattr("qwenvl.report.sections.thinned", lambda *columns: curves.thinned(*columns, most=2))
+    thinned = curves.thinned
+    monkeypatch.setattr(curves, "thinned", lambda *columns: thinned(*columns, most=2))
     [chart] = charts([run_of(*({"kl": value} for value in (0.0, 2.0, 4.0)))])["stable"]
     [curve] = chart["curves"]
     assert (curve["steps"], curve["raw"], curve["each"]) == ([2, 3], [1.0, 4.0], 2)

@@ -52,6 +52,7 @@ def test_files_and_state_are_served(server):
     assert ask(server.port, "/data/run-0/index.js")[0] == 200
     assert ask(server.port, "/data/")[0] == 404, "folders are not listed"
     assert ask(server.port, "/../run.json")[0] == 404, "nor left"
+    assert ask(server.port, "/%00")[0] == 404
 
 
 def test_it_listens_on_this_machine_alone(server):

@@ -32,6 +32,6 @@ def test_the_commands_of_the_page_print_what_it_shows(capsys):
 def test_the_plugin_of_the_page_works(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "my_rewards.py").write_text(code)
-    rubric = build_rubric(["accuracy", "brief"], [1, 0.2], external_plugins=[str(tmp_path / "my_rewards.py")])
+    rubric = build_rubric(["accuracy", "brief(limit=30)"], [1, 0.2], external_plugins=[str(tmp_path / "my_rewards.py")])
     batch = rubric.score(["<answer>(1)</answer>"], {"solution": ["(1)"]})
     assert batch.total.tolist() == [pytest.approx(1.2)]

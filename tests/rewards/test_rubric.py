@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from qwenvl.rewards.function import RewardError, RewardFunction
-from qwenvl.rewards.rubric import Rubric, normalized, weighted_sums
+from qwenvl.rewards import RewardError, build_rubric
+from qwenvl.rewards.function import RewardFunction
+from qwenvl.rewards.rubric import Logged, Rubric, normalized, weighted_sums
 from qwenvl.types import Message, Record
 
 
@@ -47,7 +48,7 @@ def test_values_may_be_numpy_torch_tuples_and_none():
 HUGE = [pytest.param(10**400, id="401 digits"), pytest.param(10**5000, id="5001 digits")]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, "1", [1.0], object(), torch.zeros(2), *HUGE])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, "1", [1.0], object(), torch.zeros(2), 1e308, *HUGE])
 def test_what_is_no_reward_is_an_error_that_names_everything(bad):
     def broken(completions, **columns):
         return [0.0, bad]
@@ -229,3 +230,28 @@ def test_normalized_by_hand():
     # Group (0, 3, None): mean 1.5, std sqrt(4.5). Group (7, None, None): one value has no spread.
     got = normalized([0.0, 3.0, None, 7.0, None, None], group_size=3)
     assert got == [pytest.approx(-1.5 / (math.sqrt(4.5) + 1e-4)), pytest.approx(-got[0]), None, 0.0, None, None]
+
+
+def test_means_by_name():
+    log = Logged(["format"])
+    for value in (1, 2, 6):
+        log("my/length", value)
+    log("reward/my_part", 0.5)
+    assert log.means() == {"my/length": 3.0, "reward/my_part": 0.5}
+
+
+@pytest.mark.parametrize("name", ["loss", "step", "kl", "reward/total", "reward/format", "time/sample_s", "eval_x"])
+def test_a_column_of_the_run_is_not_replaced(name):
+    log = Logged(["format"])
+    with pytest.raises(ValueError, match=rf"log_metric\('{name}', ...\): the run logs a column of that name itself"):
+        log(name, 1.0)
+    assert log.means() == {}
+
+
+def test_the_function_that_does_so_is_named():
+    def greedy(completions, log_metric, **columns):
+        log_metric("loss", 0.0)
+        return [0.0] * len(completions)
+
+    with pytest.raises(RewardError, match=r'reward "greedy" failed on .*log_metric\(.loss'):
+        build_rubric([greedy]).score(["a"], {})

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qwenvl.rewards.function import call_plain
-from qwenvl.rewards.named import resolve
-from qwenvl.rewards.options import RewardSettings
+from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import BY_FLAG, TABLE
 
 # A solution that each function can compare with; those not named take "(1) ...".
@@ -76,8 +75,7 @@ LARGE = {
 
 @pytest.fixture(scope="module")
 def functions():
-    chosen = RewardSettings().values()
-    made = {name: resolve(name, chosen, {}) for name in LOCAL}
+    made = {name: resolve(name) for name in LOCAL}
     yield made
     for function in made.values():
         getattr(function.call, "close", lambda: None)()

@@ -35,7 +35,7 @@ def module(tmp_path):
 def test_values_come_back(workers, module):
     futures = [workers.submit(module + "double", number) for number in range(20)]
     assert [future.result() for future in futures] == [2 * number for number in range(20)]
-    assert workers.submit("qwenvl.rewards.functions.countdown:solves", "1 + 2", [1, 2], target=3).result() is True
+    assert workers.submit("qwenvl.rewards.functions.numbers:solves", "1 + 2", [1, 2], target=3).result() is True
     assert workers.submit(max, 3, 4).result() == 4
 
 
@@ -92,14 +92,15 @@ def test_closing_ends_the_processes_at_once(module):
     pids = [workers.submit(module + "pid").result()]
     running = workers.submit(module + "forever")
     waiting = [workers.submit(module + "forever") for _ in range(3)]
-    while not running.running() or not workers._busy:
+    while not running.running() or not workers._children:
         time.sleep(0.01)
-    pids += [child.pid for child in workers._busy]
+    pids += [child.pid for child in workers._children]
     workers.close()
     with pytest.raises(ChildDied, match="exit code -9"):
         running.result(timeout=60)
     assert waiting[-1].cancelled()
-    workers._threads.shutdown(wait=True)
+    for each in workers._threads:
+        each.join()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.rollout.ahead import AheadEngine, Ask
+from qwenvl.rollout.ahead import AheadEngine, Ask, Kept, read_kept, write_kept
 from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, SamplingParams
-from qwenvl.rollout.kept import Kept, read_kept, write_kept
 from qwenvl.types import RolloutBatch
 
 PARAMS = SamplingParams(max_new_tokens=3)

@@ -12,7 +12,7 @@ from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision.tower import encode_vision
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams
-from qwenvl.rollout.shared import SharedPrefixEngine
+from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.types import PromptBatch
 
 PAIRS, GROUP, LENGTH = 300, 8, 3  # so that a prompt is longer than anything is wide

@@ -132,14 +132,18 @@ def test_stopping_sees_the_completions_alone(random_prompts):
 
 
 class Waits(TorchDispatchMode):
-    """Counts what empties a GPU's queue, without the two looks that ``multinomial`` itself takes at its input."""
+    """Counts what makes the host wait for a GPU: numbers that are read, and sizes that depend on values."""
+
+    reads = ("aten::item", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2")
 
     def __init__(self):
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function.name() in ("aten::item", "aten::is_nonzero", "aten::_local_scalar_dense")
+        indices = args[1] if function.name().startswith("aten::index") and isinstance(args[1], (list, tuple)) else ()
+        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
+        self.count += by_mask or function.name() in self.reads
         return function(*args, **(kwargs or {}))
 
 
@@ -153,6 +157,20 @@ def test_a_token_that_ends_nothing_waits_once(random_prompts):
             sample_shared(model, prompts, GROUP, SamplingParams(tokens), **settings)
         counts.append(waits.count)
     assert counts[1] - counts[0] == 8 - 3
+
+
+def test_no_layer_waits_in_the_prefill_or_the_vision_tower(random_prompts):
+    counts = []
+    for layers in (2, 4):
+        processor = make_processor("qwen2_5_vl")
+        model = make_model("qwen2_5_vl", processor, num_layers=layers, vision_depth=layers).requires_grad_(False)
+        prompts = random_prompts(model, ["tvi", "vit"])
+        with Waits() as waits:
+            encoded = encode_vision(model, prompts)
+        with Waits() as of_draw:
+            sample_shared(model, encoded, GROUP, SamplingParams(2), suppress=[3], end_ids=[], pad_id=0)
+        counts.append((waits.count, of_draw.count))
+    assert counts[0] == counts[1]
 
 
 class Casts(TorchDispatchMode):

@@ -10,8 +10,7 @@ from transformers import GenerationConfig
 
 from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.rollout.engine import SamplingParams, split_rollouts
-from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.shared import SharedPrefixEngine
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 
 ENGINES = [LocalEngine, SharedPrefixEngine]
 WORDS = ["tvi", "t", "vit"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwenvl.demo.tiny import make_tokenizer
-from qwenvl.rollout.stops import StopStrings
+from qwenvl.rollout.local import StopStrings
 
 TEXT = "<think> two </think>\n\n<answer>(2) insert the fan</answer>\nand more é 日本"
 
@@ -32,6 +33,25 @@ def test_a_token_may_hold_more_than_the_end_of_a_string():
     assert tokenizer.tokenize("<answer>") == ["<answer", ">"]
     ids = tokenizer("<answer>", return_tensors="pt").input_ids
     assert StopStrings(tokenizer, ("<ans",)).each_token(ids).tolist() == [[True, False]]
+
+
+def test_calls_do_not_grow_with_the_tokens():
+    stops = StopStrings(make_tokenizer(), ("</answer>", "fan"))
+
+    def calls(tokens):
+        with Calls() as counted:
+            stops.each_token(torch.randint(0, 300, (2, tokens)))
+        return counted.count
+
+    assert calls(100) == calls(10)
+
+
+class Calls(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
 
 
 def test_only_what_follows_the_prompt_counts():

@@ -12,7 +12,7 @@ from qwenvl.rollout import local
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.train import fast_paths
 
-_plain_multinomial, _of_this_thread = torch.multinomial, threading.local()
+_plain_exponential, _of_this_thread = torch.Tensor.exponential_, threading.local()
 
 
 @contextmanager
@@ -23,8 +23,8 @@ def seeded(seed, device):
     del _of_this_thread.generator
 
 
-def multinomial(*args, **kwargs):
-    return _plain_multinomial(*args, generator=getattr(_of_this_thread, "generator", None), **kwargs)
+def exponential(rates):
+    return _plain_exponential(rates, generator=getattr(_of_this_thread, "generator", None))
 
 
 class CopyingEngine:
@@ -74,8 +74,7 @@ def draw_by_thread(patch) -> None:
     Those of a process are not safe from its training thread: its checkpointed layers save and restore their state.
     """
     patch.setattr(local, "seeded", seeded)
-    patch.setattr(torch, "multinomial", multinomial)
-    patch.setattr(torch.Tensor, "multinomial", multinomial)
+    patch.setattr(torch.Tensor, "exponential_", exponential)
 
 
 def with_copying_engine(patch) -> None:

@@ -17,8 +17,7 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 
 from qwenvl import GRPOTrainer
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.chosen import objective_of
-from qwenvl.grpo.loss import LOSSES
+from qwenvl.grpo.loss import LOSSES, objective_of
 from qwenvl.types import RolloutBatch
 
 STEPS = ("whole", "ragged")

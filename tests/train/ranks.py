@@ -26,19 +26,17 @@ from transformers import TrainerCallback
 from qwenvl import GRPOTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.evaluate.held_out.command import main as evaluate_command
+from qwenvl.evaluate.held_out import main as evaluate_command
 from qwenvl.model import waiting_media
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.model.vision import tower
 from qwenvl.rollout.engine import completion_mask
-from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.rollout.shared import SharedPrefixEngine
 from qwenvl.train import fast_paths
-from qwenvl.train.run import launch
+from qwenvl.train.run import checkpoints, launch
 from qwenvl.train.run.checkpoints import find_checkpoint, newest_whole
-from qwenvl.train.run.saving import SavingTrainer
 from qwenvl.train.train_grpo import main as train_command
 from qwenvl.types import RolloutBatch
 
@@ -204,7 +202,7 @@ def on_a_small_disk(log: str, folder: str, megabytes: int, words: list[str], ask
     ):
         sys.exit(f"refused: {os.strerror(ctypes.get_errno())}")
     if not asked_before:
-        SavingTrainer._require_space = lambda self, folder: None
+        checkpoints.require_space = lambda trainer, folder: None
     try:
         train_command(words)
     except SystemExit as ended:

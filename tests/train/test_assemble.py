@@ -1,8 +1,10 @@
 """What a run is made of: the data sets that it may be given, and the rewards that its command line names."""
 
+import shutil
 from dataclasses import fields
 
 import pytest
+import torch
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.rewards import RewardError, build_rubric
@@ -24,11 +26,30 @@ def test_several_data_sets_for_evaluation(make_trainer, sop_data):
     assert metrics["eval_same_total_reward_n"] == metrics["eval_file_total_reward_n"] == len(train)
 
 
+def test_a_generation_config_that_could_not_be_saved_is_refused_before_training(
+    make_trainer, tiny_checkpoint, tmp_path
+):
+    folder = shutil.copytree(tiny_checkpoint(), tmp_path / "checkpoint")
+    (folder / "generation_config.json").write_text('{"temperature": 0.0001, "top_k": 1}')
+    with pytest.raises(ValueError, match=rf"^{folder}/generation_config.json: .*temperature.*do_sample[^\n]*$"):
+        make_trainer(model=str(folder))
+
+
+@pytest.mark.parametrize("use_cpu", [True, False])
+def test_what_a_run_computes_on_is_printed(use_cpu, make_trainer, capsys, caplog):
+    if not use_cpu and torch.cuda.is_available():
+        pytest.skip("needs a machine without a CUDA device")
+    trainer = make_trainer(use_cpu=use_cpu)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("loading the model")]
+    assert line.endswith(f"{trainer.model.name_or_path} on cpu in float32 with sdpa, torch {torch.__version__}")
+    assert ("--use_cpu" in caplog.text) != use_cpu
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_every_row_of_the_reward_table_can_be_named_on_the_command_line(name, tmp_path):
     needed = ["--model_name_or_path", "m", "--dataset_use", "d.json", "--output_dir", str(tmp_path), "--use_cpu"]
-    of_the_judge = ["--judge_base_url", "http://localhost:9", "--judge_model", "m"] if name == "judge" else []
-    rubric = build_rewards(parse_args([*needed, *of_the_judge, "--reward_funcs", name]), None, None)
+    text = "judge(base_url='http://localhost:9', model='m')" if name == "judge" else name
+    rubric = build_rewards(parse_args([*needed, "--reward_funcs", text]), None, None)
     assert rubric.names == (name,)
     rubric.close()
 

@@ -1,6 +1,7 @@
 """Several processes: the same update as one, whatever each of them holds."""
 
 import json
+import os
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
@@ -46,13 +47,19 @@ RECIPES = {
 
 
 def environments(processes: int) -> list[dict[str, str]]:
-    """What torchrun sets for each of several processes; nothing for one."""
+    """The cache folder of the tests, and what torchrun sets for each of several processes."""
+    cache = {"QWENVL_CACHE": os.environ["QWENVL_CACHE"]}
     if processes == 1:
-        return [{}]
+        return [cache]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = cache | {
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     each = [{**common, "RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
     return [{name: str(value) for name, value in one.items()} for one in each]
 
@@ -92,9 +99,32 @@ def weights(folder):
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
-def assert_same_update(ours: Path, theirs: Path, start: Path, tolerance: float = 1e-5) -> None:
+def assert_same_names(ours: Path, start: Path) -> None:
+    """A model is saved under the names of the checkpoint that it began with, each tensor once."""
+    if (ours / "model.safetensors").exists():
+        assert load_file(ours / "model.safetensors").keys() == load_file(start / "model.safetensors").keys()
+
+
+ROUNDING, GROWTH = 1e-5, 10
+
+
+def off_after(updates: int) -> float:
+    """By what share float32 numbers of two runs may differ after so many updates of the weights.
+
+    Before the first it is ROUNDING: some hundred operations in a row, each rounded to 6e-8. An update has the length of
+    the learning rate (SGD, the norm is clipped to 1). It is off by that share, and weights about as much again, as they
+    are stored. A whole update changes a gradient of norm a to one of norm b, so by at most a + b, where here a < 3 b.
+    So the error of an update adds up to 2 (a + b) / b < 8 times ROUNDING to each later step.
+    """
+    return ROUNDING * (1 + GROWTH * updates)
+
+
+def assert_same_update(ours: Path, theirs: Path, start: Path, updates: int = 2) -> None:
+    """The same weights after so many updates, up to what each of them is off by."""
     before, one, two = weights(start), weights(ours), weights(theirs)
+    tolerance = COMMON["learning_rate"] * sum(map(off_after, range(updates)))
     assert set(one) == set(two)
+    assert_same_names(ours, start)
     moved = 0
     for name, value in one.items():
         torch.testing.assert_close(value, two[name], rtol=0, atol=tolerance, msg=name)
@@ -106,6 +136,15 @@ def assert_same_update(ours: Path, theirs: Path, start: Path, tolerance: float =
 def logged(folder: Path, *names: str) -> list[list[float]]:
     """The values of ``names`` in each row of the log that has them."""
     return [[row[name] for name in names] for row in read_metrics(folder) if names[0] in row]
+
+
+def assert_same_numbers(ours: Path, theirs: Path, names: Sequence[str], rows: int) -> None:
+    """The same values of ``names`` in so many rows of the log, up to what they are off by after the updates before."""
+    ours, theirs = ([row for row in read_metrics(folder) if names[0] in row] for folder in (ours, theirs))
+    assert len(ours) == len(theirs) == rows
+    for one, two in zip(ours, theirs, strict=True):
+        off = off_after(max(0, one["step"] - 1))
+        assert [one[name] for name in names] == pytest.approx([two[name] for name in names], abs=off, rel=off), names
 
 
 def write_records(sop_data: Path, numbers: Sequence[int], path: Path) -> Path:
@@ -178,13 +217,9 @@ def test_two_processes_make_the_update_of_one(
     assert_same_update(output, alone, start)
     epochs = {rollout.step: rollout.epoch for rollout in read_rollouts(output) if rollout.split == "train"}
     assert epochs == {1: 0, 2: 1}  # the four records are one step
-    for names in (
-        ("reward/total", "kl", "entropy", "loss", "grad_norm", "completion/length_mean", "prompt/tokens"),
-        ("eval_total_reward", "eval_total_reward_n"),
-    ):
-        ours, theirs = logged(output, *names), logged(alone, *names)
-        assert len(ours) == len(theirs) > 0
-        assert ours == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in theirs], names
+    names = ("reward/total", "kl", "entropy", "loss", "grad_norm", "completion/length_mean", "prompt/tokens")
+    assert_same_numbers(output, alone, names, rows=2)
+    assert_same_numbers(output, alone, ("eval_total_reward", "eval_total_reward_n"), rows=1)
 
 
 @pytest.mark.parametrize(
@@ -207,11 +242,10 @@ def test_two_processes_train_on_the_same_completions_as_one_does(
     alone, output = (tmp_path / name / "by_prompt" for name in ("alone", "in_files"))  # where media wait
     launch(1, start, three_records, alone, per_device_train_batch_size=4, **flags)
     launch(2, start, three_records, output, gradient_accumulation_steps=2, **ENGINES[engine], **flags)
-    assert_same_update(output, alone, start)
-    for names in (("loss", "grad_norm", "kl"), ("ratio/mean", "ratio/clipped_low_frac"), ("reward/total",)):
-        ours, theirs = logged(output, *names), logged(alone, *names)
-        assert len(ours) == (4 if "loss" in names else 2)
-        assert ours == [pytest.approx(row, abs=1e-5, rel=1e-4) for row in theirs], names
+    assert_same_update(output, alone, start, updates=4)
+    assert_same_numbers(output, alone, ("loss", "grad_norm", "kl"), rows=4)
+    assert_same_numbers(output, alone, ("ratio/mean", "ratio/clipped_low_frac"), rows=2)
+    assert_same_numbers(output, alone, ("reward/total",), rows=2)
     assert max(share for _, share in logged(alone, "ratio/mean", "ratio/clipped_low_frac")) > 0
     drawn = [(row.step, row.epoch, row.record_id) for row in read_rollouts(output) if row.sample == 0]
     assert len(drawn) == len(set(drawn)) == 6 and {each[:2] for each in drawn} == {(1, 0), (3, 1)}
@@ -267,9 +301,9 @@ def test_two_processes_count_the_tokens_of_one(tiny_checkpoint, mixed_data, tmp_
     launch(2, start, mixed_data, output, gradient_accumulation_steps=2, **flags)
     assert_same_update(output, alone, start)
     names = ("loss", "grad_norm", "entropy", "entropy_coef", "loss/entropy", "top_entropy/frac")
-    ours, theirs = logged(output, *names), logged(alone, *names)
-    assert ours == [pytest.approx(row, abs=1e-5, rel=1e-5) for row in theirs]
-    assert [row[3] for row in ours] == pytest.approx([0.05, 0.06]) and 0.3 < ours[0][5] < 0.6
+    assert_same_numbers(output, alone, names, rows=2)
+    (first, frac), (second, _) = logged(output, "entropy_coef", "top_entropy/frac")
+    assert [first, second] == pytest.approx([0.05, 0.06]) and 0.3 < frac < 0.6
 
 
 def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mixed_data, three_records, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.rollout import shared
+from qwenvl.rollout import local as shared
 from qwenvl.runlog import read_metrics, read_rollouts
 
 GROUP = 3

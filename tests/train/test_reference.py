@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from qwenvl.demo.tiny import FAMILIES
 from qwenvl.model.weight_files import REFERENCE
 from qwenvl.runlog import read_metrics
 from qwenvl.train.train_grpo import main
@@ -42,6 +43,46 @@ def test_another_checkpoint_is_the_reference_from_the_first_step_on(make_trainer
     assert kl(trainer.args.output_dir)[0] > 1e-3
     with trainer.reference.model() as reference:
         assert all(torch.equal(value, expected[name]) for name, value in weights(reference).items())
+
+
+@pytest.mark.parametrize(
+    ("family", "flags"),
+    [
+        *((family, {"tune_mm_llm": False}) for family in FAMILIES),
+        ("qwen2_5_vl", {"tune_mm_vision": True, "shared_prefix": "off"}),
+        ("qwen3_5", {"tune_mm_mlp": False}),
+    ],
+)
+def test_linear_layers_that_are_kept_in_bfloat16_give_the_numbers_of_autocast(
+    family, flags, tiny_checkpoint, make_trainer, monkeypatch, tmp_path
+):
+    """Those that are frozen in the policy, and those of the reference. Only they are smaller."""
+    folder = tiny_checkpoint(family, initializer_range=0.1, tie_word_embeddings=False)
+    trainers = {}
+    for rounds in (False, True):
+        with monkeypatch.context() as patch:
+            for module in ("assemble", "reference") if not rounds else ():
+                patch.setattr(f"qwenvl.train.{module}.rounds_products", lambda args: False)
+            output = str(tmp_path / str(rounds))
+            trainers[rounds] = make_trainer(model=str(folder), bf16=True, grpo_beta=0.5, output_dir=output, **flags)
+        trainers[rounds].train()
+    plain, rounded = (dict(trainers[rounds].model.named_parameters()) for rounds in (False, True))
+    assert {each.dtype for each in plain.values()} == {torch.float32}
+    small = {name for name, each in rounded.items() if each.dtype == torch.bfloat16}
+    matrices = {name for name, each in rounded.items() if each.dim() == 2 and name.endswith("proj.weight")}
+    frozen = {name for name, each in rounded.items() if not each.requires_grad}
+    assert matrices & frozen <= small <= frozen and ("lm_head.weight" in small) == ("lm_head.weight" in frozen)
+    assert not any("norm" in name or "embed" in name for name in small)
+    with trainers[True].reference.model() as reference:
+        assert reference.lm_head.weight.dtype == torch.bfloat16
+    for name, parameter in plain.items():
+        expected = parameter.to(torch.bfloat16) if name in small else parameter
+        assert torch.equal(rounded[name], expected), name
+    numbers = [
+        [{name: row[name] for name in ("loss", "kl", "entropy", "grad_norm")} for row in rows if "kl" in row]
+        for rows in (read_metrics(tmp_path / "False"), read_metrics(tmp_path / "True"))
+    ]
+    assert numbers[0] == numbers[1] and len(numbers[0]) == 2
 
 
 def test_a_copy_of_the_policy_each_step_leaves_no_kl(make_trainer, tmp_path):

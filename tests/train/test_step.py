@@ -2,11 +2,12 @@
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
-from qwenvl.grpo.surrogates import StepCounts
+from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
 from qwenvl.train.step import Experience, Step, TokenRules
@@ -22,18 +23,23 @@ def batch(prompts: int, bad: int = 0) -> PromptBatch:
     return PromptBatch([RECORD] * prompts, [0] * prompts, [[]] * prompts, ids, ids, bad=failed)
 
 
-def experience(lengths: list[int], counted: list[bool] | None = None, place: PromptBatch | None = None) -> Experience:
+def experience(lengths: list[int]) -> Experience:
     """Completions of these lengths."""
     ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     rollout = RolloutBatch(ids, mask, texts=[""] * len(lengths), finish_reasons=["stop"] * len(lengths))
-    counted = torch.tensor([True] * len(lengths) if counted is None else counted)
     prompts = PromptInputs.of_text(torch.ones(1, 3, dtype=torch.long))
-    return Experience(place or batch(1), prompts, rollout, REWARDS, torch.zeros(len(lengths)), counted)
+    return Experience(batch(1), prompts, rollout, REWARDS, torch.zeros(len(lengths)), mask)
+
+
+def stand_in() -> Experience:
+    """The experience of a micro-batch without prompts."""
+    one = experience([1])
+    return replace(one, batch=batch(0), loss_mask=torch.zeros_like(one.loss_mask))
 
 
 def test_completions_and_tokens_are_counted_and_those_of_a_stand_in_are_not():
-    step = Step.of([batch(1), batch(0), batch(1)], [experience([3, 1]), experience([1], [False]), experience([2, 4])])
+    step = Step.of([experience([3, 1]), stand_in(), experience([2, 4])])
     assert step.counts == StepCounts(completions=4, tokens=10, micro_batches=3)
 
 
@@ -47,37 +53,37 @@ def test_the_wait_for_other_processes_is_measured(monkeypatch):
         done.append("ends")
 
     monkeypatch.setattr("qwenvl.train.step.gather_object", lambda own: done.append("gathers") or own)
-    Step.of([batch(1)], [experience([3])], clock=clock)
+    Step.of([experience([3])], clock=clock)
     assert done == ["time/wait_s", "gathers", "ends"]
 
 
 def test_completions_and_tokens_of_all_processes_are_counted(monkeypatch):
     monkeypatch.setattr("qwenvl.train.step.gather_object", lambda own: [*own, [(2, 7), (0, 0)]])
-    step = Step.of([batch(1), batch(1)], [experience([3, 1]), experience([2, 4])])
+    step = Step.of([experience([3, 1]), experience([2, 4])])
     assert step.counts == StepCounts(completions=6, tokens=17, micro_batches=4)
 
 
 def test_tokens_that_do_not_count_are_masked_in_the_loss():
-    part = experience([2, 1], [True, False])
-    part.old_logprobs = torch.zeros(2, 2)
-    inputs = part.loss_inputs(Likelihood(torch.ones(2, 2), torch.ones(2, 2)))
-    assert inputs.mask.tolist() == [[True, True], [False, False]]
-    assert part.rollout.completion_mask.tolist() == [[True, True], [True, False]]  # of forwards and of the run folder
+    part = stand_in()
+    part.old_logprobs = torch.zeros(1, 1)
+    inputs = part.loss_inputs(Likelihood(torch.ones(1, 1), torch.ones(1, 1)))
+    assert inputs.mask.tolist() == [[False]]
+    assert part.rollout.completion_mask.tolist() == [[True]]  # of forwards and of the run folder
 
 
 def cut(part: Experience, *rows: int) -> Experience:
     """The experience with the completions of these rows cut at the limit."""
-    part.rollout.finish_reasons = ["length" if n in rows else "stop" for n in range(len(part.counted))]
+    part.rollout.finish_reasons = ["length" if n in rows else "stop" for n in range(len(part.advantages))]
     return part
 
 
 def test_completions_that_were_cut_count_without_their_tokens():
-    parts = [cut(experience([3, 1]), 0), cut(experience([1], [False]), 0), cut(experience([2, 4]), 0, 1)]
-    step = Step.of([batch(1), batch(0), batch(1)], parts, TokenRules(mask_truncated=True))
+    parts = [cut(experience([3, 1]), 0), cut(stand_in(), 0), cut(experience([2, 4]), 0, 1)]
+    step = Step.of(parts, TokenRules(mask_truncated=True))
     assert step.counts == StepCounts(completions=4, tokens=1, micro_batches=3)
-    assert parts[0].mask.tolist() == [[False] * 3, [True, False, False]]
-    assert not parts[1].mask.any() and not parts[2].mask.any()
-    assert Step.of([batch(1)] * 2, [cut(experience([3, 1]), 0), parts[2]]).counts.tokens == 4  # without the rule
+    assert parts[0].loss_mask.tolist() == [[False] * 3, [True, False, False]]
+    assert not parts[1].loss_mask.any() and not parts[2].loss_mask.any()
+    assert Step.of([cut(experience([3, 1]), 0), parts[2]]).counts.tokens == 4  # without the rule
 
 
 def with_entropies(part: Experience, *rows: list[float]) -> Experience:
@@ -91,7 +97,7 @@ def with_entropies(part: Experience, *rows: list[float]) -> Experience:
 def test_the_tokens_of_highest_entropy_are_those_of_the_whole_step(monkeypatch):
     parts = [
         with_entropies(experience([3, 1]), [0.1, 0.9, 0.3], [0.8]),
-        experience([1], [False]),  # a stand-in has no entropies
+        stand_in(),  # a stand-in has no entropies
         with_entropies(cut(experience([2, 2]), 1), [0.2, 0.4], [5.0, 5.0]),
     ]
     other = [torch.tensor([0.7, 0.6]), torch.tensor([0.5, 0.05])]  # of another process
@@ -100,56 +106,48 @@ def test_the_tokens_of_highest_entropy_are_those_of_the_whole_step(monkeypatch):
         lambda own: [*own, other if isinstance(own[0][0], torch.Tensor) else [(2, 2), (1, 2)]],
     )
     rules = TokenRules(mask_truncated=True, top_entropy=0.5, reads_entropies=True)
-    step = Step.of([batch(1), batch(0), batch(1)], parts, rules)
+    step = Step.of(parts, rules)
     # Ten tokens: place 9 * 0.5, rounded up, is the sixth from below, 0.5.
     assert parts[0].policy_mask.tolist() == [[False, True, False], [True, False, False]]
     assert parts[2].policy_mask.tolist() == [[False, False], [False, False]]
     assert parts[1].policy_mask is None and parts[0].loss_inputs(Likelihood(torch.ones(2, 3))).policy_mask is not None
     assert step.counts.tokens == 10
     assert step.counts.entropy == pytest.approx((0.1 + 0.9 + 0.3 + 0.8 + 0.2 + 0.4 + 0.7 + 0.6 + 0.5 + 0.05) / 10)
-    assert step.again([batch(0)] * 3).counts == step.counts
+    assert step.next_iteration([batch(0)] * 3).counts == step.counts
 
 
 def test_a_step_without_tokens_has_no_entropy():
     parts = [with_entropies(cut(experience([2]), 0), [0.2, 0.4])]
-    step = Step.of([batch(1)], parts, TokenRules(mask_truncated=True, top_entropy=0.2, reads_entropies=True))
+    step = Step.of(parts, TokenRules(mask_truncated=True, top_entropy=0.2, reads_entropies=True))
     assert step.counts.entropy is None and not parts[0].policy_mask.any()
 
 
 def test_what_the_engine_did_not_give_is_missed():
     with pytest.raises(ValueError, match="this engine does not give them"):
-        Step.of([batch(1)], [experience([1])], TokenRules(reads_entropies=True))
+        Step.of([experience([1])], TokenRules(reads_entropies=True))
     corrects = TokenRules(corrects_sampler=True)
     with pytest.raises(ValueError, match="the engine gave no log-probs"):
-        Step.of([batch(1)], [experience([1])], corrects)
+        Step.of([experience([1])], corrects)
     part = experience([2, 1])
     part.rollout.logprobs = torch.tensor([[-1.0, -2.0], [-1.0, math.nan]])
-    Step.of([batch(1)], [part], corrects)
+    Step.of([part], corrects)
     assert part.sampler_logprobs is part.rollout.logprobs
     part.rollout.logprobs[0, 1] = -math.inf
     with pytest.raises(ValueError, match="the engine gave a token no finite log-prob"):
-        Step.of([batch(1)], [part], corrects)
+        Step.of([part], corrects)
 
 
 def test_each_iteration_has_the_same_experiences_in_the_same_order():
-    places = [batch(2), batch(0, bad=2), batch(1)]
-    parts = [experience([1]) for _ in places]
-    step = Step.of(places, parts)
+    parts = [experience([1]) for _ in range(3)]
+    step = Step.of(parts)
     for iteration in range(3):
         assert step.iteration == iteration
-        assert [step.experience_of(place) for place in reversed(places)] == parts[::-1]
-        places = [batch(0) for _ in range(3)]
-        step = step.again(places)
-
-
-def test_a_micro_batch_of_another_step_is_an_error():
-    step = Step.of([batch(1)], [experience([1])])
-    with pytest.raises(RuntimeError, match="not drawn for this optimizer step"):
-        step.experience_of(batch(1))
+        assert [step.experience_of(number) for number in range(3)] == parts
+        step = step.next_iteration([batch(0) for _ in range(3)])
 
 
 @pytest.mark.parametrize("drawn", [[batch(1)], [batch(0, bad=1)], []], ids=["a prompt", "a bad sample", "nothing"])
 def test_what_is_drawn_between_the_iterations_must_be_empty(drawn):
-    step = Step.of([batch(1)], [experience([1])])
+    step = Step.of([experience([1])])
     with pytest.raises(RuntimeError, match="in the midst of the steps on the same completions"):
-        step.again(drawn)
+        step.next_iteration(drawn)

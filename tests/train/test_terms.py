@@ -118,7 +118,7 @@ def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkey
         weights = [math.exp(each) if math.exp(each) <= 1.3 else 0.0 for each in logs]
         masked += weights.count(0.0)
         total += sum(-0.8 * experience.advantages[n].item() * w for w in weights) / length
-    tokens = int(experience.mask.sum())
+    tokens = int(experience.loss_mask.sum())
     assert 0 < masked < tokens and loss == pytest.approx(total / rows, rel=1e-4)
     assert trainer.meter.flush()["sampler/limited_frac"] == pytest.approx(masked / tokens)
 

@@ -33,6 +33,7 @@ def flags(tiny_checkpoint, tmp_path):
         (["--dataset_use=example", "--reward_funcs=accuracyy"], 2, "no reward function is named 'accuracyy'"),
         (["--dataset_use=example", "--resume_from_checkpoint=none"], 2, "not a checkpoint"),
         (["--dataset_use=example", "--max_steps=6", "--num_iterations=2", "--save_steps=0.5"], 2, "--save_steps 3 is"),
+        (["--dataset_use=example%20", "--dataloader_drop_last=1", "--per_device_train_batch_size=2"], 2, "to train on"),
         (["--dataset_use=example", "--columns=a=b"], 1, r"records.json\[0\]: --columns names 'a'; the row has"),
     ],
 )
@@ -46,7 +47,7 @@ def test_wrong_settings_and_data(wrong, code, message, flags, capfd):
 def test_a_tracker_that_is_not_installed(flags, capfd):
     code, line = refused(capfd, *flags, "--dataset_use=example", "--report_to=dvclive")
     assert code == 2
-    assert line.startswith("qwenvl train: --report_to dvclive: its package is not installed")
+    assert line.startswith("qwenvl train: --report_to dvclive: its package is not installed; pip install dvclive")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -125,13 +126,15 @@ def test_adapters_and_whole_weights_do_not_go_on_from_each_other(lora, flags, tm
 SKIP = ["--on_nonfinite", "skip"]
 
 
-def test_the_command_ends_with_a_summary_that_names_the_next_one(flags, tmp_path, capfd):
+def test_the_command_ends_with_a_summary_that_names_the_next_one(flags, tmp_path, capfd, caplog):
     main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2", *SKIP])
     lines = capfd.readouterr().err.splitlines()
     summary = lines[lines.index(f"{tmp_path}/out: 1 steps") :]
     assert [line.split()[0] for line in summary[1:]] == ["reward", "eval", "warnings", "look", "next"]
     (row,) = read_metrics(tmp_path / "out", "train")
     assert row["nonfinite/skipped_steps"] == 0 and row["group/unique_frac"] > 0 and row["reward/max"] == 0
+    assert "is of 1 record" in caplog.text and "are trained on too" in caplog.text
+    assert "warnings  4, the first: " in summary[3]
     assert "had equal rewards" in summary[3] and summary[5].startswith("  next      qwenvl preview example%20 --n 8")
 
 

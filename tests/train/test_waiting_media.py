@@ -37,11 +37,11 @@ def test_training_is_the_same_to_the_last_bit(make_trainer, tmp_path, monkeypatc
         return trainer
 
     in_memory = trained("in memory")
-    assert not any(_map_of(each) for each in media_of(in_memory.draws.present))
+    assert not any(_map_of(each) for each in media_of(in_memory.queue.present))
     monkeypatch.setattr(waiting_media, "LARGE", 0)
     waiting = trained("waiting")
     experiences = waiting.step.experiences
-    drawn, encoded = media_of(waiting.draws.present), media_of(each.prompts for each in experiences)
+    drawn, encoded = media_of(waiting.queue.present), media_of(each.prompts for each in experiences)
     assert drawn and encoded and all(map(_map_of, [*drawn, *encoded]))
     assert not media_of(each.batch for each in experiences)
     weights = dict(in_memory.model.named_parameters())
@@ -53,7 +53,7 @@ def test_one_micro_batch_keeps_its_features_and_no_pixels(make_trainer, monkeypa
     monkeypatch.setattr(waiting_media, "LARGE", 0)
     trainer = make_trainer(per_device_train_batch_size=4, max_steps=1)
     trainer.train()
-    assert all(map(_map_of, media_of(trainer.draws.present)))
+    assert all(map(_map_of, media_of(trainer.queue.present)))
     encoded = media_of(each.prompts for each in trainer.step.experiences)
     assert encoded and not any(map(_map_of, encoded))
 

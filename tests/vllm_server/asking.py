@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from qwenvl.vllm_server.wire.body import Refusal
+from qwenvl.vllm_server.wire.body import Refusal, secret
 from qwenvl.vllm_server.wire.health import Health
 from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
@@ -18,7 +18,7 @@ class Client:
     """Asks the server at ``url``, and raises its refusals."""
 
     url: str
-    token: str = ""
+    token: str = field(default_factory=secret)
 
     def health(self) -> Health:
         return Health.unpack(self.ask("/health"))

@@ -8,23 +8,23 @@ from contextlib import contextmanager
 import torch
 from safetensors.torch import load_file
 
-from qwenvl.vllm_server.backend import Completions
 from qwenvl.vllm_server.family import Shape
 from qwenvl.vllm_server.server import Server
 from qwenvl.vllm_server.settings import parse
 from qwenvl.vllm_server.web import Web
-from qwenvl.vllm_server.wire.link import GlooGroup, LinkRequest
-from qwenvl.vllm_server.wire.sampling import SampleRequest
+from qwenvl.vllm_server.wire.body import secret
+from qwenvl.vllm_server.wire.link import LinkGroup, LinkRequest
+from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsRequest
 
 
-def linked(request: LinkRequest) -> GlooGroup:
+def linked(request: LinkRequest) -> LinkGroup:
     """The end of a link at its only worker."""
     assert request.kind == "gloo"
-    return GlooGroup(request.settings["store"], 1, request.settings["size"], request.settings["seconds"])
+    return LinkGroup("gloo", request.store, 1, request.size, request.seconds)
 
 
-def received(group: GlooGroup, request: WeightsRequest) -> dict[str, torch.Tensor]:
+def received(group: LinkGroup, request: WeightsRequest) -> dict[str, torch.Tensor]:
     """The weights of float32 that come along it."""
     shapes = {name: torch.Size(shape) for name, shape in request.shapes.items()}
     flat = torch.empty(sum(shape.numel() for shape in shapes.values()))
@@ -42,7 +42,7 @@ class FakeEngine:
         parameters: of the model.
     """
 
-    shape = Shape("qwen2_vl", vocab_size=100, merge_size=2, feature_width=3, max_model_len=64, tied=True)
+    shape = Shape("qwen2_vl", sizes={"vocab_size": 100}, merge_size=2, feature_width=3, max_model_len=64, tied=True)
     dtype = "float32"
     workers, nccl = 1, 0
 
@@ -57,7 +57,7 @@ class FakeEngine:
 
     def check(self, request: SampleRequest) -> None: ...
 
-    def sample(self, request: SampleRequest, salt: str) -> Completions:
+    def sample(self, request: SampleRequest, salt: str) -> SampleAnswer:
         self.entered.set()
         self.gate.wait()
         if self.error is not None:
@@ -65,7 +65,9 @@ class FakeEngine:
         rows = [prompt for prompt in request.prompts for _ in range(request.group_size)]
         ids = tuple(prompt.ids[:1] for prompt in rows)
         logprobs = tuple(torch.full((1,), -float(len(self.weights))) for _ in rows)
-        return Completions(ids, logprobs, ("length",) * len(rows), cached_tokens=4)
+        return SampleAnswer(
+            request.version, "", ids, logprobs, ("length",) * len(rows), prompt_tokens=3, cached_tokens=4
+        )
 
     def load(self, path: str) -> set[str]:
         given = load_file(path)
@@ -91,12 +93,12 @@ class FakeEngine:
 
 
 @contextmanager
-def serving(engine: FakeEngine, *flags: str, token: str = ""):
+def serving(engine: FakeEngine, *flags: str):
     """The real server around ``engine``, and its web. ``server.ended`` gets the reason in the place of an end."""
     server = Server(parse(["tiny", "--port", "0", *flags]))
     server.exit = lambda: None
     server.load(lambda: engine)
-    with Web(("127.0.0.1", 0), server, token) as web:
+    with Web(("127.0.0.1", 0), server, secret()) as web:
         thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:

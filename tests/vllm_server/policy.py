@@ -14,7 +14,7 @@ from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.remote.prompts import prompts_for_server
+from qwenvl.rollout.remote.engine import prompts_for_server
 from qwenvl.types import RolloutBatch
 from qwenvl.vllm_server.wire.sampling import Draw, SampleAnswer, SampleRequest
 from tests.vllm_server.asking import Client

@@ -9,9 +9,9 @@ import torch
 
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.remote import weights as weights_module
-from qwenvl.rollout.remote.handover import Handover
 from qwenvl.rollout.remote.link import Links
 from qwenvl.rollout.remote.server import Server, ServerLostError
+from qwenvl.rollout.remote.weights import Handover
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
 
 pytestmark = pytest.mark.vllm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,8 +14,8 @@ from safetensors.torch import save_file
 from qwenvl.vllm_server import web
 from qwenvl.vllm_server.server import Server
 from qwenvl.vllm_server.settings import parse
-from qwenvl.vllm_server.wire.body import Refusal
-from qwenvl.vllm_server.wire.link import GlooGroup, LinkRequest
+from qwenvl.vllm_server.wire.body import Refusal, secret
+from qwenvl.vllm_server.wire.link import LinkGroup, LinkRequest
 from qwenvl.vllm_server.wire.sampling import Draw, Prompt, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsRequest
 from tests.vllm_server.asking import Client
@@ -98,17 +99,17 @@ def test_weights_along_a_link(tmp_path):
     """The server waits for the trainer's end, and takes only what comes along the link that it has."""
     engine = FakeEngine(set(WEIGHTS))
     with serving(engine) as (_, url), ThreadPoolExecutor(1) as pool:
-        client, settings = Client(url), {"store": str(tmp_path / "store"), "size": 2, "seconds": 30.0}
+        client, settings = Client(url), (str(tmp_path / "store"), 2, 30.0)
         shapes = {name: tuple(value.shape) for name, value in WEIGHTS.items()}
         along = WeightsRequest(1, None, link="one", shapes=shapes)
         assert "along link one, the server has none" in refused("link", client.weights, along)
-        said = refused("request", client.link, LinkRequest("one", "nccl"))
-        assert said == "this server computes on a CPU, where there is no nccl"
-        assert "expected one of nccl, ipc, gloo, got 'radio'" in refused(
-            "request", client.link, LinkRequest("one", "radio")
+        said = refused("request", client.link, LinkRequest("one", "nccl", *settings))
+        assert said == "the workers of this server take weights by gloo, not by nccl"
+        assert "expected one of nccl, gloo, got 'radio'" in refused(
+            "request", client.link, LinkRequest("one", "radio", *settings)
         )
-        joined = pool.submit(client.link, LinkRequest("one", "gloo", settings))
-        group = GlooGroup(settings["store"], 0, 2, 30.0)
+        joined = pool.submit(client.link, LinkRequest("one", "gloo", *settings))
+        group = LinkGroup("gloo", settings[0], 0, 2, 30.0)
         joined.result()
         other = WeightsRequest(1, None, link="two", shapes=shapes)
         assert "along link two, the server has one" in refused("link", client.weights, other)
@@ -125,9 +126,9 @@ def test_weights_along_a_link(tmp_path):
 def test_a_link_that_breaks_ends_the_server(tmp_path):
     engine = FakeEngine(set(WEIGHTS))
     with serving(engine) as (_, url), ThreadPoolExecutor(1) as pool:
-        client, settings = Client(url), {"store": str(tmp_path / "store"), "size": 2, "seconds": 0.5}
-        joined = pool.submit(client.link, LinkRequest("one", "gloo", settings))
-        group = GlooGroup(settings["store"], 0, 2, 30.0)
+        client, settings = Client(url), (str(tmp_path / "store"), 2, 0.5)
+        joined = pool.submit(client.link, LinkRequest("one", "gloo", *settings))
+        group = LinkGroup("gloo", settings[0], 0, 2, 30.0)
         joined.result()
         shapes = {name: tuple(value.shape) for name, value in WEIGHTS.items()}
         refused("engine", client.weights, WeightsRequest(1, None, link="one", shapes=shapes))
@@ -142,8 +143,6 @@ def test_weights_by_a_file(tmp_path):
         gone = WeightsRequest(1, None, path=str(path))
         assert "no file of weights" in refused("request", client.weights, gone)
         save_file(WEIGHTS, path)
-        other = WeightsRequest(1, None, path=str(path), sha256="0" * 64)
-        assert "has the sha256" in refused("request", client.weights, other)
         assert client.weights(gone).version == 1
         assert set(engine.weights) == set(WEIGHTS)
 
@@ -190,12 +189,46 @@ def test_a_request_that_is_not_done_in_time_ends_the_server():
         refused("engine", Client(url).sample, request())
 
 
+@pytest.mark.parametrize("content", [b"", b"root:x:0:0:root:/root:/bin/bash\n" * 9, b"\xff" * 64, bytes(64)])
+def test_a_file_that_holds_no_weights_is_refused_and_the_server_stays(tmp_path, content):
+    path = tmp_path / "passwd"
+    path.write_bytes(content)
+    with serving(FakeEngine()) as (_, url):
+        said = refused("request", Client(url).weights, WeightsRequest(1, None, path=str(path)))
+        assert said == f"{path}: not a file of safetensors"
+        assert Client(url).health().raised is None and Client(url).health().version == 0
+
+
 def test_a_token_is_asked_for():
-    with serving(FakeEngine(), token="secret") as (_, url):
-        for wrong in ("", "secre", "secretly"):
+    with serving(FakeEngine()) as (_, url):
+        for wrong in ("", secret()[:-1], f"{secret()}x"):
             refused("token", Client(url, wrong).health)
-        refused("token", Client(url).sample, request())
-        assert Client(url, "secret").health().version == 0
+        refused("token", Client(url, "").sample, request())
+        assert Client(url).health().version == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, True),
+        ({"Host": "localhost:9000"}, True),  # of a tunnel
+        ({"Host": "attacker.example:8200"}, False),  # a name that was bound to this machine's address
+        ({"Host": ""}, False),
+        ({"Origin": "http://attacker.example"}, False),
+    ],
+)
+def test_what_a_web_page_sends_is_refused(headers, allowed):
+    with serving(FakeEngine()) as (_, url):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        connection.request("GET", "/health", headers={"Authorization": f"Bearer {secret()}", **headers})
+        assert connection.getresponse().status == (200 if allowed else 403)
+
+
+def test_a_connection_without_a_request_is_closed(monkeypatch):
+    monkeypatch.setattr(web.Handler, "timeout", 0.2)
+    with serving(FakeEngine()) as (_, url), socket.create_connection(url.removeprefix("http://").split(":")) as idle:
+        idle.settimeout(60)
+        assert idle.recv(1) == b""
 
 
 def test_paths_and_sizes_are_checked(monkeypatch):
@@ -208,6 +241,7 @@ def test_paths_and_sizes_are_checked(monkeypatch):
         assert "at most 10" in refused("size", client.ask, "/sample", b"x" * 11)
         connection = http.client.HTTPConnection(url.removeprefix("http://"))
         connection.putrequest("POST", "/sample")
+        connection.putheader("Authorization", f"Bearer {secret()}")
         connection.endheaders()
         answer = connection.getresponse()
         assert "no Content-Length" in str(Refusal.of_answer(answer.status, answer.read()))
@@ -215,8 +249,8 @@ def test_paths_and_sizes_are_checked(monkeypatch):
 
 def test_a_refusal_reaches_one_who_sends_much():
     """More than the buffers of the connection hold: the sender is still at it when it is refused."""
-    with serving(FakeEngine(), token="secret") as (_, url):
-        refused("token", Client(url).ask, "/sample", bytes(2**25))
+    with serving(FakeEngine()) as (_, url):
+        refused("token", Client(url, "").ask, "/sample", bytes(2**25))
 
 
 def test_sleep_and_wake():

@@ -58,7 +58,7 @@ def test_weights_arrive_as_they_were_sent():
     got = WeightsRequest.unpack(sent.pack())
     assert replace(got, tensors={}) == replace(sent, tensors={})
     assert got.tensors["a"].equal(whole[:2]) and got.tensors["b"].equal(whole[1:].T)
-    by_path = WeightsRequest(2, None, path="/dev/shm/w", sha256="00")
+    by_path = WeightsRequest(2, None, path="/dev/shm/w")
     assert WeightsRequest.unpack(by_path.pack()) == by_path
     answer = WeightsAnswer(None, 0.5, "ab")
     assert WeightsAnswer.unpack(answer.pack()) == answer
@@ -145,7 +145,23 @@ def test_a_refusal_arrives_as_it_was_raised():
 
 def test_health_tells_another_program_from_a_server():
     health = Health(
-        PROTOCOL, "ab", 1, 0, "m", "qwen2_vl", 9, 8, "float32", True, "0.32.0", 99, 1.5, False, False, 1, 0, None
+        PROTOCOL,
+        "ab",
+        1,
+        0,
+        "m",
+        "qwen2_vl",
+        {"hidden_size": 8},
+        "float32",
+        True,
+        "0.32.0",
+        99,
+        1.5,
+        False,
+        False,
+        1,
+        0,
+        None,
     )
     assert Health.unpack(health.pack()) == health
     other = json.loads(health.pack()) | {"protocol": PROTOCOL + 1}

@@ -27,7 +27,7 @@ from qwenvl.data.prompt_length import Ruler
 from qwenvl.disk_store import DiskStore
 from qwenvl.types import ClipMeta
 
-FORMAT = 2  # goes up when this library makes other pixels, times or changes of the same file
+FORMAT = 3  # goes up when this library makes other pixels, times or changes of the same file
 
 
 class FrameCache:

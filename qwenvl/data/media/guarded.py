@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import signal
 import tempfile
 import time
 from collections import defaultdict
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout, WithFile
+from qwenvl.child import Child, ChildDied, ChildError, ChildFailed, ChildTimeout, WithFile
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.clip.reader import PART_BYTES, ClipReader
 
@@ -48,18 +49,16 @@ class GuardedClip:
 
     Raises:
         BadMediaError: as ``ClipReader`` raises it, or the clip exceeds a bound, or its decoder crashed.
+        MemoryError: the system killed the child, and a second one too. Reading raises it as well.
     """
 
     def __init__(self, path: str, backend: str, *, timeout: float, memory_gb: float, strict: bool = False) -> None:
         self.path = path
+        self._backend, self._strict = backend, strict
         self._timeout, self._memory_gb = timeout, memory_gb
         self._pool = _idle[os.getpid(), backend, memory_gb]
-        child = self._pool.pop() if self._pool else None
-        if child is None or not child.alive:
-            kept = {name: value for name, value in _KEEP_MEMORY.items() if name not in os.environ}
-            child = Child(f"{__name__}:serve", backend, memory_bytes=int(memory_gb * 1e9), environment=kept)
-        self._child: Child | None = child
-        self._deadline = time.monotonic() + timeout
+        self._child: Child | None = None
+        self._closed = False
         try:
             self.frame_times, self.duration, self.size, self.notes = self._ask("open", (path, strict))
         except BaseException:
@@ -77,6 +76,7 @@ class GuardedClip:
         if self._child is not None:
             self._pool.append(self._child)
             self._child = None
+        self._closed = True
 
     @property
     def frame_count(self) -> int:
@@ -107,25 +107,55 @@ class GuardedClip:
         """
         import torch
 
-        left = len(indices)
-        request: tuple[str, Any] = ("parts", (tuple(indices), most_bytes))
+        left = tuple(indices)
         while left:
-            frames = self._ask(*request)
+            frames = self._ask("part", (left, most_bytes))
             part = map_frames(frames.descriptor, frames.value)
-            left, request = left - len(part), ("next part", None)
+            left = left[len(part) :]
             yield torch.from_numpy(part).permute(0, 3, 1, 2)
 
-    def _ask(self, *request: Any) -> Any:
-        """Send a request to the child and wait for the answer until the clip's time is up."""
-        if self._child is None:
+    def _ask(self, kind: str, argument: Any) -> Any:
+        """The answer to a request. A child that the system kills is replaced once: most often memory was full."""
+        if self._closed:
             raise ValueError(f"{self.path}: the clip is closed")
+        for _ in range(2):
+            try:
+                if self._child is None:
+                    self._child = self._unused_child()
+                    self._deadline = time.monotonic() + self._timeout
+                    if kind != "open":
+                        self._answer("open", (self.path, self._strict))
+                return self._answer(kind, argument)
+            except ChildError as error:
+                self._child = None
+                if error.exit_code == -signal.SIGKILL:
+                    continue
+                if isinstance(error, ChildDied):
+                    raise BadMediaError(self.path, f"its decoder crashed (exit code {error.exit_code})") from None
+                raise
+        raise MemoryError(
+            "the system killed the process that decodes twice, as it does where memory is full: decode in fewer "
+            "processes (--dataloader_num_workers, or --jobs of data check), or refuse clips that take much "
+            f"(--decode_memory_gb, now {self._memory_gb:g})"
+        )
+
+    def _unused_child(self) -> Child:
+        child = self._pool.pop() if self._pool else None
+        if child is not None and child.alive:
+            return child
+        kept = {name: value for name, value in _KEEP_MEMORY.items() if name not in os.environ}
+        memory_bytes = int(self._memory_gb * 1e9)
+        return Child(f"{__name__}:serve", self._backend, memory_bytes=memory_bytes, environment=kept)
+
+    def _answer(self, *request: Any) -> Any:
+        """Send a request to the child and wait for the answer until the clip's time is up."""
+        assert self._child is not None
         try:
             answer = self._child.ask(request, max(0.0, self._deadline - time.monotonic()))
         except ChildTimeout:
+            self._child = None
             reason = f"not decoded within {self._timeout:g} s (--decode_timeout); its decoder was killed"
-            raise self._lost(reason) from None
-        except ChildDied as error:
-            raise self._lost(f"its decoder crashed (exit code {error.exit_code})") from None
+            raise BadMediaError(self.path, reason) from None
         except ChildFailed as error:
             raise RuntimeError(f"{self.path}: the decoding process failed:\n{error.details}") from None
         if isinstance(answer, MemoryError):
@@ -133,10 +163,6 @@ class GuardedClip:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def _lost(self, reason: str) -> BadMediaError:
-        self._child = None
-        return BadMediaError(self.path, reason)
 
 
 def map_frames(descriptor: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -156,10 +182,11 @@ def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:
         import_module(_LIBRARIES[backend])
     clip: ClipReader | None = None
     parts: Iterator[np.ndarray] = iter(())
+    left: tuple[int, ...] = ()  # the numbers of the frames that `parts` has not given yet
     shared = SharedFrames()
 
     def answer(request: tuple[str, Any]) -> Any:
-        nonlocal clip, parts
+        nonlocal clip, parts, left
         kind, argument = request
         try:
             if kind == "check":
@@ -168,10 +195,15 @@ def serve(backend: str) -> Callable[[tuple[str, Any]], Any]:
                 return clip.look(argument)
             if kind == "read":
                 return shared.give(clip.read_array(argument, shared.empty).shape)
-            if kind == "parts":
-                parts = clip.array_parts(argument[0], argument[1], shared.empty)
-            if kind in ("parts", "next part"):
-                return shared.give(next(parts).shape)
+            if kind == "part":
+                wanted, most_bytes = argument
+                if wanted != left:
+                    parts = clip.array_parts(wanted, most_bytes, shared.empty)
+                left = ()
+                part = next(parts)
+                left = wanted[len(part) :]
+                return shared.give(part.shape)
+            left = ()
             if clip is not None:
                 clip.close()
                 clip = None

@@ -24,8 +24,11 @@ MAIN_KEYS = "`conversations`, `messages` or `prompt`"
 ROLES: dict[str, Role] = {"system": "system", "human": "user", "gpt": "assistant"}
 MESSAGE_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 MEDIA_TAG = re.compile(r"<(video|image)>")
-# A prompt that spells these out would be taken for media by the model's processor.
-VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+# Text that spells these out would be tokenized as media or as the end of a turn.
+CONTROL_TOKENS = (
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+)
 # Keys of a typed video part, by the key of `meta` that means the same.
 PART_META = {
     "fps": "video_fps",
@@ -47,6 +50,7 @@ USUAL_NAMES = {
     "video": ("video_path", "video_file", "clip"),
     "image": ("image_path", "image_file"),
 }
+UNREAD_SOLUTION = '; where no reward reads one, write any text, such as "-"'
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 NESTED_COLUMNS |= {"options", "choices", "candidates"}
@@ -123,7 +127,7 @@ def _from_conversations(row: dict[str, Any], where: str) -> Draft:
         raise RecordError(f'{place}[{len(messages) - 1}].from: expected the last turn to be "gpt", the solution')
     solution = messages.pop().text
     if not solution.strip():
-        raise RecordError(f"{place}[{len(messages)}].value: the solution is empty")
+        raise RecordError(f"{place}[{len(messages)}].value: the solution is empty{UNREAD_SOLUTION}")
     check_prompt(messages, place)
     videos, images = (_media(row, key, where) for key in ("video", "image"))
     _check_tags(messages, videos, images, where, row)
@@ -145,6 +149,7 @@ def _from_messages(row: dict[str, Any], where: str, key: str) -> Draft:
     if solution is None and trailing is None:
         raise RecordError(
             f"{where}: expected a `solution`, `reward_model.ground_truth`, or a last assistant turn that holds it"
+            f"{UNREAD_SOLUTION}"
         )
     videos = _media(row, "videos" if "videos" in row else "video", where)
     images = _media(row, "images" if "images" in row else "image", where)
@@ -164,7 +169,7 @@ def _from_messages(row: dict[str, Any], where: str, key: str) -> Draft:
             metas[i] = (metas[i] or {}) | own or None
     text = solution if solution is not None else trailing.text
     if not text.strip():
-        raise RecordError(f"{where}: the solution is empty")
+        raise RecordError(f"{where}: the solution is empty{UNREAD_SOLUTION}")
     return Draft(messages, text, videos, images, metas)
 
 
@@ -236,10 +241,11 @@ def _part(part: Any, place: str, found: _Parts) -> str:
 def _checked_text(text: Any, place: str) -> str:
     if not isinstance(text, str):
         raise RecordError(f"{place}: expected a string, got {kind_of(text)}")
-    for token in VISION_TOKENS:
+    for token in CONTROL_TOKENS:
         if token in text:
             raise RecordError(
-                f"{place}: contains the model's own token {token}; write <video> or <image> where media belongs"
+                f"{place}: contains the model's own token {token}, which the chat template writes; leave it out, and "
+                "write <video> or <image> where media belongs"
             )
     return text
 

@@ -168,10 +168,10 @@ class Padding:
         return cls._shifted(spans, length, [(row + 1) * length - bound for row, bound in enumerate(spans.bounds[1:])])
 
     @classmethod
-    def on_the_right(cls, spans: Spans) -> Padding:
-        """For completions, whose last state is not needed."""
+    def on_the_right(cls, spans: Spans, least: int = 2) -> Padding:
+        """For completions, whose last state is not needed, and for keys and values, in rows of at least ``least``."""
         # A single token would go by the kernel for sampling, which on a GPU has no gradient.
-        length = max(2, spans.longest)
+        length = max(least, spans.longest)
         return cls._shifted(spans, length, [row * length - bound for row, bound in enumerate(spans.bounds[:-1])])
 
     @classmethod
@@ -183,8 +183,12 @@ class Padding:
 
     def run(self, layer: Layer, row: Tensor, state: State) -> Tensor:
         """Runs the sequences, each on from its row of ``state``: S x width -> S x width."""
-        batch = row.new_zeros(self.rows * self.length, row.shape[-1]).index_copy(0, self.places, row)
-        return layer(batch.unflatten(0, (self.rows, self.length)), cache_params=state).flatten(0, 1)[self.places]
+        return layer(self.pad(row), cache_params=state).flatten(0, 1)[self.places]
+
+    def pad(self, row: Tensor) -> Tensor:
+        """S x .. -> rows x length x .., zeros where there is no token."""
+        batch = row.new_zeros(self.rows * self.length, *row.shape[1:]).index_copy(0, self.places, row)
+        return batch.unflatten(0, (self.rows, self.length))
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,11 @@ class PrefixCache:
         self.prompts = Spans.of(prompt_lengths, device)
         self.slots = (len(prompt_lengths), group_size)
         lengths, longest = self.prompts.offsets.diff(), self.prompts.longest
-        self._present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
+        present = torch.arange(longest, device=device) < lengths[:, None]  # P x L
+        self._padding = Padding.on_the_right(self.prompts, least=1)
         self._bias = torch.full((len(prompt_lengths), 1, 1, longest + capacity), -torch.inf, device=device)
-        self._bias[..., :longest].masked_fill_(self._present[:, None, None], 0.0)
-        self._ragged = not self._present.all()
+        self._bias[..., :longest].masked_fill_(present[:, None, None], 0.0)
+        self._ragged = len(set(prompt_lengths)) > 1
         self._capacity = capacity
         self._fixed_sizes = fixed_sizes
         self._newest = torch.full((1,), -1, device=device)
@@ -176,9 +177,7 @@ class PrefixCache:
 
     def _padded(self, x: Tensor) -> Tensor:
         """S x heads x D, the prompts end to end -> P x heads x L x D with zeros where a prompt has ended."""
-        padded = x.new_zeros(*self._present.shape, *x.shape[1:])
-        padded[self._present] = x
-        return _laid_out(padded.transpose(1, 2))
+        return _laid_out(self._padding.pad(x).transpose(1, 2))
 
 
 def _laid_out(x: Tensor) -> Tensor:

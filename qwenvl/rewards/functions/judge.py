@@ -9,12 +9,12 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from qwenvl.files import cache_root, check_installed, plain_file, require, written_whole
-from qwenvl.rewards.function import RewardError, RewardFunction, call_plain
+from qwenvl.rewards.function import Argument, RewardError, RewardFunction, call_plain
+from qwenvl.rewards.functions.shaping import ACCURACY
 from qwenvl.rewards.functions.text import answer_of, solution_of
-from qwenvl.rewards.options import FunctionSettings
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -44,45 +44,57 @@ class JudgeError(Exception):
 
 
 class JudgeReward:
-    """What a judge model says of the answer: ``judge_correct``, ``judge_wrong``, or ``judge_bad_format``.
+    """The verdict of a judge model on the answer: ``correct``, ``wrong``, or ``bad_format``.
 
-    A completion without an answer block gets ``judge_bad_format``. One that the function ``correctness_func`` gives 1
-    gets ``judge_correct`` without asking. For the others ``judge_model`` is asked, at the OpenAI-compatible server
-    ``judge_base_url``, with the key in JUDGE_API_KEY or OPENAI_API_KEY of the environment. The prompt is the file
-    ``judge_prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
-    correct" or "VERDICT: wrong". Verdicts are kept in the folder ``judge_cache`` and not asked for twice. The client of
-    the package ``openai`` repeats a failed request ``judge_retries`` times with growing pauses, where that may help. A
+    A completion without an answer block gets ``bad_format``. One that the function ``correctness_func`` gives 1
+    gets ``correct`` without asking. For the others ``model`` is asked, at the OpenAI-compatible server
+    ``base_url``, with the key in JUDGE_API_KEY or OPENAI_API_KEY of the environment. The prompt is the file
+    ``prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
+    correct" or "VERDICT: wrong". Verdicts are kept in the folder ``cache`` and not asked for twice. The client of
+    the package ``openai`` repeats a failed request ``retries`` times with growing pauses, where that may help. A
     reply without a verdict is asked for again as often. After that the row fails: it never gets a value in silence.
     With the values 1, -1, -1 this is the reward of verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
     """
 
     def __init__(
         self,
-        correctness: RewardFunction,
-        judge_base_url: str | None,
-        judge_model: str | None,
-        judge_prompt: str | None = None,
-        judge_correct: float = FunctionSettings.judge_correct,
-        judge_wrong: float = FunctionSettings.judge_wrong,
-        judge_bad_format: float = FunctionSettings.judge_bad_format,
-        judge_timeout: float = FunctionSettings.judge_timeout,
-        judge_retries: int = FunctionSettings.judge_retries,
-        judge_concurrency: int = FunctionSettings.judge_concurrency,
-        judge_cache: str | None = None,
+        base_url: Annotated[
+            str | None, Argument("Address of the OpenAI-compatible server, such as http://localhost:8000/v1. Required.")
+        ] = None,
+        model: Annotated[str | None, Argument("Name of the model on its server. Required.")] = None,
+        prompt: Annotated[
+            str | None,
+            Argument("File with the prompt, with {question}, {solution} and {answer}. None: one of our own."),
+        ] = None,
+        correctness_func: Annotated[
+            RewardFunction, Argument("Reward whose value 1 makes an answer correct without a request.")
+        ] = ACCURACY,
+        correct: Annotated[float, Argument("Value of a correct answer.")] = 1.0,
+        wrong: Annotated[float, Argument("Value of a wrong answer.")] = 0.0,
+        bad_format: Annotated[float, Argument("Value of a completion without an answer block.")] = 0.0,
+        timeout: Annotated[float, Argument("Limit of one request.", "seconds", above=0)] = 60.0,
+        retries: Annotated[int, Argument("Requests after a failed one, with growing pauses.", least=0)] = 4,
+        concurrency: Annotated[int, Argument("Requests at a time.", least=1)] = 16,
+        cache: Annotated[
+            str | None,
+            Argument("Folder of cached verdicts. None: the folder judge of $QWENVL_CACHE (~/.cache/qwenvl)."),
+        ] = None,
     ) -> None:
-        if not judge_base_url or not judge_model:
-            raise RewardError("the judge needs --judge_base_url (such as http://localhost:8000/v1) and --judge_model")
-        if not judge_base_url.startswith(("http://", "https://")):
-            raise RewardError(f"--judge_base_url must begin with http:// or https://, got {judge_base_url!r}")
-        self._correctness = correctness
-        self._url, self._model = judge_base_url.rstrip("/"), judge_model
-        self._prompt = plain_file(judge_prompt).read_text(encoding="utf-8") if judge_prompt else PROMPT
+        if not base_url or not model:
+            raise RewardError(
+                "the judge needs a server and a model: judge(base_url='http://localhost:8000/v1', model='NAME')"
+            )
+        if not base_url.startswith(("http://", "https://")):
+            raise RewardError(f"judge: base_url must begin with http:// or https://, got {base_url!r}")
+        self._correctness = correctness_func
+        self._url, self._model = base_url.rstrip("/"), model
+        self._prompt = plain_file(prompt).read_text(encoding="utf-8") if prompt else PROMPT
         if {"answer", "solution"} - set(_PLACE.findall(self._prompt)):
-            raise RewardError(f"{judge_prompt}: the judge's prompt must contain {{solution}} and {{answer}}")
-        self._values = {True: judge_correct, False: judge_wrong, None: judge_bad_format}
+            raise RewardError(f"{prompt}: the judge's prompt must contain {{solution}} and {{answer}}")
+        self._values = {True: correct, False: wrong, None: bad_format}
         check_installed("openai", "judge")
-        self._timeout, self._retries, self._concurrency = judge_timeout, judge_retries, judge_concurrency
-        self._cache = Path(judge_cache) if judge_cache else cache_root() / "judge"
+        self._timeout, self._retries, self._concurrency = timeout, retries, concurrency
+        self._cache = Path(cache) if cache else cache_root() / "judge"
 
     async def __call__(
         self, completions: list[str], solution: list[str], prompts: list[Any], **columns: Any

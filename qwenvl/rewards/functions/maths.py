@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 from qwenvl.child import ChildDied, ChildFailed, ChildTimeout
 from qwenvl.files import check_installed, require
-from qwenvl.rewards.function import Unfinished
+from qwenvl.rewards.function import Argument, Unfinished
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
 from qwenvl.rewards.workers import Workers
 
@@ -42,9 +42,12 @@ class MathReward:
     value: it is named in the log and counted as ``reward/math_accuracy/unfinished``.
     """
 
-    def __init__(self, reward_workers: int = 0) -> None:
+    def __init__(
+        self,
+        workers: Annotated[int, Argument("Worker processes; 0 is 1.", least=0, default_of="reward_workers")] = 0,
+    ) -> None:
         check_installed("math_verify", "rewards")
-        self._workers = Workers(max(1, reward_workers), MEMORY, preload=f"{__name__}:warm_up")
+        self._workers = Workers(max(1, workers), MEMORY, preload=f"{__name__}:warm_up")
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float | Unfinished]:
         verdicts: list[bool | Future] = []

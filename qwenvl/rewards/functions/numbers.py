@@ -1,20 +1,33 @@
-"""Rewards for answers that are numbers."""
+"""Rewards for answers that are numbers, or arithmetic that reaches one (Countdown)."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from fractions import Fraction
+from typing import Annotated, Any
 
-from qwenvl.rewards.functions.text import pairs, solution_of
-from qwenvl.rewards.options import FunctionSettings
+from qwenvl.rewards.function import Argument
+from qwenvl.rewards.functions.text import answer_of, pairs, solution_of
+
+Tolerance = Annotated[float, Argument("Error that is accepted, times the solution where that is above 1.", least=0)]
 
 # Thousands may be set apart by commas; lengths are bounded so that a number is always one that can be computed with.
 _NUMBER = re.compile(
     r"(?<![0-9.])[-+]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,30})(?:\.[0-9]{1,30})?"
     r"(?:[eE][-+]?[0-9]{1,2})?(?!\.?[0-9])"
 )
+
+_CHARACTERS = frozenset("0123456789+-*/()= \t\n.")
+_LONGEST, _MOST_NODES, _LARGEST = 200, 64, 10**6
+_OPERATIONS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+}
 
 
 def numbers_in(text: str) -> list[Decimal]:
@@ -41,21 +54,17 @@ def count(completions: list[str], solution: list[str], **columns: Any) -> list[f
     return [float(number is not None and number == truth) for number, truth in _pairs(completions, solution)]
 
 
-class NumericReward:
+def numeric(completions: list[str], solution: list[str], *, tolerance: Tolerance = 1e-6, **columns: Any) -> list[float]:
     """1 if the answer's single number is within a tolerance of the solution's, else 0.
 
-    Within means |answer - solution| <= ``numeric_tolerance`` * max(1, |solution|): absolute for small numbers, relative
-    for large ones.
+    Within means |answer - solution| <= ``tolerance`` * max(1, |solution|): absolute for small numbers, relative for
+    large ones.
     """
-
-    def __init__(self, numeric_tolerance: float = FunctionSettings.numeric_tolerance) -> None:
-        self._tolerance = Decimal(repr(float(numeric_tolerance)))
-
-    def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float]:
-        return [
-            float(number is not None and abs(number - truth) <= self._tolerance * max(1, abs(truth)))
-            for number, truth in _pairs(completions, solution)
-        ]
+    share = Decimal(repr(float(tolerance)))
+    return [
+        float(number is not None and abs(number - truth) <= share * max(1, abs(truth)))
+        for number, truth in _pairs(completions, solution)
+    ]
 
 
 def regression(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -89,3 +98,57 @@ def _closeness(number: Decimal | None, truth: Decimal) -> float:
     if truth == 0:
         return float(number == 0)
     return 1.0 - float(min(abs(number - truth) / abs(truth), Decimal(1)))
+
+
+def countdown(completions: list[str], nums: list[list[int]], target: list[float], **columns: Any) -> list[float]:
+    """1 if the answer's expression uses each of the record's ``nums`` once and equals ``target`` within 1e-5, else 0.
+
+    The expression is what stands left of any ``=``. It has + - * / and parentheses over whole numbers, no ``**`` and no
+    ``//``, and is computed in exact fractions. Right of ``=`` only arithmetic may stand. An answer has at most 200
+    characters.
+    """
+    return [
+        float(solves(answer_of(text) or "", numbers, goal))
+        for text, numbers, goal in zip(completions, nums, target, strict=True)
+    ]
+
+
+def solves(answer: str, numbers: list[int], target: float) -> bool:
+    """Whether an expression uses exactly these numbers and reaches the target.
+
+    Example:
+        >>> solves("(7 - 3) * 6 = 24", [3, 6, 7], 24), solves("9**9**9**9", [9, 9, 9, 9], 1)
+        (True, False)
+    """
+    if len(answer) > _LONGEST or not _CHARACTERS.issuperset(answer):
+        return False
+    try:
+        tree = ast.parse(answer.split("=")[0].strip(), mode="eval").body
+        if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
+            return False
+        used: list[int] = []
+        value = _evaluate(tree, used)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return False
+    return sorted(used) == sorted(numbers) and abs(value - Fraction(target)) <= Fraction(1, 100_000)
+
+
+def check_countdown(solution: str, fields: Mapping[str, Any]) -> str | None:
+    """Why a record is no Countdown game: ``nums`` or ``target`` is missing or of another kind."""
+    nums, target = fields.get("nums"), fields.get("target")
+    if not isinstance(nums, list) or not nums or not all(type(n) is int and 0 <= n <= _LARGEST for n in nums):
+        return f"the field 'nums' must be a list of whole numbers from 0 to {_LARGEST}, got {nums!r}"
+    if isinstance(target, bool) or not isinstance(target, int | float) or not abs(target) <= _LARGEST:
+        return f"the field 'target' must be a number up to {_LARGEST}, got {target!r}"
+    return None
+
+
+def _evaluate(node: ast.AST, used: list[int]) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= _LARGEST:
+        used.append(node.value)
+        return Fraction(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand, used)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_evaluate(node.left, used), _evaluate(node.right, used))
+    raise ValueError("only whole numbers, + - * / and parentheses are read")

@@ -64,7 +64,7 @@ class RewardModel:
         """Load the model at the first call. A run that stops while it reads its data need not have loaded it."""
         if self._model is not None:
             return
-        import torch
+        from accelerate import PartialState  # the device of this process: that of the run where one has begun
         from transformers import AutoModelForSequenceClassification, AutoProcessor, AutoTokenizer
 
         model = AutoModelForSequenceClassification.from_pretrained(self._path, dtype="auto", trust_remote_code=False)
@@ -83,8 +83,7 @@ class RewardModel:
             tokenizer.pad_token = tokenizer.eos_token
         # The score is read at the last token that is not padding, which the model finds by the pad token's id.
         model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model, self._processor = model.eval().requires_grad_(False).to(device), processor
+        self._model, self._processor = model.eval().requires_grad_(False).to(PartialState().device), processor
 
 
 def _parts(text: str, files: Mapping[str, Any]) -> list[dict[str, str]]:

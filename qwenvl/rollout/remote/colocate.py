@@ -1,4 +1,4 @@
-"""A server that a process of the run starts itself, on its own GPU, and that ends with it."""
+"""From the options to an engine of servers, and a server that a process of the run starts itself, on its own GPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,61 @@ from pathlib import Path
 import torch
 
 from qwenvl.files import cache_root
+from qwenvl.rollout.local import LocalEngine
+from qwenvl.rollout.options import EngineOptions
+from qwenvl.rollout.remote.engine import VllmEngine
+from qwenvl.rollout.remote.link import Links
 from qwenvl.rollout.remote.server import Server, ServerLostError, ServerRefusedError
+from qwenvl.rollout.remote.servers import Servers
 from qwenvl.vllm_server.wire.health import Health
 
 ENVIRONMENT = "QWENVL_VLLM_ENV"
 START_SECONDS = 900.0  # a large model from a cold disk
 _OF_THE_RUN = ("TORCHELASTIC_", "ACCELERATE_", "RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_")
 _OF_PYTHON = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")
+
+
+def remote_engine(
+    options: EngineOptions,
+    local: LocalEngine,
+    *,
+    model: str,
+    process: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_tokens: int | None,
+) -> VllmEngine:
+    """The servers that the options name, or one of this process's own.
+
+    Args:
+        local: the engine that samples from the policy itself.
+        model: the checkpoint that a server of one's own is started with.
+        process: the number of this process. Its first prompt is dealt to the server of this number.
+        device: of the policy. A server of one's own shares it.
+        dtype: that it computes in.
+        max_tokens: of a prompt and its completion. None: not known.
+
+    Raises:
+        FileNotFoundError: there is no environment of vLLM to start one in.
+        ValueError: there is no checkpoint to start one with.
+    """
+    deadline, patience = options.vllm_deadline, options.vllm_patience
+    if options.rollout_engine == "vllm_server":
+        servers = Servers([Server(each) for each in options.vllm_server or []], patience=patience, first=process)
+        links = Links(device, deadline) if options.vllm_weights == "direct" else None
+        return VllmEngine(local, servers, deadline=deadline, links=links)
+    if not model:
+        raise ValueError(
+            "--rollout_engine vllm_colocate starts vLLM with the policy's checkpoint, and this model is of none: save "
+            "it first, and give the folder as --model_name_or_path"
+        )
+    arguments = [model, "--dtype", str(dtype).removeprefix("torch.")]
+    if device.type == "cuda":
+        arguments += ["--gpu_memory_utilization", str(options.vllm_gpu_memory)]
+    if max_tokens is not None:
+        arguments += ["--max_model_len", str(max_tokens)]
+    own = ColocatedServer(arguments, device)
+    return VllmEngine(local, Servers([own], patience=patience), deadline=deadline, own=True)
 
 
 class ColocatedServer(Server):

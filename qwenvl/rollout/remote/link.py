@@ -6,7 +6,6 @@ the next weights make another one.
 
 from __future__ import annotations
 
-import base64
 import logging
 import secrets
 import shutil
@@ -15,16 +14,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from qwenvl.rollout.remote.nccl import Nccl, NcclError, NcclLine, own_library
 from qwenvl.rollout.remote.server import Server, ServerLostError, ServerRefusedError
 from qwenvl.vllm_server.wire.health import Health
-from qwenvl.vllm_server.wire.link import GlooGroup, LinkRequest
+from qwenvl.vllm_server.wire.link import LinkGroup, LinkRequest, nccl_version
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 
 logger = logging.getLogger(__name__)
@@ -32,40 +29,11 @@ logger = logging.getLogger(__name__)
 JOIN_SECONDS = 60.0  # a server whose trainer was killed meanwhile is there again after that
 
 
-class Line(Protocol):
-    """One kind of link, at this end.
-
-    Attributes:
-        kind: see ``LinkRequest``.
-    """
-
-    kind: str
-
-    def settings(self) -> dict[str, Any]:
-        """What the workers are told."""
-        ...
-
-    def join(self) -> None:
-        """Waits for the workers, which are waiting for this end meanwhile."""
-        ...
-
-    def handle(self, flat: Tensor) -> dict[str, Any] | None:
-        """What the workers are told of where the bytes lie, if they are not moved."""
-        ...
-
-    def send(self, flat: Tensor) -> None:
-        """Sends bytes, and waits until the workers have them."""
-        ...
-
-    def close(self) -> None:
-        """Takes part no more. It ends a ``send`` that hangs."""
-        ...
-
-
 class Link:
     """What weights go along to one start of a server.
 
     Args:
+        kind: see ``kind_of_link``.
         seconds: that the server may take, to join and for the weights of a request.
 
     Attributes:
@@ -77,12 +45,18 @@ class Link:
         ServerRefusedError: it does not join.
     """
 
-    def __init__(self, server: Server, boot: str, line: Line, seconds: float):
-        self.boot, self._server, self._line, self._seconds = boot, server, line, seconds
+    def __init__(self, server: Server, health: Health, kind: str, seconds: float):
+        self.boot, self.kind, self._server, self._seconds = health.boot, kind, server, seconds
         self._name, self.closed = secrets.token_hex(8), False
-        joining = min(JOIN_SECONDS, seconds)
-        with self._beside(line.join):
-            server.join(LinkRequest(self._name, line.kind, line.settings(), joining), joining)
+        self._group: LinkGroup | None = None
+        self._folder = tempfile.mkdtemp(prefix="qwenvl-link-")  # no other user can read it
+        where, joining = (f"{self._folder}/store", 1 + health.workers, seconds), min(JOIN_SECONDS, seconds)
+
+        def join() -> None:
+            self._group = LinkGroup(kind, where[0], 0, *where[1:])
+
+        with self._beside(join):
+            server.join(LinkRequest(self._name, kind, *where, joining), joining)
 
     def put(self, request: WeightsRequest, flat: Tensor) -> WeightsAnswer:
         """Have the server take weights, while their bytes are sent.
@@ -94,15 +68,17 @@ class Link:
         Raises:
             ServerLostError, ServerRefusedError: it does not take them. The link is closed then.
         """
-        handle = self._line.handle(flat)
-        request = replace(request, link=self._name, handle=handle, deadline_s=self._seconds)
-        with self._beside(lambda: self._line.send(flat)):
+        request = replace(request, link=self._name, deadline_s=self._seconds)
+        assert self._group is not None
+        with self._beside(partial(self._group.broadcast, flat)):
             return self._server.put(request, self._seconds)
 
     def close(self) -> None:
         """Takes part no more."""
         self.closed = True
-        self._line.close()
+        if self._group is not None:
+            self._group.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextmanager
     def _beside(self, work: Callable[[], None]) -> Iterator[None]:
@@ -129,96 +105,31 @@ class Link:
         if thread.is_alive() or errors:
             self.close()
             why = str(errors[0]) if errors else f"not done in {self._seconds:g} s"
-            raise ServerLostError(f"{self._server.address}: the link ({self._line.kind}) broke: {why}")
+            raise ServerLostError(f"{self._server.address}: the link ({self.kind}) broke: {why}")
 
 
-class GlooLine:
-    """From the CPU of this process to those of the workers, on the same host. See ``Line``.
-
-    The processes find each other by a file that no other user can read.
-    """
-
-    kind = "gloo"
-
-    def __init__(self, workers: int, seconds: float):
-        self._size, self._seconds = 1 + workers, seconds
-        self._folder = Path(tempfile.mkdtemp(prefix="qwenvl-link-"))
-        self._group: GlooGroup | None = None
-
-    def settings(self) -> dict[str, Any]:
-        return {"store": str(self._folder / "store"), "size": self._size, "seconds": self._seconds}
-
-    def join(self) -> None:
-        self._group = GlooGroup(str(self._folder / "store"), 0, self._size, self._seconds)
-
-    def handle(self, flat: Tensor) -> None: ...
-
-    def send(self, flat: Tensor) -> None:
-        assert self._group is not None
-        self._group.broadcast(flat.cpu())
-
-    def close(self) -> None:
-        if self._group is not None:
-            self._group.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class IpcLine:
-    """Within the GPU that this process shares with its server: the bytes are not moved. See ``Line``.
-
-    Not run so far.
-    """
-
-    kind = "ipc"
-
-    def settings(self) -> dict[str, Any]:
-        return {"packed": True}
-
-    def join(self) -> None:
-        """There is nobody to wait for."""
-
-    def handle(self, flat: Tensor) -> dict[str, Any]:
-        torch.cuda.current_stream(flat.device).synchronize()  # the bytes are there
-        names = ("device", "memory", "storage_bytes", "storage_offset", "counter", "counter_offset", "event")
-        shared = dict(zip((*names, "event_sync"), flat.untyped_storage()._share_cuda_(), strict=True))
-        texts = {name: base64.b64encode(shared[name]).decode() for name in ("memory", "counter", "event")}
-        gpu = str(torch.cuda.get_device_properties(flat.device).uuid)
-        return {**shared, **texts, "gpu": gpu, "bytes": flat.numel()}
-
-    def send(self, flat: Tensor) -> None:
-        """The server reads them where they lie. Its answer says that it has."""
-
-    def close(self) -> None:
-        torch.cuda.ipc_collect()
-
-
-def line_to(server: Server, health: Health, device: torch.device, seconds: float) -> Line:
-    """The line from a device to a server, and why it is this one.
+def kind_of_link(server: Server, health: Health, device: torch.device) -> str:
+    """Which kind of link there is from a device to a server: one of ``KINDS``.
 
     Raises:
         ServerRefusedError: there is none.
     """
-    line: Line
-    if server.sleeps:
-        line, why = IpcLine(), "it shares the GPU of this process"
-    elif health.nccl and device.type == "cuda":
-        if (own := Nccl().version()) != health.nccl:
-            raise ServerRefusedError(
-                f"{server.address}: it has NCCL {health.nccl}, this process {own}, and versions do not mix: start the "
-                f"server with VLLM_NCCL_SO_PATH={own_library()}, or leave out --vllm_weights direct"
-            )
-        line, why = NcclLine(device, health.workers, seconds), "both compute on GPUs"
-    elif not health.nccl and server.shares_memory:
-        line, why = GlooLine(health.workers, seconds), "it computes on the CPU of this host"
-    else:
-        there = "a GPU" if health.nccl else "a CPU of another host"
+    here, there = ("a GPU" if on_gpu else "a CPU" for on_gpu in (device.type == "cuda", health.nccl > 0))
+    if not server.shares_memory or here != there:
+        where = "this host" if server.shares_memory else "another host"
         raise ServerRefusedError(
-            f"{server.address}: it computes on {there} and the policy on {device.type}: there is no direct way for "
-            "weights: leave out --vllm_weights direct"
+            f"{server.address}: it computes on {there} of {where} and the policy on {here}: weights go directly "
+            "between two GPUs or two CPUs of one host alone: leave out --vllm_weights direct"
         )
-    never_run = "" if line.kind == "gloo" else ". This way was not run so far: --check_parity tells whether it is right"
-    logger.warning(f"{server.address}: weights go to it by {line.kind}, since {why}{never_run}")
-    return line
+    if health.nccl and health.nccl != (own := nccl_version()):
+        raise ServerRefusedError(
+            f"{server.address}: it has NCCL {health.nccl}, this process {own}, and versions do not mix: install one "
+            "version in both environments, or leave out --vllm_weights direct"
+        )
+    kind = "nccl" if health.nccl else "gloo"
+    never_run = ". This way was not run so far: --check_parity tells whether it is right" if health.nccl else ""
+    logger.warning(f"{server.address}: weights go to it by {kind}{never_run}")
+    return kind
 
 
 class Links:
@@ -244,9 +155,6 @@ class Links:
             return link
         if link is not None:
             link.close()
-        try:
-            line = line_to(server, health, self.device, self._seconds)
-        except NcclError as error:
-            raise ServerRefusedError(f"{server.address}: no link: {error}; leave out --vllm_weights direct") from None
-        self._links[server.address] = Link(server, health.boot, line, self._seconds)
+        kind = kind_of_link(server, health, self.device)
+        self._links[server.address] = Link(server, health, kind, self._seconds)
         return self._links[server.address]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 
-from qwenvl.rollout.address import host_and_port, is_this_machine
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.vllm_server.wire.body import Refusal
+from qwenvl.rollout.options import host_and_port
+from qwenvl.vllm_server.wire.body import Refusal, secret
 from qwenvl.vllm_server.wire.health import Health
 from qwenvl.vllm_server.wire.link import LinkRequest
 from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
 from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
 
-TOKEN = "QWENVL_VLLM_TOKEN"  # the environment variable
 HEALTH_SECONDS = 10.0
 MARGIN_SECONDS = 10.0  # that an answer may be late: the server keeps the deadline itself
 _PASSES = {
@@ -31,6 +29,10 @@ _PASSES = {
 
 class ServerLostError(Exception):
     """A server gave no answer: it is not there, it died, it raised, or it took too long."""
+
+
+class ServerRestartedError(ServerLostError):
+    """A server lacks the weights of a request, since it was started again."""
 
 
 class ServerRefusedError(EngineLostError):
@@ -56,7 +58,7 @@ class Server:
     @property
     def shares_memory(self) -> bool:
         """Whether it runs on this host, so that weights can be handed over as a file."""
-        return is_this_machine(host_and_port(self.address)[0])
+        return host_and_port(self.address)[0] in ("127.0.0.1", "localhost", "::1")
 
     def health(self) -> Health:
         """What it is and how it fares.
@@ -105,11 +107,10 @@ class Server:
 
     def _ask(self, method: str, path: str, body: bytes, seconds: float) -> bytes:
         host, port = host_and_port(self.address)
-        token = os.environ.get(TOKEN)
         started = time.monotonic()
         connection = HTTPConnection(host, port, timeout=seconds + MARGIN_SECONDS)
         try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {token}"} if token else {})
+            connection.request(method, path, body, {"Authorization": f"Bearer {secret()}"})
             answer = connection.getresponse()
             content = answer.read()
         except TimeoutError:

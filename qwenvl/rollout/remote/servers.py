@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Protocol
 
-from qwenvl.rollout.engine import EngineLostError
-from qwenvl.rollout.remote.server import Server, ServerLostError, ServerRefusedError
+from qwenvl.rollout.engine import EngineLostError, WeightsLostError
+from qwenvl.rollout.remote.server import Server, ServerLostError, ServerRefusedError, ServerRestartedError
 from qwenvl.vllm_server.wire.health import Health
 from qwenvl.vllm_server.wire.sampling import SampleAnswer
 
@@ -21,11 +20,9 @@ WAKE_SECONDS = 120.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
 
 
-class Hands(Protocol):
-    """What gives a server weights."""
-
-    def __call__(self, server: Server, health: Health, base: int | None) -> None:
-        """Threads call it side by side. ``base``: the version that it has. None: weights of nobody's choice."""
+# What gives a server weights, over those of a version that it has. None: it has the weights of nobody's choice. Threads
+# call it side by side.
+Hands = Callable[[Server, Health, int | None], None]
 
 
 class Servers:
@@ -49,6 +46,7 @@ class Servers:
 
         Raises:
             EngineLostError: none came in time.
+            WeightsLostError: without ``give``, at once: those that are there were started again.
             ServerRefusedError: one can't be used, whatever is tried.
         """
         until, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
@@ -58,6 +56,8 @@ class Servers:
             if able := [server for server, error in zip(self.servers, lost, strict=True) if error is None]:
                 return able
             reasons = [*map(str, lost)]
+            if any(isinstance(each, ServerRestartedError) for each in lost):
+                raise WeightsLostError("; ".join(reasons))
             if time.monotonic() + pause > until:
                 raise EngineLostError(
                     f"no server samples any more, and none came back in {self._patience:g} s (--vllm_patience): "
@@ -145,6 +145,8 @@ def _bring(server: Server, version: int, give: Hands | None) -> None:
                 f"{server.address}: somebody else has given it weights since: a server works for one run at a time"
             )
         if give is None:
-            raise ServerLostError(f"{server.address}: it was started again, and has not the weights of this request")
+            raise ServerRestartedError(
+                f"{server.address}: it was started again, and has not the weights of this request"
+            )
         give(server, health, server.version if known and health.version is not None else None)
     server.boot, server.version = health.boot, version

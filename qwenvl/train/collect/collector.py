@@ -21,7 +21,14 @@ from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision.tower import features_or_pixels
 from qwenvl.model.waiting_media import in_files, is_large
 from qwenvl.rewards import Rubric, reward_columns
-from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, RolloutEngine, SamplingParams, lost_together
+from qwenvl.rollout.engine import (
+    EnginePrompts,
+    EngineWithWeights,
+    RolloutEngine,
+    SamplingParams,
+    lost_together,
+    real_tokens,
+)
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
 from qwenvl.train.collect.penalty import KlPenalty, Penalty, lowered
 from qwenvl.train.collect.scored import Scored, join_rewards, without_pixels
@@ -127,7 +134,9 @@ class Collector:
     def complete(self, model: nn.Module, batches: Sequence[PromptBatch], size: int) -> list[RolloutBatch]:
         """``size`` completions per prompt for an evaluation, greedy if that is 1. The batches are sampled together."""
         params = replace(self.params, temperature=0.0) if size == 1 else self.params
-        return self._sample(model, batches, [self._encode(model, batch) for batch in batches], size, params)
+        rollouts = self._sample(model, batches, [self._encode(model, batch) for batch in batches], size, params)
+        require_finite(rollouts)
+        return rollouts
 
     def answer(
         self, model: nn.Module, batches: Sequence[PromptBatch], size: int, state: TrainerState | None = None
@@ -147,8 +156,8 @@ class Collector:
             token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             prompts, advantages = PromptInputs.of_text(token), torch.zeros(1, device=self.device)
             rollout = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["stop"])
-        counted = torch.full((len(advantages),), len(batch) > 0, device=self.device)
-        experience = Experience(batch, prompts, rollout, scored.rewards, advantages, counted)
+        loss_mask = rollout.completion_mask & (len(batch) > 0)
+        experience = Experience(batch, prompts, rollout, scored.rewards, advantages, loss_mask)
         if penalty is not None:
             experience.penalties, experience.ref_logprobs = penalty.amounts, penalty.ref_logprobs.to(self.device)
         return experience
@@ -252,15 +261,29 @@ class Collector:
         return gather_object([value])
 
 
+def require_finite(rollouts: Sequence[RolloutBatch]) -> None:
+    """For completions that no loss is computed from, which would show it.
+
+    Raises:
+        FloatingPointError: the model gives sampled tokens log-probs that are NaN or infinite.
+    """
+    bad = [each for each in rollouts if each.logprobs is not None and not each.logprobs.isfinite().all()]
+    if bad:
+        raise FloatingPointError(
+            "the model's log-probs of sampled tokens are NaN or infinite: its weights are, or its logits overflow in "
+            "this precision; evaluate an earlier checkpoint, or use --bf16 True or full precision in place of --fp16"
+        )
+
+
 def _texts_and_columns(
     batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch]
 ) -> tuple[list[str], dict[str, list[Any]]]:
     """What reward functions take: the N completions of all prompts, and the columns beside them."""
     rows = [
-        (text, ids[mask].tolist(), reason)
+        row
         for each in rollouts
-        for text, ids, mask, reason in zip(
-            each.texts, each.completion_ids, each.completion_mask, each.finish_reasons, strict=True
+        for row in zip(
+            each.texts, real_tokens(each.completion_ids, each.completion_mask), each.finish_reasons, strict=True
         )
     ]
     columns = reward_columns(

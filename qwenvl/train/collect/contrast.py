@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qwenvl.data.seeds import stable_random
 from qwenvl.rewards import Rubric
-from qwenvl.rewards.functions.contrast import temporal_contrast
+from qwenvl.rewards.functions.grounding import temporal_contrast
 from qwenvl.types import PromptBatch, RewardBatch
 
 NAME = "temporal_contrast"

@@ -18,11 +18,11 @@ from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.refill import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.model.waiting_media import put_aside
+from qwenvl.train.assemble import Parts
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
 from qwenvl.train.collect.scored import Scored
 from qwenvl.train.log.meter import Meter
-from qwenvl.train.parts import Parts
 from qwenvl.train.run.state.pass_rates import require_reward
 from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, PromptBatch, Record, RewardBatch

@@ -10,13 +10,13 @@ from typing import Literal
 from transformers import Trainer
 from transformers.trainer_callback import ProgressCallback
 
-from qwenvl.config.display_options import LIVE_COMPLETIONS_EVERY
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.own_options import LIVE_COMPLETIONS_EVERY
+from qwenvl.train.display.completions import ShownCompletions, say_beside_bars
 from qwenvl.train.display.console import say, shows_bars
 from qwenvl.train.display.live import LiveBoard
 from qwenvl.train.display.progress import ProgressBar, ProgressLines
-from qwenvl.train.display.shown_completions import ShownCompletions, say_beside_bars
-from qwenvl.train.display.within_step import WithinStep
+from qwenvl.train.log.doing import WithinStep
 from qwenvl.train.log.journal import Journal
 
 Display = Literal["bar", "rich", "plain", "none"]

@@ -1,8 +1,10 @@
-"""One prompt with all its completions, as lines of text: what the policy writes, and what it gets for it."""
+"""One prompt with all its completions as lines of text, and the callback that prints it now and then."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Callable, Sequence
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
@@ -12,8 +14,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
 
+from qwenvl.failure import visible
 from qwenvl.runlog import Rollout
+from qwenvl.train.display.console import say, shows_bars
+from qwenvl.train.log.journal import Journal, TrainedOn, rollout_rows
 
 LINES = 2  # of each text, at most
 PLAIN_WIDTH = 120  # characters, where there is no terminal
@@ -94,22 +101,6 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3g}"
 
 
-def visible(text: str) -> str:
-    """A text without what would steer a terminal, in one line. Other characters that can't be printed become \ufffd.
-
-    Example:
-        >>> visible("one\\n two\\x1b[2J")
-        'one two\ufffd[2J'
-    """
-    shown = ("" if _joins(c) else " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text)
-    return " ".join("".join(shown).split())
-
-
-def _joins(character: str) -> bool:
-    """Whether a character has no width and only changes its neighbours, such as their direction."""
-    return "\u200b" <= character <= "\u200f" or "\u202a" <= character <= "\u202e" or character == "\ufeff"
-
-
 def shortened(text: str, cells: int) -> str:
     """A text of at most so many columns. Of a longer one the middle is left out: its end has the answer.
 
@@ -126,3 +117,44 @@ def shortened(text: str, cells: int) -> str:
     while cell_len(tail) > half:
         tail = tail[1:]
     return f"{head} ... {tail.lstrip()}"
+
+
+class ShownCompletions(TrainerCallback):
+    """Writes the group of a step whose rewards differ most, of the first step that this run makes and of each n-th.
+
+    Args:
+        journal: knows what the step was trained on.
+        every: n.
+        write: puts lines on the screen.
+    """
+
+    def __init__(self, journal: Journal, every: int, write: Callable[[str], None] = say):
+        self._journal, self._every, self._write = journal, every, write
+        self._first = True
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """The first step is yet to come."""
+        self._first = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """One group of the first process, if it is time."""
+        if state.is_world_process_zero and (self._first or state.global_step % self._every == 0):
+            experiences = [each.experience for each in self._journal.trained_on if isinstance(each, TrainedOn)]
+            rows = [
+                row
+                for each in experiences
+                if len(each.batch)
+                for row in rollout_rows(
+                    state.global_step, "train", each.batch, each.rollout, each.rewards, each.advantages.tolist()
+                )
+            ]
+            if group := widest_spread(rows):
+                colours = shows_bars()
+                width = shutil.get_terminal_size().columns if colours else PLAIN_WIDTH
+                self._write(group_text(group, width, colours))
+        self._first = False
+
+
+def say_beside_bars(text: str) -> None:
+    """Write lines on standard error while bars are cleared, which are drawn again below."""
+    tqdm.write(text, file=sys.stderr)

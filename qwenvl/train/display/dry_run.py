@@ -12,13 +12,15 @@ from torch import nn
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.errors import place_of
 from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
 from qwenvl.option import Options
 from qwenvl.rewards import Rubric
 from qwenvl.train.assemble import build_policy, build_rewards, weight_dtype
 from qwenvl.train.data_sets import build_dataset
-from qwenvl.train.display.first_look import first_look
+from qwenvl.train.display.console import say
+from qwenvl.train.display.first_look import first_look, size_warnings
 
 RECORDS = 4  # whose prompts are made
 
@@ -36,8 +38,8 @@ def dry_run(args: GRPOConfig) -> str:
     rubric = build_rewards(args, None, None)
     collator = GRPOCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args))
     dataset: Any = build_dataset(args.dataset_use, args, rubric, collator, training=True)
-    first_look(dataset, collator, rubric, args.accuracy_by_name)
-    build_dataset(args.eval_dataset_use, args, rubric, collator, training=False)
+    first_look(dataset, collator, rubric)
+    say_sizes(args, dataset, build_dataset(args.eval_dataset_use, args, rubric, collator, training=False))
     sections = {
         "settings": settings_lines(args, FLAG_GROUPS),
         "rewards": _rewards(rubric),
@@ -47,6 +49,12 @@ def dry_run(args: GRPOConfig) -> str:
     }
     lines = [line for title, body in sections.items() for line in (title, *(f"  {line}" for line in body))]
     return "\n".join([*lines, "This was a dry run: nothing was trained or written."])
+
+
+def say_sizes(args: GRPOConfig, train: Any, evaluation: Any) -> None:
+    """Print what ``size_warnings`` finds, which a run logs. It raises as that does."""
+    for warning in size_warnings(args, train, evaluation):
+        say(f"worth a look: {warning}")
 
 
 def settings_lines(args: GRPOConfig, groups: Sequence[type[Options]], without: Collection[str] = ()) -> Iterator[str]:
@@ -86,4 +94,4 @@ def prompt_lines(dataset, collator: GRPOCollator) -> Iterator[str]:
         yield from (f"left out: {bad.error}" for bad in batch.bad)
         for record, mask, clips in zip(batch.records, batch.attention_mask, batch.frames, strict=True):
             frames = f", {sum(len(clip.indices) for clip in clips)} frames" if clips else ""
-            yield f"{record.where} (id {record.id}): {int(mask.sum()):,} tokens{frames}"
+            yield f"{place_of(record)}: {int(mask.sum()):,} tokens{frames}"

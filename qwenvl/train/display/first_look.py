@@ -1,12 +1,14 @@
-"""What is worth a look in the data of a run, said once before it begins: unused keys, small pictures, unasked forms."""
+"""What is worth a look before a run begins: unused keys, small pictures, unasked forms, sizes that do not fit."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.frames.uneven import uneven_hints
@@ -17,30 +19,30 @@ from qwenvl.data.records.record_file import spot_checked
 from qwenvl.data.seen_size import SeenSizes
 from qwenvl.hint import Hint
 from qwenvl.rewards import Rubric
-from qwenvl.rewards.asked import form_hints
+from qwenvl.rewards.answer_form import form_hints
 from qwenvl.train.display.console import say
 from qwenvl.types import ClipMeta, Record
 
 MEASURED = 8  # records whose media headers are read
+COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared
 
 
-def first_look(dataset: Any, collator: GRPOCollator, checker: Any, by_name: bool) -> None:
+def first_look(dataset: Any, collator: GRPOCollator, checker: Any) -> None:
     """Say of a data set what ``qwenvl data check`` would, as far as a few records show it.
 
     Args:
         checker: of the run. A rubric says which form of answer is read.
-        by_name: ``--accuracy_by_name``.
     """
     records: Sequence[Record] = getattr(dataset, "records", ())
     if not records or os.environ.get("RANK", "0") != "0":
         return
-    names = checker.names if isinstance(checker, Rubric) else ()
+    functions = checker.functions if isinstance(checker, Rubric) else ()
     found: Counter[Hint] = Counter()
     first: dict[Hint, str] = {}
     sampler = getattr(getattr(dataset, "options", None), "frame_sampler", "uniform")
     seen, looked = SeenSizes.of(collator.options, collator.processor), 0
     for looked, record in enumerate(spot_checked(records), start=1):
-        hints = [*record_hints(record), *form_hints(record, names, by_name)]
+        hints = [*record_hints(record), *form_hints(record, functions)]
         hints += uneven_hints(record, sampler, collator.processor)
         if looked <= MEASURED:
             hints += seen.hints(_sizes(record))
@@ -50,6 +52,60 @@ def first_look(dataset: Any, collator: GRPOCollator, checker: Any, by_name: bool
     for hint, count in found.items():
         of = min(MEASURED, looked) if hint.kind == "seen small" else looked
         say(f"worth a look: {hint.message} ({count} of {of} records looked at, the first is {first[hint]})")
+
+
+def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str]:
+    """What a run would be wasted by: numbers that do not fit the data, and an evaluation that measures nothing.
+
+    Args:
+        train, evaluation: data sets, several by name to evaluate on, or None.
+
+    Raises:
+        ValueError: the run would have no step.
+    """
+    if train is not None:
+        yield from _of_training(args, len(train))
+    for name, each in (evaluation if isinstance(evaluation, dict) else {"eval": evaluation}).items():
+        if each is None:
+            continue
+        if len(each) == 1:
+            yield f"the evaluation {name!r} is of 1 record: a score without an interval tells little; give more"
+        questions = _questions(each)
+        if shared := len(questions & _questions(train)):
+            yield (
+                f"{shared} of {len(questions)} questions of the evaluation {name!r} are trained on too: its scores do "
+                "not say what the model makes of others; give records of their own (--eval_dataset_use)"
+            )
+
+
+def _of_training(args: GRPOConfig, records: int) -> Iterator[str]:
+    batch, processes = args.per_device_train_batch_size, args.world_size
+    if args.dataloader_drop_last and records < batch * processes:
+        raise ValueError(
+            f"--dataloader_drop_last leaves nothing to train on: {records} records are less than a batch of {batch} in "
+            f"each of {processes} processes; leave it out, or lower --per_device_train_batch_size"
+        )
+    step = batch * args.gradient_accumulation_steps * processes
+    if records < step:
+        yield (
+            f"{records} records are less than a step of {step} prompts (--per_device_train_batch_size {batch}, "
+            f"--gradient_accumulation_steps {args.gradient_accumulation_steps}, {processes} processes): each epoch is "
+            "one step; lower one of them"
+        )
+    epochs = math.ceil(args.num_train_epochs * math.ceil(records / step) * args.num_iterations)
+    steps = args.max_steps if args.max_steps > 0 else epochs
+    if args.warmup_steps >= max(2, steps):
+        yield (
+            f"--warmup_steps {args.warmup_steps:g}: the run has {steps} steps and ends at "
+            f"{steps / args.warmup_steps:.0%} of its learning rate; lower it, below 1 for a share of all steps"
+        )
+
+
+def _questions(dataset: Any) -> set[int]:
+    """Hashes of what the records of a data set ask of which media."""
+    records: Sequence[Record] = getattr(dataset, "records", ())
+    read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
+    return {hash((record.messages, record.videos, record.images)) for record in read}
 
 
 def _sizes(record: Record) -> MediaSizes:

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.board import Board
 from qwenvl.train.display.progress import SHORT, evaluated, evaluation_lines, with_interval
-from qwenvl.train.log.memory import peak_memory
+from qwenvl.train.log.meter import peak_memory
 
 SECONDS = 0.5  # between two drawings, at least, while an evaluation goes on
 

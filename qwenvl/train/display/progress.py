@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 import warnings
@@ -188,6 +189,6 @@ def evaluated(logs: Mapping[str, float]) -> list[str]:
 
 
 def with_interval(name: str, logs: Mapping[str, float]) -> str:
-    """A metric of an evaluation, with its interval where it has one."""
+    """A metric of an evaluation, with its interval where it has one. That of one prompt is NaN."""
     interval = logs.get(f"{name}_ci95")
-    return f"{logs[name]:.3f}" if interval is None else f"{logs[name]:.3f} +- {interval:.3f}"
+    return f"{logs[name]:.3f}" if interval is None or math.isnan(interval) else f"{logs[name]:.3f} +- {interval:.3f}"

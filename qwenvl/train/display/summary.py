@@ -11,7 +11,10 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.health.rules import warned_of
+from qwenvl.health.rules import RULES
+from qwenvl.report.curves import trend
+from qwenvl.report.findings import Finding, warnings
+from qwenvl.report.run import read_runs
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import say
 from qwenvl.train.display.progress import evaluated, with_interval
@@ -33,7 +36,7 @@ class RunSummary(TrainerCallback):
         """Prints."""
         self._collecting.close()
         if state.is_world_process_zero:
-            say(run_summary(args.output_dir, self._warnings))
+            say(run_summary(args.output_dir, self._warnings, findings_of(args.output_dir)))
 
 
 @contextmanager
@@ -58,30 +61,36 @@ def collected_warnings() -> Iterator[list[str]]:
         library.removeHandler(handler)
 
 
-def run_summary(folder: str | Path, warnings: Sequence[str], next_step: str | None = None) -> str:
+def findings_of(folder: str | Path) -> list[Finding]:
+    """The warnings that the report of a run has, but for those that come from its completions."""
+    return warnings(read_runs([folder])[0], [])
+
+
+def run_summary(
+    folder: str | Path, logged: Sequence[str], found: Sequence[Finding], next_step: str | None = None
+) -> str:
     """What became of a run: its folder, rewards or loss, evaluations and warnings, and what to do next.
 
     Args:
         folder: the run folder, written by rank 0.
-        warnings: that were given while it ran.
+        logged: warnings that were logged while it ran. Those of ``RULES`` are passed over: ``found`` has what holds.
+        found: the findings of its report.
         next_step: a command, or words.
     """
     rows = read_metrics(folder)
     lines = {}
     for short, name in (("reward", "reward/total"), ("loss", "target/loss")):
-        if trained := [row for row in rows if name in row]:
-            some = max(1, len(trained) // 10)
-            first, last = (sum(row[name] for row in part) / some for part in (trained[:some], trained[-some:]))
-            when = f"steps {trained[0]['step']} to" if some > 1 else "step"
-            then = f"steps {trained[-some]['step']} to" if some > 1 else "step"
-            lines[short] = f"{first:.3f} at {when} {trained[some - 1]['step']}, "
-            lines[short] += f"{last:.3f} at {then} {trained[-1]['step']}"
+        if (moved := trend([row[name] for row in rows if name in row])) is not None:
+            lines[short] = f"{moved.first:.3f} at first, {moved.last:.3f} at last   (means of the first and last fifth)"
     for name in dict.fromkeys(name for row in rows for name in evaluated(row)):
-        found = [row for row in rows if name in row]
-        ends = found if len(found) < 2 else (found[0], found[-1])
+        points = [row for row in rows if name in row]
+        ends = points if len(points) < 2 else (points[0], points[-1])
         shown = [f"{with_interval(name, row)} at step {row['step']}" for row in ends]
         lines[name.removesuffix("_total_reward")] = ", ".join(shown)
-    lines["warnings"] = "none" if not warnings else f"{len(warnings)}, the first: {_shortened(warnings[0])}"
+    codes, remedies = {rule.code for rule in RULES}, tuple(rule.remedy for rule in RULES)
+    warned = [each.message for each in found if each.code in codes]
+    warned += [each for each in logged if not each.endswith(remedies)]
+    lines["warnings"] = "none" if not warned else f"{len(warned)}, the first: {_shortened(warned[0])}"
     if "loss" not in lines:  # a warm-up has no completions
         command = shlex.join(["qwenvl", "report", str(folder)])
         lines["look"] = f"{command}   (curves, and every completion with its frames)"
@@ -92,17 +101,18 @@ def run_summary(folder: str | Path, warnings: Sequence[str], next_step: str | No
     return "\n".join([f"{folder}: {steps} steps", *(f"  {name:<{width}}{line}" for name, line in lines.items())])
 
 
-def next_step(args: GRPOConfig, argv: Sequence[str], warnings: Sequence[str]) -> str:
-    """What to type after a run: train on, or what the first warning of ``RULES`` asks for.
+def next_step(args: GRPOConfig, argv: Sequence[str], found: Sequence[Finding]) -> str:
+    """What to type after a run: train on, or what the first of ``RULES`` that holds at its end asks for.
 
     That is the run anew with other flags, or a look at the data.
 
     Args:
         argv: of the command that ended.
-        warnings: that were given while it ran.
+        found: the findings of its report.
     """
     folder = str(args.output_dir).rstrip("/")
-    rule = warned_of(warnings)
+    codes = [each.code for each in found]
+    rule = next((rule for rule in RULES if rule.code in codes), None)
     if rule is not None and rule.flags is not None:
         command = ["qwenvl", "train", *argv, *rule.flags(args), "--output_dir", folder + "-2"]
         return f"{shlex.join(command)}   (again: {rule.name})"

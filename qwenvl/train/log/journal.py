@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
@@ -14,9 +16,68 @@ from qwenvl.grpo.loss import LossOutput
 from qwenvl.model.vision.cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.log.meter import Meter
-from qwenvl.train.step import Experience, MicroBatch, Step, TrainedOn
+from qwenvl.train.step import Experience, Step
 from qwenvl.train.trackers.seen import SeenAnswers
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
+
+
+class MicroBatch(Protocol):
+    """A micro-batch that a loss was computed of, as it is reported where the loss is not finite."""
+
+    @property
+    def loss(self) -> float:
+        """Its share of the loss of the step. It may be NaN or infinite."""
+
+    @property
+    def metrics_that_are_not_finite(self) -> list[str]:
+        """Each with its value: ``kl nan``."""
+
+    def report(self) -> dict[str, Any]:
+        """What is needed to compute its loss again, as JSON can hold it."""
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """A micro-batch of completions that a loss was computed of.
+
+    Attributes:
+        iteration: of its step.
+        loss: its share of the loss of the step. It may be NaN or infinite.
+        metrics: of the loss, by name.
+    """
+
+    experience: Experience
+    iteration: int
+    loss: float
+    metrics: dict[str, float]
+
+    @property
+    def metrics_that_are_not_finite(self) -> list[str]:
+        """Each with its value: ``kl nan``."""
+        return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
+
+    def report(self) -> dict[str, Any]:
+        """Its loss, and its prompts with their completions, rewards and advantages, as JSON can hold them."""
+        batch, rollout = self.experience.batch, self.experience.rollout
+        size = max(1, len(rollout.texts) // max(1, len(batch)))
+        groups = [
+            {
+                "where": record.where,
+                "id": record.id,
+                "epoch": epoch,
+                "completions": [
+                    {
+                        "ids": rollout.completion_ids[n][rollout.completion_mask[n]].tolist(),
+                        "finish_reason": rollout.finish_reasons[n],
+                        "reward": self.experience.rewards.totals()[n],
+                        "advantage": self.experience.advantages[n].item(),
+                    }
+                    for n in range(p * size, (p + 1) * size)
+                ],
+            }
+            for p, (record, epoch) in enumerate(zip(batch.records, batch.epochs, strict=True))
+        ]
+        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": groups}
 
 
 class Journal:
@@ -70,7 +131,7 @@ class Journal:
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
         """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
         self.trained_on.append(TrainedOn(experience, step.iteration, output.loss.item(), output.metrics))
-        tokens = int(experience.mask.sum())
+        tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):
                 self._meter.mean(name, value * step.counts.micro_batches)  # the shares of a step sum to its loss

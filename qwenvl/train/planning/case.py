@@ -1,33 +1,181 @@
-"""From settings, a policy and the length of a prompt to what an estimate is made of."""
+"""From settings and data to the input of an estimate: lengths of prompts and targets, and the step of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.prompt_length import PromptLength
-from qwenvl.model.four_bit import BYTES
-from qwenvl.model.loading import part_of, unwrap
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.frames.plan import FrameRule
+from qwenvl.data.options import FrameOptions, PromptOptions, SampleOptions
+from qwenvl.data.prompt_length import LengthEstimate, PromptLength, Ruler, Size
+from qwenvl.data.records.parse import ReadOptions
+from qwenvl.data.seeds import stable_random
+from qwenvl.model.loading import BYTES, linear_weights, load_processor, load_without_weights, part_of, unwrap
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision.tower import supports_encode_once
 from qwenvl.model.waiting_media import LARGE
-from qwenvl.plan.job import Engine, Job, Precision, ReferenceKind
 from qwenvl.plan.remedies import Case
-from qwenvl.plan.shapes import Shapes
-from qwenvl.plan.weights import Weights
-from qwenvl.train.assemble import weight_dtype
+from qwenvl.plan.sizes import Engine, Job, ModelWeights, Precision, ReferenceKind, Shapes
+from qwenvl.train.assemble import build_policy, weight_dtype
+from qwenvl.train.warmup.config import WarmupConfig
+from qwenvl.train.warmup.targets import Targets
+from qwenvl.train.warmup.trainer import narrowed, targets_of
+from qwenvl.types import Record
+
+SHARE = 0.9
+"""The share of a GPU's memory that a run may take. The driver and gaps between allocations take the remainder."""
+CHARACTERS = 3
+"""Characters of a token where there is no tokenizer: fewer than most languages have."""
+TURN = 8
+"""Tokens that a chat template adds to a turn, in the same case."""
 
 
-class Taught(NamedTuple):
-    """What a warm-up says to a prompt: the most targets that one has, and the tokens of the longest."""
+class TargetSizes(NamedTuple):
+    """The targets of a warm-up: the most that one prompt has, and the tokens of the longest."""
 
     targets: int
     tokens: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of measured prompts."""
+
+    each: tuple[PromptLength, ...]  # the shortest first
+    rough: str | None = None  # why texts were not counted exactly
+    left_out: int = 0  # records above ``max_prompt_length``, which the run leaves out
+    targets: TargetSizes | None = None  # in a warm-up
+
+    def at(self, share: float) -> PromptLength:
+        """The quantile of this share, 1.0 for the longest prompt."""
+        return self.each[min(len(self.each) - 1, int(share * len(self.each)))]
+
+
+def lengths_of(
+    args: GRPOConfig, records: Sequence[Record], ruler: Ruler, most: int, targets: Targets | None = None
+) -> Lengths:
+    """The lengths of a random sample of ``most`` records, the same for the same seed. Nothing is decoded.
+
+    Raises:
+        ValueError: all prompts are too long.
+        RecordError: a record has no target.
+    """
+    limit = args.max_prompt_length
+    rule = FrameRule(FrameOptions.of(args), args.seed)
+    measure = LengthEstimate(records, rule, ruler, limit if args.fit_frames else None)
+    numbers = list(range(len(records)))
+    if len(numbers) > most:
+        numbers = stable_random(args.seed, "plan").sample(numbers, most)
+    found = sorted(measure.measured((0, number)) for number in numbers)
+    kept = [length for length in found if limit is None or length.tokens <= limit]
+    if not kept:
+        raise ValueError(
+            f"all {len(found)} prompts are above --max_prompt_length {limit}: the shortest has {found[0].tokens} tokens"
+        )
+    rough = f"{args.model_name_or_path} has no tokenizer: a token is taken for {CHARACTERS} characters"
+    sizes = None if targets is None else target_sizes((records[number] for number in numbers), targets, ruler)
+    return Lengths(tuple(kept), rough if isinstance(ruler, RoughRuler) else None, len(found) - len(kept), sizes)
+
+
+def lengths_of_data(args: GRPOConfig, policy: nn.Module, most: int) -> Lengths:
+    """The lengths of the prompts that ``dataset_use`` names, in a warm-up of those with targets. See ``lengths_of``.
+
+    Raises:
+        ValueError, OSError: what is wrong with the data or the processor.
+    """
+    targets = targets_of(args) if isinstance(args, WarmupConfig) else None
+    dataset = load_dataset(
+        args.dataset_use,
+        SampleOptions.of(args),
+        catalog_path=args.dataset_catalog,
+        **vars(ReadOptions.of(args)),
+        stream_above=int(args.stream_above_mb * 2**20),
+        stream_above_records=args.stream_above_records,
+        seed=args.seed,
+        check_record=None if targets is None else targets.check_record,
+    )
+    records = dataset.records if targets is None else narrowed(dataset, targets, "--dataset_use").records
+    return lengths_of(args, records, ruler_of(args, unwrap(policy).config), most, targets)
+
+
+def ruler_of(args: GRPOConfig, config: Any) -> Ruler:
+    """What measures prompts: with the processor of the model, or with its configuration where it has no tokenizer."""
+    options = PromptOptions.of(args)
+    frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
+    images = (options.min_pixels, options.max_pixels)
+    path = str(args.model_name_or_path)
+    if not Path(path).is_dir() or (Path(path) / "tokenizer.json").is_file():
+        return Ruler(load_processor(path), frames, images, options.template_arguments)
+    vision = config.vision_config
+    sizes = SimpleNamespace(
+        patch_size=vision.patch_size,
+        merge_size=vision.spatial_merge_size,
+        temporal_patch_size=vision.temporal_patch_size,
+    )
+    processor: Any = SimpleNamespace(video_processor=sizes, image_processor=sizes)
+    return RoughRuler(processor, frames, images)
+
+
+class RoughRuler(Ruler):
+    """Measures prompts without a tokenizer: vision exactly, texts by their characters."""
+
+    def __post_init__(self) -> None:
+        """There is no template to check."""
+
+    def length(
+        self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]
+    ) -> PromptLength:
+        """About how many tokens a prompt has. See ``Ruler.length``."""
+        sizes = self.processor.video_processor
+        side = sizes.patch_size * sizes.merge_size
+        pairs = [(len(times) // sizes.temporal_patch_size, *size) for times, size in clips]
+        vision = sum(n * height * width // side**2 for n, height, width in (*pairs, *((1, *size) for size in images)))
+        # Most families have the time of each pair of frames as text before it.
+        stamps = sum(n for n, *_ in pairs) * TURN
+        text = sum(len(json.dumps(turn, ensure_ascii=False)) // CHARACTERS + TURN for turn in chat)
+        return PromptLength(text + stamps + vision, vision)
+
+
+def target_sizes(records: Iterable[Record], targets: Targets, ruler: Ruler) -> TargetSizes:
+    """The targets of records, by the ruler's tokenizer, or by their characters where it has none."""
+    tokenizer = getattr(ruler.processor, "tokenizer", None)
+    most = longest = 1
+    for record in records:
+        texts = targets.of(record, False)
+        most = max(most, len(texts))
+        for text in texts:
+            rough = len(text) // CHARACTERS
+            tokens = rough if tokenizer is None else len(tokenizer(text, add_special_tokens=False)["input_ids"])
+            longest = max(longest, tokens + 1)  # the end token
+    return TargetSizes(most, longest)
+
+
+def policy_without_weights(args: GRPOConfig) -> nn.Module:
+    """The policy on the meta device: shapes, and which weights learn.
+
+    Raises:
+        OSError: the model is no folder, and the hub can't be reached or has none of this name.
+    """
+    path = str(args.model_name_or_path)
+    try:
+        return build_policy(load_without_weights(path), args)
+    except OSError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise OSError(
+            f"--model {path}: no folder of this name with a config.json, and the hub gave none ({reason}); a plan "
+            "needs the model's config.json alone: copy it into a folder, with the tokenizer if it is at hand, and "
+            "give that"
+        ) from None
 
 
 def case_of(
@@ -39,22 +187,23 @@ def case_of(
     engine: Engine = "none",
     processes: int = 1,
     optimizer: str | None = None,
-    taught: Taught | None = None,
+    targets: TargetSizes | None = None,
 ) -> Case:
-    """What one process does with prompts of a length.
+    """The step of one process with prompts of a length.
 
     Args:
-        policy: the model with its adapter and what learns set, with weights or without (on the meta device).
-        on_host: it computes on a CPU.
+        policy: the model with its adapter and ``requires_grad`` set, also on the meta device.
+        on_host: the device is a CPU.
         engine, processes: what splits the model, among how many.
         optimizer: in place of that of ``args``.
-        taught: the targets of a warm-up. None for training by rewards.
+        targets: of a warm-up. None for training by rewards.
     """
     bare = unwrap(policy)
     shapes = Shapes.of(bare.config)
-    kept_elsewhere = engine in ("zero2", "zero3")  # DeepSpeed keeps float32 copies of what learns
-    base = torch.empty(0, dtype=weight_dtype(args, args.lora_enable or kept_elsewhere)).element_size()
-    sizes = list(_parameters(policy, base, args.load_in_4bit))
+    copied = engine in ("zero2", "zero3")  # DeepSpeed has float32 copies of trainable weights
+    base = torch.empty(0, dtype=weight_dtype(args, args.lora_enable or copied)).element_size()
+    rounds = bool(args.bf16) and engine in ("none", "ddp") and bare is policy
+    sizes = list(_parameters(policy, base, args.load_in_4bit, rounds))
     learning = {part_of(name) for name, _, _, learns in sizes if learns}
     shares = args.shared_prefix == "auto"
     patches = prompt.vision * shapes.vision.merged
@@ -63,8 +212,8 @@ def case_of(
         patches=patches,
         prompts=args.per_device_train_batch_size,
         micro_batches=args.gradient_accumulation_steps,
-        group=args.grpo_sample_size if taught is None else taught.targets,
-        length=args.generation_max_length if taught is None else taught.tokens,
+        group=args.grpo_sample_size if targets is None else targets.targets,
+        length=args.generation_max_length if targets is None else targets.tokens,
         token_budget=args.rollout_token_budget,
         state_tokens=state_tokens(bare),
         logit_bytes=int(args.logit_memory_gb * 1e9),
@@ -73,33 +222,36 @@ def case_of(
         checkpointing=args.gradient_checkpointing,
         precision=Precision(base, 2 if args.bf16 or args.fp16 else 4),
         rank=args.lora_r if args.lora_enable else 0,
-        four_bit=args.load_in_4bit,
         activation_offload=args.activation_offload,
         tower_learns="vision" in learning,
         mergers_learn="mlp" in learning,
-        reference=_reference(args, policy) if taught is None else "none",
+        reference=_reference(args, policy) if targets is None else "none",
+        reference_rounded=rounds and not args.sync_ref_model,
         reference_offload=args.ref_offload,
         optimizer=optimizer or str(getattr(args.optim, "value", args.optim)),
         narrows=args.generation_top_p < 1,
         engine=engine,
         processes=processes,
         gathers=args.ds3_gather_for_generation,
-        samples=taught is None and not args.engine_has_own_weights,
-        taught=taught is not None,
+        samples=targets is None and not args.engine_has_own_weights,
+        warmup=targets is not None,
         on_host=on_host,
         in_files=args.per_device_train_batch_size * patches * shapes.vision.patch_values > LARGE,
     )
-    return Case(shapes, Weights.of(sizes, len(shapes.text.layers)), job)
+    return Case(shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job)
 
 
-def _parameters(policy: nn.Module, base: int, four_bit: bool) -> Iterator[tuple[str, tuple[int, ...], float, bool]]:
-    """Name, shape, bytes of a number, and whether it learns. Weights that are not there have the type of a run."""
+def _parameters(
+    policy: nn.Module, base: int, four_bit: bool, rounds: bool
+) -> Iterator[tuple[str, tuple[int, ...], float, bool]]:
+    """Name, shape, bytes of a number, and ``requires_grad``. Weights on the meta device get the type of the run."""
+    rounded = {id(each) for each in linear_weights(policy) if not each.requires_grad} if rounds else ()
     for name, each in policy.named_parameters():
         width: float = each.element_size()
         if each.is_meta:
             packed = four_bit and "language_model.layers." in name and each.dim() == 2
-            width = 4 if ".lora_" in name else BYTES if packed else base
-        yield name, tuple(getattr(each, "ds_shape", each.shape)), width, each.requires_grad  # ZeRO-3 takes the shape
+            width = 4 if ".lora_" in name else BYTES if packed else 2 if id(each) in rounded else base
+        yield name, tuple(getattr(each, "ds_shape", each.shape)), width, each.requires_grad  # ZeRO-3 empties the shape
 
 
 def _reference(args: Any, policy: nn.Module) -> ReferenceKind:

@@ -1,20 +1,27 @@
-"""Checkpoints: finding one that is whole, and saying what another one lacks."""
+"""Checkpoints: written whole or not at all, sealed by a manifest, found again, and deleted in order."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
+import shutil
 import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from qwenvl.files import UNFINISHED, written_whole
 from qwenvl.model.weight_files import ADAPTER, REFERENCE, has_weights, weights_problem
-from qwenvl.train.run.manifest import NAME as MANIFEST
-from qwenvl.train.run.manifest import is_sealed
-from qwenvl.train.run.manifest import problem_of as manifest_problem
 
 logger = logging.getLogger(__name__)
 
@@ -114,14 +121,20 @@ def require_whole(checkpoint: str | Path) -> None:
         )
 
 
-def newest_whole(output_dir: str | Path, before: int | None = None, read: bool = False) -> Path | None:
+def newest_whole(
+    output_dir: str | Path, before: int | None = None, read: bool = False, lacks_optimizer: bool = False
+) -> Path | None:
     """The checkpoint with the most steps, fewer than ``before``, that a run can be resumed from. None without one.
 
     Args:
         read: compare the checksums of its files too.
+        lacks_optimizer: only those with all but the optimizer or the schedule, as ``--save_only_model`` leaves them.
     """
     steps = [each for each in _checkpoints(output_dir)[0] if before is None or _step(each) < before]
-    return next((each for each in reversed(steps) if not _torn(each, read) and not _lacks_optimizer(each)), None)
+    fits = (
+        each for each in reversed(steps) if not _torn(each, read) and bool(_lacks_optimizer(each)) == lacks_optimizer
+    )
+    return next(fits, None)
 
 
 def _torn(checkpoint: Path, read: bool = False) -> str | None:
@@ -131,7 +144,7 @@ def _torn(checkpoint: Path, read: bool = False) -> str | None:
         read: look for damage too, which reads all of its files. Only checkpoints with a manifest tell of it.
     """
     if is_sealed(checkpoint):
-        return manifest_problem(checkpoint, read)
+        return problem_of(checkpoint, read)
     try:
         read_state(checkpoint)
     except ValueError as error:
@@ -270,3 +283,149 @@ def _was_finished(folder: Path) -> bool:
         return not (kept_settings(folder) or {}).get(SEALED, False)
     except ValueError:
         return (folder / _STATE).is_file()
+
+
+MANIFEST = "manifest.json"
+_LEFT_OUT = {MANIFEST, "README.md"}  # a card is for readers: it may be edited, or get the numbers of an evaluation
+_THREADS = 8  # zlib computes without Python's lock
+_CHUNK_BYTES = 1 << 24
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of a folder, once the disk holds all of its files. The model card is no part of it.
+
+    Raises:
+        OSError: the disk is full, or a file can't be read.
+    """
+    files = sorted(each for each in folder.rglob("*") if each.is_file() and each.name not in _LEFT_OUT)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        checksums = list(pool.map(_stored_checksum, files))
+    rows = {
+        str(file.relative_to(folder)): {"bytes": file.stat().st_size, "crc32": checksum}
+        for file, checksum in zip(files, checksums, strict=True)
+    }
+    with written_whole(folder / MANIFEST) as partial:
+        partial.write_text(json.dumps({"files": rows}, indent=1), encoding="utf-8")
+        _checksum(partial, store=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)  # the names too
+    os.close(descriptor)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether the folder has a manifest."""
+    return (folder / MANIFEST).is_file()
+
+
+def total_bytes(folder: Path) -> int:
+    """The size of all files of a folder."""
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file() and UNFINISHED not in each.name)
+
+
+def problem_of(folder: Path, read: bool) -> str | None:
+    """The first file of a sealed folder that is not as it was when the manifest was written. None where all are.
+
+    Args:
+        read: compare the checksums too, not the sizes alone.
+    """
+    try:
+        rows = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        wanted = {name: (int(row["bytes"]), int(row["crc32"])) for name, row in rows.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{folder / MANIFEST}: cut short or unreadable: {error}"
+    for name, (size, _) in wanted.items():
+        if not (file := folder / name).is_file():
+            return f"{file}: no such file"
+        if file.stat().st_size != size:
+            return f"{file}: it has {file.stat().st_size} bytes, and had {size} when it was saved"
+    if read:
+        for name, checksum in zip(wanted, _checksums(folder / name for name in wanted), strict=True):
+            if checksum != wanted[name][1]:
+                return f"{folder / name}: damaged: its checksum is not the one that it was saved with"
+    return None
+
+
+def _checksums(files: Iterable[Path]) -> list[int]:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(_checksum, files))
+
+
+def _stored_checksum(file: Path) -> int:
+    return _checksum(file, store=True)
+
+
+def _checksum(file: Path, store: bool = False) -> int:
+    """The CRC-32 of a file. With ``store`` the disk holds the file afterwards."""
+    checksum = 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+        if store:
+            os.fsync(stream.fileno())
+    return checksum
+
+
+_MARGIN = 1.05  # a checkpoint may need this much more than the one before it
+
+
+@contextmanager
+def whole_checkpoint(trainer: Trainer, folder: Path) -> Iterator[None]:
+    """The Trainer writes the checkpoint ``folder`` within. All processes must enter it.
+
+    Raises:
+        OSError: with the number of a full disk, before anything is written.
+    """
+    args = trainer.args
+    if args.should_save:
+        if folder.exists():  # of a run that ended while it saved, or that resumed from an earlier step
+            shutil.rmtree(folder)
+        require_space(trainer, folder.parent)
+    trainer.accelerator.wait_for_everyone()
+    limit, args.save_total_limit = args.save_total_limit, None
+    try:
+        yield
+    finally:
+        args.save_total_limit = limit
+    trainer.accelerator.wait_for_everyone()  # all of them have written their files
+    if args.should_save:
+        seal(folder)
+        if limit is not None:
+            delete_others(folder, limit, trainer.state.best_model_checkpoint)
+
+
+def delete_others(newest: Path, limit: int, best: str | None) -> None:
+    """Keep ``limit`` checkpoints, ``newest`` and the best one among them."""
+    kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
+    others = [each for each in first_to_go(newest.parent, newest) if each.resolve() not in kept]
+    room = max(0, limit - len(kept))
+    for each in others[: max(0, len(others) - room)]:
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def require_space(trainer: Trainer, folder: Path) -> None:
+    """Refuse to begin a checkpoint that would fill the disk: it would be torn, and may take others with it.
+
+    Raises:
+        OSError: with the number of a full disk, saying how much is needed and how much there is.
+    """
+    before = [each for each in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if is_sealed(each)]
+    newest = max(before, key=lambda each: each.stat().st_mtime, default=None)
+    needed = bytes_to_save(trainer) if newest is None else _MARGIN * total_bytes(newest)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"a checkpoint takes about {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free, so none was begun",
+        )
+
+
+def bytes_to_save(trainer: Trainer) -> int:
+    """Bytes of weights and optimizer of the first checkpoint. 0 where these are spread over processes."""
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.model is None:
+        return 0
+    adapter = getattr(trainer.model, "peft_config", None) is not None
+    saved = [each for each in trainer.model.parameters() if each.requires_grad or not adapter]
+    without_optimizer = trainer.args.save_only_model or trainer.optimizer is None
+    states = [] if without_optimizer else trainer.optimizer.state.values()
+    moments = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(each.numel() * each.element_size() for each in [*saved, *moments])

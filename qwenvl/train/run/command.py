@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
 from qwenvl.data.records.catalog import resolve_datasets
+from qwenvl.model.loading import MisfitError
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.train.callbacks import require_trackers
@@ -16,11 +17,10 @@ from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
 from qwenvl.train.planning.full_memory import told_what_takes_memory
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.run.beginning import Beginning, begin
 from qwenvl.train.run.failures import told_in_one_line
-from qwenvl.train.run.live_weights import MisfitError
 from qwenvl.train.run.lock import RunFolderError, locked
 from qwenvl.train.run.resumed import SettingsError
+from qwenvl.train.run.session import Beginning, begin
 
 
 @contextmanager
@@ -88,5 +88,5 @@ def evaluated_last(trainer: PolicyTrainer) -> bool:
     rows = trainer.state.log_history
     if not trainer.steps_trained:
         rows = read_metrics(trainer.args.output_dir)
-    done = any(row["step"] == trainer.state.global_step and trainer.evaluated_as in row for row in rows)
+    done = any(row["step"] == trainer.state.global_step and trainer.eval_metric in row for row in rows)
     return done and not trainer.args.load_best_model_at_end  # which took the place of those evaluated

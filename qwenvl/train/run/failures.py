@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from qwenvl.failure import memory_is_full, tell
+from qwenvl.failure import memory_is_full, tell, which_memory
 from qwenvl.rollout.engine import EngineLostError
+from qwenvl.train.parity import ParityError
 from qwenvl.train.run.checkpoints import newest_whole
 
 OF_A_WORKER = "Original Traceback"  # stands in the text of an error that a process of a DataLoader met
@@ -55,7 +56,7 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
     """What happened and what to do, for an error that is not the program's. None for all others."""
     if isinstance(error, KeyboardInterrupt):
         return f"stopped by Ctrl-C{_go_on(output_dir)}"
-    if isinstance(error, FloatingPointError):
+    if isinstance(error, (FloatingPointError, ParityError)):
         return str(error)
     if isinstance(error, EngineLostError):
         return f"{error}{_go_on(output_dir)}"
@@ -68,7 +69,7 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
         )
     if isinstance(error, FullMemoryError):
         return f"{error}{_go_on(output_dir)}"
-    if is_full_memory(error):
+    if memory_is_full(error):
         return (
             f"{which_memory(error)} is full: {first_line(error)}. What helps most: a lower --video_max_frames (or "
             f"--video_max_frame_pixels), {'' if output_dir is None else '--gradient_checkpointing True, '}a lower "
@@ -88,6 +89,11 @@ def _go_on(output_dir: str | Path | None) -> str:
     if output_dir is None:
         return ""
     whole = newest_whole(output_dir)
+    if whole is None and (weights := newest_whole(output_dir, lacks_optimizer=True)):
+        return (
+            f"; its checkpoints hold weights alone (--save_only_model): begin a new run with --start_from_weights "
+            f"{weights} and another --output_dir"
+        )
     if whole is None:
         return "; there is no checkpoint yet: the same command begins anew"
     return f"; go on from {whole} with --resume_from_checkpoint {whole}"
@@ -101,22 +107,12 @@ def _lost(error: BaseException) -> str | None:
     return next((words for words in _LOST if words in str(error)), None)
 
 
-def is_full_memory(error: BaseException) -> bool:
-    """Whether an error says that memory of a GPU or of the process could not be had."""
-    return isinstance(error, torch.OutOfMemoryError) or memory_is_full(error)
-
-
 def _is_full_disk(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
     if type(error).__name__ == "SafetensorError":  # its writer has the system's error in its text alone
         return any(f"os error {number}" in str(error) for number in _FULL)
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _TORCH_WRITES)
-
-
-def which_memory(error: BaseException) -> str:
-    """What was full, for people."""
-    return "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "memory"
 
 
 def first_line(error: BaseException) -> str:

@@ -9,12 +9,13 @@ lines of its own.
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+
+import psutil
 
 from qwenvl.train.run.idle import ASKED_TO_END, SIGNALS, told
 
@@ -51,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _hand_on(number: int, frame: Any) -> None:
     _handed_on.append(number)
-    subprocess.run(["pkill", "-USR1", "-P", str(os.getpid())], check=False)
+    for each in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGUSR1)
 
 
 def _ended(process: int, code: int) -> str:

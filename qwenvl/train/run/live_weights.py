@@ -9,17 +9,12 @@ from pathlib import Path
 
 from torch import nn
 
-from qwenvl.model.loading import unwrap
+from qwenvl.model.loading import MisfitError, load_whole, unwrap
 from qwenvl.model.sharding import is_partitioned
 from qwenvl.model.weight_files import has_weights, weights_problem
 from qwenvl.train.run.checkpoints import require_same_tuning
 
 _OF_TORCH = "Error(s) in loading state_dict"  # how its message begins, with a line for each weight behind it
-_OF_TRANSFORMERS = "ignore_mismatched_sizes"  # in its message, which comes after a table of these weights
-
-
-class MisfitError(ValueError):
-    """Weights of a checkpoint do not fit the model. The message names the folder and the first of them."""
 
 
 @contextmanager
@@ -32,14 +27,11 @@ def told_where_they_do_not_fit(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        misfit = f"{folder}: does not fit the model, which may be another one"
-        if _OF_TRANSFORMERS in str(error):
-            raise MisfitError(f"{misfit}: its weights have other shapes, as listed above") from None
         if _OF_TORCH not in str(error):
             raise
         _, first, *more = [line.strip().rstrip(".") for line in str(error).strip().splitlines()] + [""]
         others = f", and {len(more) - 1} lines like this" if len(more) > 1 else ""
-        raise MisfitError(f"{misfit}: {first}{others}") from None
+        raise MisfitError(f"{folder}: does not fit the model, which may be another one: {first}{others}") from None
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
@@ -56,7 +48,7 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
     if theirs not in (None, ours):
         raise MisfitError(f"{folder}: holds a model of {theirs}, and the run trains one of {ours}")
     with told_where_they_do_not_fit(folder):
-        saved = type(model).from_pretrained(folder, dtype="auto")
+        saved = load_whole(type(model), folder, dtype="auto")
         model.load_state_dict(saved.state_dict(), strict=True)
 
 

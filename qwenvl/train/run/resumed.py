@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 from qwenvl.config.checks import saves_within_windows
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, read_config
+from qwenvl.runlog.run import plain
 from qwenvl.train.run.checkpoints import SEALED, kept_settings
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ SHARED = {
 _STEP = "prompts of a step"
 _REFERENCE_FROM = "checkpoint of the reference"
 _DATA = "dataset_use"
+_OF_THE_COMMAND = {"output_dir", "logging_dir", "run_name", "resume", "resume_from_checkpoint", "overwrite_output_dir"}
+"""Settings that say where a run is and how it begins: they differ when it is resumed."""
 _RATE_FOLLOWS_METRIC = ("reduce_lr_on_plateau", "greedy")
 
 
@@ -174,6 +177,18 @@ def require_resumable(checkpoint: str | Path, args: GRPOConfig) -> None:
     """
     kept = kept_settings(checkpoint)
     require_shared(_settings_of_run(checkpoint, args) if kept is None else kept, args)
+
+
+def tell_changes(checkpoint: str | Path, args: GRPOConfig) -> None:
+    """Warn in one line of all settings that differ from those in ``run.json`` beside a checkpoint."""
+    try:
+        before = read_config(Path(checkpoint).resolve().parent)["config"]
+    except RunLogError:
+        return
+    now = plain(args.to_dict())
+    names = sorted((now.keys() & before.keys()) - _OF_THE_COMMAND)
+    if changed := [f"--{name} {before[name]} -> {now[name]}" for name in names if before[name] != now[name]]:
+        logger.warning(f"resumed with other settings than those of {checkpoint}: {', '.join(changed)}")
 
 
 def _settings_of_run(checkpoint: str | Path, args: GRPOConfig) -> dict[str, Any]:

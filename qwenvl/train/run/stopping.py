@@ -6,6 +6,7 @@ from queue systems that are asked to tell of their time limit. Ctrl-C (SIGINT) i
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -106,17 +107,25 @@ class StopOnSignal(TrainerCallback):
             os._exit(128 + received)
 
 
-def ignore_signals() -> None:
-    """Leave the signals to the run, in a process that works for it and ends with it."""
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-
-
 def begin_worker(then: Callable[[int], None] | None, index: int) -> None:
     """What a worker of a data loader does first: it leaves signals to the run, and then what it did before."""
-    ignore_signals()
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
     if then is not None:
         then(index)
+
+
+def kill_workers(process: int) -> None:
+    """End the workers of data loaders when the run exits: they ignore the SIGTERM of multiprocessing, which then waits.
+
+    Args:
+        process: of the run. Its forks leave the workers alone.
+    """
+    if os.getpid() == process:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that is killed
+        for each in multiprocessing.active_children():
+            if each.daemon:
+                each.kill()
 
 
 def _write(line: str) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks, integration_utils
 
-from qwenvl.report.sections import AT_THE_END, shown
+from qwenvl.option import was_set
+from qwenvl.report.curves import AT_THE_END, shown
 from qwenvl.train.log.journal import Journal
 from qwenvl.train.trackers.seen import Patches, SeenAnswers
 from qwenvl.train.trackers.tables import TABLES
+
+PROJECT = "qwenvl"
 
 
 def by_section(logs: Mapping[str, float]) -> dict[str, float]:
@@ -96,12 +99,15 @@ class EvaluationTables(TrainerCallback):
 def install_trackers(trainer: Trainer, journal: Journal) -> None:
     """Has the trackers of ``report_to`` show numbers by section and answers as tables.
 
-    A run without a name is named by its folder and the time, so that an evaluation after training finds it again.
+    A run without a name is named by its folder and the time, so that an evaluation after training finds it again. The
+    project of trackio is ``qwenvl`` where none is named.
     """
     kinds = tuple(get_reporting_integration_callbacks(trainer.args.report_to))
     trackers = [each for each in trainer.callback_handler.callbacks if kinds and isinstance(each, kinds)]
     if not trackers:
         return
+    if not was_set(trainer.args, "project"):  # else it would be "huggingface"
+        trainer.args.project = PROJECT
     if trainer.args.run_name is None:
         trainer.args.run_name = f"{Path(trainer.args.output_dir).resolve().name}-{datetime.now():%Y%m%d-%H%M%S}"
     sectioned = {tracker: Sectioned(tracker) for tracker in trackers}

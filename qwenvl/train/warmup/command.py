@@ -48,12 +48,12 @@ def start(argv: list[str]) -> None:
 
 def run(args: WarmupConfig, dry: bool) -> None:
     """Trains, evaluates and saves, or says why there is nothing to do."""
-    from qwenvl.train.display.summary import run_summary
+    from qwenvl.train.display.summary import collected_warnings, findings_of, run_summary
     from qwenvl.train.run.command import beginning_of, carry_out, told_of_settings
     from qwenvl.train.warmup.dry_run import dry_run
     from qwenvl.train.warmup.trainer import WarmupTrainer
 
-    with told_of_settings(COMMAND):
+    with told_of_settings(COMMAND), collected_warnings() as early:
         beginning = beginning_of(COMMAND, args)
         if beginning.finished:
             return
@@ -64,9 +64,9 @@ def run(args: WarmupConfig, dry: bool) -> None:
             return
         trainer = WarmupTrainer(args=args)
         say(first_target(trainer))
-    warnings = carry_out(COMMAND, trainer, beginning)
+    warnings = [*carry_out(COMMAND, trainer, beginning), *early]
     if trainer.is_world_process_zero():
-        say(run_summary(args.output_dir, warnings, next_step(args)))
+        say(run_summary(args.output_dir, warnings, findings_of(args.output_dir), next_step(args)))
 
 
 def first_target(trainer: WarmupTrainer) -> str:

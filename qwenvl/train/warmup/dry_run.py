@@ -8,7 +8,14 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.model.loading import load_processor, load_without_weights
 from qwenvl.train.assemble import build_policy, weight_dtype
 from qwenvl.train.data_sets import build_dataset
-from qwenvl.train.display.dry_run import RECORDS, parameter_lines, prompt_lines, prompts_of_a_step, settings_lines
+from qwenvl.train.display.dry_run import (
+    RECORDS,
+    parameter_lines,
+    prompt_lines,
+    prompts_of_a_step,
+    say_sizes,
+    settings_lines,
+)
 from qwenvl.train.warmup.config import GROUPS, WarmupConfig, without_effect
 from qwenvl.train.warmup.targets import TargetCollator, shown_targets
 from qwenvl.train.warmup.trainer import narrowed, targets_of
@@ -34,6 +41,7 @@ def dry_run(args: WarmupConfig) -> str:
         )
     ]
     dataset = made[0]
+    say_sizes(args, *made)
     sections = {
         "settings": settings_lines(args, GROUPS, without_effect()),
         "parameters that learn": parameter_lines(policy, weight_dtype(args, args.lora_enable)),

@@ -12,23 +12,23 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import ProcessorMixin, TrainerCallback
+from transformers import ProcessorMixin, TrainerCallback, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.data.options import PromptOptions
-from qwenvl.grpo.surrogates import StepCounts
+from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import InputBuilder, PromptInputs
 from qwenvl.model.loading import evaluating, unwrap
 from qwenvl.model.merging import merged_weights
 from qwenvl.model.positions import position_rule
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision.tower import features_or_pixels
-from qwenvl.train.parts import build_parts
+from qwenvl.train.assemble import build_parts
+from qwenvl.train.card.run_card import describe_model
+from qwenvl.train.display.console import say
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.warmup.config import WarmupConfig
-from qwenvl.train.warmup.rollouts import RolloutTargets
-from qwenvl.train.warmup.stop_below import StopBelow
-from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator
+from qwenvl.train.warmup.config import RECENT, WarmupConfig
+from qwenvl.train.warmup.targets import RolloutTargets, SolutionTargets, TargetCollator
 from qwenvl.types import PromptBatch
 
 
@@ -76,7 +76,7 @@ class WarmupTrainer(PolicyTrainer):
 
     def _held_out(self, given: Any) -> Any:
         made = super()._held_out(given)
-        return made if made is given else narrowed(made, self.learned_by, "evaluate")
+        return made if made is given else narrowed(made, self.rewards, "evaluate")
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
@@ -116,15 +116,10 @@ class WarmupTrainer(PolicyTrainer):
             return 0 * self.completion_likelihood(model, prompts, token, token == 0, temperature=1.0).logprobs
         return self.completion_likelihood(model, prompts, ids, mask, temperature=1.0).logprobs
 
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Draws the micro-batches of one optimizer step, and counts their targets over all processes."""
-        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if batches:
-            self.journal.begin_step(len(batches))
-            self._counts = step_counts(batches)
-            for inputs in batches:
-                self.journal.drawn(inputs["prompts"])
-        return batches, items
+    def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
+        """Counts the targets of the step over all processes."""
+        self._counts = step_counts(batches)
+        self.count_drawn([inputs["prompts"] for inputs in batches])
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
@@ -159,7 +154,7 @@ class WarmupTrainer(PolicyTrainer):
             if self.args.should_save:
                 unwrap(self.model).save_pretrained(folder, state_dict=merged_weights(self.model))
                 self.processing_class.save_pretrained(folder)
-                self.describe(folder)
+                describe_model(self, folder)
 
     def _tell(self, taught: TaughtOn) -> None:
         """Metrics of a micro-batch."""
@@ -229,3 +224,29 @@ def step_counts(batches: Sequence[dict[str, Any]]) -> StepCounts:
     by_process = gather_object([own])
     targets, tokens = (sum(column) for column in zip(*by_process, strict=True))
     return StepCounts(targets, tokens, micro_batches=len(batches) * len(by_process))
+
+
+class StopBelow(TrainerCallback):
+    """Ends training when the mean loss of the last ten steps is below ``loss``, and has a checkpoint of it saved.
+
+    It reads the losses from the log that checkpoints hold: a resumed run ends where the uninterrupted one would have.
+    """
+
+    def __init__(self, loss: float):
+        self._loss = loss
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """A resumed run that has reached the loss already ends at once."""
+        if self._reached(state):
+            control.should_training_stop = True
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Looks at the last steps."""
+        if "loss" in logs and self._reached(state):
+            say(f"step {state.global_step}: the mean loss of {RECENT} steps is below {self._loss:g}: the warm-up ends")
+            control.should_training_stop = True
+            control.should_save = args.save_strategy != "no"
+
+    def _reached(self, state: TrainerState) -> bool:
+        losses = [row["loss"] for row in state.log_history if "loss" in row][-RECENT:]
+        return len(losses) == RECENT and sum(losses) / RECENT < self._loss

@@ -1,4 +1,4 @@
-"""A message's bytes, and the refusal of one.
+"""A message's bytes, the secret that goes with it, and the refusal of one.
 
 A body is a file of safetensors: the tensors of the message, and its head as JSON in a tensor of bytes. Nothing in it is
 run when it is read, and numbers arrive to the bit.
@@ -7,7 +7,11 @@ run when it is read, and numbers arrive to the bit.
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,12 +19,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from qwenvl.files import cache_root
+
+TOKEN = "QWENVL_VLLM_TOKEN"  # the environment variable: a command line can be read by everybody on the machine
 MOST_BYTES = 2**34  # of a body
 HEAD = "head"  # the tensor that holds the JSON
 
 KINDS = {
     "request": 400,  # it is malformed, or asks for what the model cannot do
     "token": 401,  # the token is missing or another
+    "page": 403,  # a web page sent it
     "version": 409,  # the server has other weights, or lays parts over others
     "link": 409,  # the weights come along another link than the server has
     "size": 413,  # the body is larger than the server takes
@@ -60,6 +68,21 @@ class Refusal(Exception):
             return cls(said["kind"] if said["kind"] in KINDS else "request", str(said["error"]))
         except (ValueError, TypeError, KeyError):
             return cls("request", f"HTTP {status}: {body[:200].decode(errors='replace')}")
+
+
+def secret() -> str:
+    """The token of each request: ``$QWENVL_VLLM_TOKEN``, else a random one in a file that only this user can read."""
+    if given := os.environ.get(TOKEN):
+        return given
+    path = cache_root() / "vllm-token"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # of mode 0600
+            file.write(secrets.token_hex(32))
+            file.flush()
+            with suppress(FileExistsError):  # another process was first
+                os.link(file.name, path)
+    return path.read_text()
 
 
 def pack(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:

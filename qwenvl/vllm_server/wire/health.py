@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
-PROTOCOL = 3  # both sides must have the same
+PROTOCOL = 4  # both sides must have the same
+
+_SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers"),
+    *("intermediate_size", "num_attention_heads", "num_key_value_heads"),
+)
+
+
+def sizes_of(config: Any) -> dict[str, int | None]:
+    """The sizes of a language model, by their names in its configuration of transformers."""
+    return {name: getattr(config.get_text_config(), name, None) for name in _SIZES}
 
 
 @dataclass(frozen=True)
@@ -16,7 +27,7 @@ class Health:
         boot: random, one for each process: another one means that the server was started again.
         version: of its weights. 0: those that it was started with. None: it has some of the parts of a version.
         model, model_type: the checkpoint it was started with, and its family.
-        feature_width: of the rows of features that it takes.
+        sizes: of its language model, see ``sizes_of``.
         tied: the head is the embedding: it is not among the weights.
         workers: processes that the model is split over.
         nccl: the version of NCCL that they have, such as 23007 for 2.30.7. 0: they compute on a CPU.
@@ -29,8 +40,7 @@ class Health:
     version: int | None
     model: str
     model_type: str
-    vocab_size: int
-    feature_width: int
+    sizes: dict[str, int | None]
     dtype: str
     tied: bool
     vllm: str

@@ -1,21 +1,25 @@
-"""A link: what weights go along from the device of a trainer to the workers of one server, and nothing else.
-
-``nccl`` is between GPUs, ``ipc`` within one GPU, both by vLLM's own engines for the transfer of weights. Neither was
-run so far. ``gloo`` is between the CPUs of one host: the same calls, messages and checks, where no GPU is.
-"""
+"""A link: what weights go along from the device of a trainer to the workers of one server, and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import os
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qwenvl.vllm_server.wire.body import Refusal, pack, require, unpack
 
-KINDS = ("nccl", "ipc", "gloo")
+KINDS = ("nccl", "gloo")  # between GPUs, and between CPUs, of one host
+
+_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
+
+
+def nccl_version() -> int:
+    """The version of NCCL that torch has, such as 23007 for 2.30.7. 0 without a GPU."""
+    return int("{}{:02}{:02}".format(*torch.cuda.nccl.version())) if torch.cuda.is_available() else 0
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,15 @@ class LinkRequest:
     Attributes:
         link: names it. Weights that name another link are refused.
         kind: one of ``KINDS``.
-        settings: what the server's workers need to find the trainer: those of vLLM's engine of this kind, which are
-            numbers and texts.
+        store, size, seconds: see ``LinkGroup``.
         deadline_s: seconds from its arrival after which nobody waits for the answer.
     """
 
     link: str
     kind: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    store: str
+    size: int
+    seconds: float
     deadline_s: float = 600.0
 
     def pack(self) -> bytes:
@@ -54,12 +59,14 @@ class LinkRequest:
         return request
 
 
-class GlooGroup:
-    """Processes of one host, of which the one with rank 0 sends bytes to the others.
+class LinkGroup:
+    """Processes of one host, of which the one with rank 0 sends bytes to the others: a process group of torch.
 
-    Making one waits for all of them. A process that ended is noticed at once, one that does not answer in time.
+    Making one waits for all of them (``gloo``), or its first broadcast does (``nccl``). A process that ended is noticed
+    at once, one that does not answer in time. Of ``nccl``, a group of one process was run, and no other.
 
     Args:
+        kind: one of ``KINDS``.
         store: a file that all of them can write. It is made by the first.
         seconds: that they wait for each other, then and in each broadcast.
 
@@ -67,16 +74,29 @@ class GlooGroup:
         RuntimeError: not all came in time.
     """
 
-    def __init__(self, store: str, rank: int, size: int, seconds: float):
-        from torch.distributed import FileStore, ProcessGroupGloo  # not in every build of torch
+    def __init__(self, kind: str, store: str, rank: int, size: int, seconds: float):
+        from torch import distributed  # what it has is not the same in every build of torch
 
-        options = ProcessGroupGloo._Options()
+        place = distributed.FileStore(store, size), rank, size
+        self._group: Any
+        if kind == "gloo":
+            gloo = distributed.ProcessGroupGloo
+            options = gloo._Options()
+            options._timeout = timedelta(seconds=seconds)
+            options._devices = [gloo.create_device(hostname="127.0.0.1")]
+            self._group = gloo(*place, options)
+            return
+        options = distributed.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=seconds)
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        self._group: Any = ProcessGroupGloo(FileStore(store, size), rank, size, options)
+        before = os.environ.get(_BLOCKING)
+        os.environ[_BLOCKING] = "1"  # read when it is made: without it a timeout would end this process
+        self._group = distributed.ProcessGroupNCCL(*place, options)
+        del os.environ[_BLOCKING]
+        if before is not None:
+            os.environ[_BLOCKING] = before
 
     def broadcast(self, flat: Tensor) -> None:
-        """Sends bytes of the CPU, or receives them. Waits until that is done.
+        """Sends bytes of a device, or receives them. Waits until that is done.
 
         Raises:
             RuntimeError: another process is gone or has not come in time, or the group was closed.
@@ -88,7 +108,11 @@ class GlooGroup:
         if group is None:
             raise RuntimeError("the link was closed")
         group.broadcast([flat], BroadcastOptions()).wait()
+        if flat.is_cuda:
+            torch.cuda.current_stream(flat.device).synchronize()
 
     def close(self) -> None:
-        """Takes part no more."""
-        self._group = None
+        """Takes part no more. It ends a broadcast of ``nccl`` that hangs."""
+        group, self._group = self._group, None
+        if hasattr(group, "abort"):
+            group.abort()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 from torch import Tensor
 
@@ -31,8 +30,6 @@ class WeightsRequest:
             None: the weights are in the message, or come along a link.
         link: the name of the link that they come along, see ``LinkRequest``.
         shapes: name to shape of what comes along the link, in this order, in the server's type.
-        handle: where they lie, for a link that does not move them (``ipc``).
-        sha256: of that file, in hex. None: not compared.
         part, parts: this message is number ``part`` of ``parts``, from 0. They are sent in order.
         deadline_s: seconds from its arrival after which nobody waits for the answer.
         tensors: the weights, where there is no path.
@@ -44,13 +41,11 @@ class WeightsRequest:
     version: int
     base: int | None
     path: str | None = None
-    sha256: str | None = None
     part: int = 0
     parts: int = 1
     deadline_s: float = 600.0
     link: str | None = None
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    handle: Mapping[str, Any] | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def pack(self) -> bytes:

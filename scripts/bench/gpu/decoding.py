@@ -1,9 +1,8 @@
-"""Milliseconds per token of all completions against the bandwidth floor, with and without ``--compile_decoding``.
+"""Milliseconds per token of all completions against the bandwidth floor: eager, compiled, as a CUDA graph, both.
 
     python scripts/bench/gpu/decoding.py --models 3b qwen3_5_4b --case 2000,8,128
 
-The floor is the time to read weights and cache once at the rate of a large copy. *graphs* compiles with CUDA graphs for
-each layer, which the library does not do: it says whether that would be worth it.
+The floor is the time to read weights and cache once at the rate of a large copy.
 """
 
 from __future__ import annotations
@@ -19,14 +18,19 @@ from shapes import NAMES, Wanted, make_step
 from bench_model import Case, Step  # isort: skip  (found once shapes is loaded)
 from qwenvl.model.loading import unwrap
 
-WAYS = ("plain", "compiled", "graphs")
+WAYS: dict[str, dict[str, bool]] = {
+    "eager": {"compiled": False, "cuda_graph": False},
+    "compiled": {"compiled": True, "cuda_graph": False},
+    "graph": {"compiled": False, "cuda_graph": True},
+    "both": {"compiled": True, "cuda_graph": True},
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=NAMES, default=["3b"])
     parser.add_argument("--case", default="2000,8,128", metavar="P,G,C")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     add_common(parser)
     options = parser.parse_args()
     bandwidth = copy_rate(options.device)
@@ -44,15 +48,14 @@ def main() -> None:
 
 def decoded(step: Step, way: str, options: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of a token: the difference of a long and a short draw, so that the prefill falls out."""
-    compiled, (short, long) = way != "plain", (max(2, step.case.length // 8), step.case.length)
+    settings = WAYS[way]
+    short, long = max(2, step.case.length // 8), step.case.length
     torch._dynamo.reset()
-    if options.device.type == "cuda":
-        torch._inductor.config.triton.cudagraphs = way == "graphs"
     start = time.perf_counter()
-    step.sample(short, compiled=compiled)
+    step.sample(short, **settings)
     wait(options.device)
     first = time.perf_counter() - start
-    runs = [partial(step.sample, tokens, compiled=compiled) for tokens in (short, long)]
+    runs = [partial(step.sample, tokens, **settings) for tokens in (short, long)]
     spent = [measured(run, options.device, options.repeats) for run in runs]
     return {"ms_a_token": 1e3 * (spent[1].seconds - spent[0].seconds) / (long - short), "first_call_s": first}
 

@@ -23,7 +23,7 @@ class Measured:
 
 
 def measured(run: Callable[[], object], device: torch.device, repeats: int) -> Measured:
-    """``repeats`` runs after one that is not counted."""
+    """``repeats`` runs after one that is not counted. 0: that one run."""
     times, most, held = [], 0, 0
     for turn in range(repeats + 1):
         wait(device)
@@ -33,7 +33,7 @@ def measured(run: Callable[[], object], device: torch.device, repeats: int) -> M
         start = time.perf_counter()
         run()
         wait(device)
-        if turn:
+        if turn or not repeats:
             times.append(time.perf_counter() - start)
         if device.type == "cuda":
             most = max(most, torch.cuda.max_memory_allocated(device) - held)

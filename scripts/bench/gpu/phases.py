@@ -58,8 +58,9 @@ def phases_shared(step: Step, options: argparse.Namespace, rate: float) -> dict[
 
 
 def phases_plain(step: Step, options: argparse.Namespace, shared: dict[str, Measured]) -> None:
-    """The phases by the plain path, with the ratios of the update and of sampling."""
+    """The phases by the plain path, each once, with the ratios of the update and of sampling."""
     path = logprobs.completion_logprobs
+    options = argparse.Namespace(**{**vars(options), "repeats": 0})
     try:
         step.model.eval()
         sampling = _of(step.plain_sample, options)

@@ -3,12 +3,15 @@
 import os
 import signal
 import time
+from collections import defaultdict
 
 import pytest
 import torch
 
+from qwenvl.child import Child
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media import guarded
 from qwenvl.data.media.guarded import GuardedClip
 from qwenvl.data.media.open import open_clip, resolve_backend
 
@@ -114,6 +117,40 @@ def test_a_decoder_that_crashes_is_named(make_clip):
         os.kill(clip._child.pid, signal.SIGSEGV)
         with pytest.raises(BadMediaError, match=r"its decoder crashed \(exit code -11\)"):
             clip.read([1])
+
+
+def test_a_child_that_the_system_kills_is_replaced(make_clip, number_of):
+    path, indices = str(make_clip(size=(160, 96))), range(0, 25, 3)
+    with open_clip(path, "pyav", timeout=60) as clip:
+        os.kill(clip._child.pid, signal.SIGKILL)
+        assert number_of(clip.read([4])[0]) == 4
+        numbers = []
+        for part in clip.parts(indices, most_bytes=2 * 160 * 96 * 3):  # killed before each part, it decodes on
+            numbers += map(number_of, part)
+            os.kill(clip._child.pid, signal.SIGKILL)
+    assert numbers == [*indices]
+
+
+@pytest.mark.parametrize("when", ["while it starts", "while it decodes"])
+def test_a_child_that_is_killed_twice_is_a_lack_of_memory_and_no_fault_of_the_clip(
+    make_clip, write_rows, make_row, monkeypatch, tmp_path, when
+):
+    class KilledChild(Child):
+        def __init__(self, load, *arguments, **options):
+            if when == "while it starts":
+                load, arguments = "full:memory", ()
+            super().__init__(load, *arguments, **options)
+            os.kill(self.pid, signal.SIGKILL)
+
+    (tmp_path / "full.py").write_text("import os\ndef memory():\n    os.kill(os.getpid(), 9)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(guarded, "_idle", defaultdict(list))
+    monkeypatch.setattr(guarded, "Child", KilledChild)
+    make_clip()
+    path = str(write_rows([make_row(prompt="<video>", video="clip.mp4")]))
+    dataset = load_dataset(path, on_bad_sample="skip", decode_timeout=60, decode_memory_gb=3)
+    with pytest.raises(MemoryError, match=r"json\[0\] \(id data-0\): \S*clip\.mp4: .*--decode_memory_gb, now 3"):
+        dataset[0]
 
 
 def test_an_idle_child_that_died_is_replaced(make_clip, number_of):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torchvision.transforms.v2.functional import resize
 
+from qwenvl.data.media.clip.playing import times_when_played
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.prompt_length import read_header
 from scripts.bench.decode_clips import number_in
@@ -21,6 +22,18 @@ _OF_CODECS = ("h264refresh", "h264fields", "vp8", "hevc10")
 
 def _quick(kind) -> bool:
     return _FIRST[kind.cut, kind.container] is kind or kind.codec in _OF_CODECS
+
+
+@pytest.mark.parametrize(
+    ("pts", "expected"),
+    [
+        ([0, 40, 80, 10000, 10000, 10000], [0, 40, 80, 120, 160, 10000]),
+        ([0, 40, 80, 10000, 10040, None, None], [0, 40, 80, 10000, 10040, 10080, 10120]),
+        ([None, 10, 20, None, 32, 1000], [0, 10, 20, 26, 32, 1000]),
+    ],
+)
+def test_frames_with_repeated_times_do_not_move_into_a_gap(pts, expected):
+    assert times_when_played([(time, None) for time in pts], Fraction(40)) == expected
 
 
 @pytest.fixture(scope="module")

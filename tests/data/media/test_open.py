@@ -113,21 +113,51 @@ def test_a_stream_copied_clip_begins_at_its_cut_and_not_at_its_key_frame(
         assert [number_of(frame) for frame in clip.read(wanted)] == [first + i for i in wanted]
 
 
-@pytest.mark.parametrize("clockwise", [1, 2, 3])
-def test_a_rotated_clip_is_turned_upright(make_clip, number_of, backend, clockwise):
-    """Display matrices of quarter turns: one sends (x, y) to (64 - y, x), so the top left corner is shown top right."""
-    path = make_clip(size=(96, 64))
-    turns = {1: (0, 1, -1, 0, 64, 0), 2: (-1, 0, 0, -1, 96, 64), 3: (0, -1, 1, 0, 0, 96)}
-    a, b, c, d, x, y = (value << 16 for value in turns[clockwise])
+def set_display_matrix(path, matrix):
+    """Write a display matrix a, b, c, d, x', y' into an mp4: (x, y) is shown at (a x + c y + x', b x + d y + y')."""
+    a, b, c, d, x, y = (round(value * 65536) for value in matrix)
     data = bytearray(path.read_bytes())
-    matrix = data.index(b"tkhd") + 4 + 40  # after version, times, id, duration, layer, volume
-    assert struct.unpack(">9i", data[matrix : matrix + 36]) == (65536, 0, 0, 0, 65536, 0, 0, 0, 1 << 30)
-    data[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, c, d, 0, x, y, 1 << 30)
+    at = data.index(b"tkhd") + 4 + 40  # after version, times, id, duration, layer, volume
+    assert struct.unpack(">9i", data[at : at + 36]) == (65536, 0, 0, 0, 65536, 0, 0, 0, 1 << 30)
+    data[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, x, y, 1 << 30)
     path.write_bytes(data)
-    with open_clip(str(path), backend) as clip:
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "turned_back"),
+    [
+        ((0, 1, -1, 0, 64, 0), lambda shown: np.rot90(shown, 1)),  # clockwise: the top left corner is shown top right
+        ((-1, 0, 0, -1, 96, 64), lambda shown: np.rot90(shown, 2)),
+        ((0, -1, 1, 0, 0, 96), lambda shown: np.rot90(shown, 3)),
+        ((-1, 0, 0, 1, 96, 0), np.fliplr),
+        ((1, 0, 0, -1, 0, 64), np.flipud),
+        ((0, 1, 1, 0, 0, 0), lambda shown: shown.swapaxes(0, 1)),
+        ((0, -1, -1, 0, 64, 96), lambda shown: np.rot90(shown, 2).swapaxes(0, 1)),
+    ],
+    ids=["90", "180", "270", "hflip", "vflip", "transpose", "antitranspose"],
+)
+def test_a_turned_or_mirrored_clip_comes_as_it_is_shown(make_clip, number_of, backend, matrix, turned_back):
+    path = set_display_matrix(make_clip(size=(96, 64)), matrix)
+    with open_clip(path, backend) as clip:
+        if backend != "pyav" and np.linalg.det(np.reshape(matrix[:4], (2, 2))) < 0:
+            pytest.skip("others than PyAV turn clips but do not mirror them")
         (frame,) = clip.read([5])
-    assert frame.shape == ((3, 64, 96) if clockwise == 2 else (3, 96, 64))
-    assert number_of(np.rot90(frame.permute(1, 2, 0).numpy(), clockwise)) == 5  # turned back, counter-clockwise
+    assert frame.shape == ((3, 96, 64) if matrix[0] == 0 else (3, 64, 96))
+    assert number_of(turned_back(frame.permute(1, 2, 0).numpy())) == 5
+
+
+def test_a_mirrored_clip_is_refused_of_decoders_that_do_not_mirror(make_clip):
+    pytest.importorskip("decord")
+    path = set_display_matrix(make_clip(size=(96, 64)), (-1, 0, 0, 1, 96, 0))
+    with clip_reader.ClipReader(path, "decord") as clip, pytest.raises(BadMediaError, match="use pyav"):
+        clip.read([5])
+
+
+def test_a_clip_that_is_shown_slanted_is_refused(make_clip, backend):
+    path = set_display_matrix(make_clip(), (0.7071, 0.7071, -0.7071, 0.7071, 32, 0))
+    with open_clip(path, backend) as clip, pytest.raises(BadMediaError, match="45 degrees"):
+        clip.read([5])
 
 
 class TestDamage:
@@ -151,6 +181,14 @@ class TestDamage:
             BadMediaError, match=r"is cut short: its header promises (60 frames|6.00 s), the file holds"
         ):
             open_clip(path, "pyav")
+
+    @pytest.mark.parametrize("share", [0.3, 0.7, 0.999])
+    def test_a_gif_that_is_cut_is_not_taken_for_a_shorter_clip(self, make_clip, share):
+        path = make_clip("a.gif", codec="gif", pix_fmt="rgb8")
+        with open_clip(str(path), "pyav") as clip:
+            assert clip.frame_count == 25
+        with pytest.raises(BadMediaError, match="is cut short"):
+            open_clip(self.cut(path, share), "pyav")
 
     def test_without_its_index_an_mp4_can_not_be_opened(self, make_clip):
         with pytest.raises(BadMediaError, match=r"cut short and lost its index|can't be opened as mov"):

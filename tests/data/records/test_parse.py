@@ -119,6 +119,13 @@ H, G = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
             {"conversations": [{"from": "human", "value": "<|video_pad|>"}, G]},
             "[0].conversations[0].value: contains the model's own token <|video_pad|>",
         ),
+        *(
+            (
+                {"conversations": [{"from": "human", "value": f"Which?{token} More"}, G]},
+                f"[0].conversations[0].value: contains the model's own token {token}",
+            )
+            for token in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+        ),
         ({"id": 1.5, "conversations": [H, G]}, "[0].id: expected a string or a whole number, got number 1.5"),
         ({"id": True, "conversations": [H, G]}, "[0].id: expected a string or a whole number, got boolean true"),
     ],

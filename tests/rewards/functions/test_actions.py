@@ -1,14 +1,13 @@
 import pytest
 
-from qwenvl.rewards.functions.action_list import list_of
 from qwenvl.rewards.functions.actions import (
-    AccuracyReward,
     accuracy,
     action_numbers,
     action_order,
     action_phrases,
     check_action_numbers,
     check_actions,
+    list_of,
 )
 
 
@@ -108,9 +107,9 @@ Which steps?
 def test_an_answer_without_numbers_is_read_by_the_names_of_the_list(answer, solution, score):
     prompts = [[{"role": "system", "content": "(1) be brief"}, {"role": "user", "content": LISTED}]]
     completions = [f"<answer>{answer}</answer>"]
-    assert AccuracyReward()(completions, [solution], prompts) == [pytest.approx(score)]
+    assert accuracy(completions, [solution], prompts) == [pytest.approx(score)]
     if "(" not in answer and "(" in solution:
-        assert AccuracyReward(accuracy_by_name=False)(completions, [solution], prompts) == [0.0]
+        assert accuracy(completions, [solution], prompts, by_name=False) == [0.0]
         assert accuracy(completions, [solution]) == [0.0], "no prompt, no list"
 
 

@@ -1,9 +1,11 @@
 """Records of several kinds, each scored as its own function scores it, in the order in which they came."""
 
+from functools import partial
+
 import pytest
 
 from qwenvl.data.records.presets.asking import ASKED_FOR
-from qwenvl.rewards.functions.by_type import ProblemTypeReward
+from qwenvl.rewards.functions.by_type import by_problem_type, check_problem_type
 
 ROWS = [
     ("multiple choice", "B. a lid", "<answer>B</answer>", 1.0),
@@ -20,30 +22,30 @@ ROWS = [
 
 def test_each_kind_by_hand():
     kinds, solutions, texts, scores = (list(column) for column in zip(*ROWS, strict=True))
-    found = ProblemTypeReward()(texts, solutions, problem_type=kinds, duration=[None] * len(ROWS))
+    found = by_problem_type(texts, solutions, problem_type=kinds, duration=[None] * len(ROWS))
     assert found == pytest.approx(scores)
 
 
 def test_settings_reach_the_functions():
-    near = ProblemTypeReward(numeric_tolerance=0.2)
+    near = partial(by_problem_type, numeric_tolerance=0.2)
     assert near(["<answer>3</answer>"], ["3.5"], problem_type=["numerical"]) == [1.0]
-    bounded = ProblemTypeReward(temporal_iou_boundary=True)
+    bounded = partial(by_problem_type, temporal_iou_boundary=True)
     # half of the true span, and the start is 2 of 8 seconds off: 0.5 * (1 - 2 / 8)
     span = bounded(["<answer>2 to 4</answer>"], ["0 to 4"], problem_type=["temporal grounding"], duration=[8.0])
     assert span == [pytest.approx(0.375)]
 
 
 def test_records_are_checked_by_their_kind():
-    check = ProblemTypeReward().check
+    check = check_problem_type
     assert check("<answer>B</answer>", {"problem_type": "multiple choice"}) is None
     assert "problem_type 'multiple choice': the solution must choose letters" in check(
         "?", {"problem_type": "multiple choice"}
     )
     assert "needs the field 'problem_type', one of multiple choice, numerical" in check("B", {})
     with pytest.raises(ValueError, match="got 'riddle'"):
-        ProblemTypeReward()(["B"], ["B"], problem_type=["riddle"])
+        by_problem_type(["B"], ["B"], problem_type=["riddle"])
 
 
 def test_every_kind_that_a_format_writes_is_known():
-    known = ProblemTypeReward().check("B", {"problem_type": "?"})
+    known = check_problem_type("B", {"problem_type": "?"})
     assert [kind for kind in ASKED_FOR if kind.casefold().replace("-", " ") not in known] == []

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from qwenvl.rewards import RewardError, RewardSettings, build_rubric
+from qwenvl.rewards import RewardError, build_rubric
 
 PROMPTS = [{"role": "system", "content": "s"}, {"role": "user", "content": "what is it?"}]
 
@@ -69,9 +69,8 @@ def ask(server, tmp_path):
     rubrics = []
 
     def run(*answers, solution="the truth", on_error="error", **settings):
-        chosen = {"judge_base_url": server.url, "judge_model": "m", "judge_cache": str(tmp_path / "cache")} | settings
-        chosen = RewardSettings(correctness_func="exact_match", judge_retries=2, **chosen)
-        rubrics.append(build_rubric(["judge"], settings=chosen, on_error=on_error))
+        chosen = {"base_url": server.url, "model": "m", "cache": str(tmp_path / "cache"), "retries": 2} | settings
+        rubrics.append(build_rubric({"judge": {"correctness_func": "exact_match"} | chosen}, on_error=on_error))
         columns = {"solution": [solution] * len(answers), "prompts": [PROMPTS] * len(answers)}
         columns["id"] = [f"r{row}" for row in range(len(answers))]
         return rubrics[-1].score(list(answers), columns, group_size=len(answers)).components[0]
@@ -89,7 +88,7 @@ def test_rules_first_then_the_judge(ask, server):
 
 
 def test_the_values_of_the_verifier_recipe(ask):
-    values = {"judge_correct": 1.0, "judge_wrong": -1.0, "judge_bad_format": -1.0}
+    values = {"correct": 1.0, "wrong": -1.0, "bad_format": -1.0}
     assert ask("<answer>good</answer>", "<answer>bad</answer>", "good", **values) == [1.0, -1.0, -1.0]
 
 
@@ -97,7 +96,7 @@ def test_verdicts_are_kept_on_disk(ask, server):
     assert ask("<answer>good</answer>", "<answer>bad</answer>") == [1.0, 0.0]
     assert ask("<answer>bad</answer>", "<answer>good</answer>") == [0.0, 1.0]
     assert len(server.questions) == 2
-    ask("<answer>good</answer>", judge_model="another")
+    ask("<answer>good</answer>", model="another")
     assert len(server.questions) == 3
 
 
@@ -136,20 +135,20 @@ def test_no_server(ask):
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         with pytest.raises(RewardError, match=r"JudgeError: m at http.*: APIConnectionError: .*[Cc]onnect"):
-            ask("<answer>x</answer>", judge_base_url=url)
+            ask("<answer>x</answer>", base_url=url)
 
 
 def test_a_server_that_does_not_answer(ask, server):
     server.silent.set()
     with pytest.raises(RewardError, match=r"JudgeError: m at http.*: APITimeoutError"):
-        ask("<answer>x</answer>", judge_timeout=0.05)
+        ask("<answer>x</answer>", timeout=0.05)
     server.silent.clear()
 
 
 def test_requests_at_a_time(ask, server):
     """The server holds each reply until two are asked for: a third one comes only after a reply."""
     server.meeting = threading.Barrier(2)
-    assert ask(*(f"<answer>good {i}</answer>" for i in range(6)), judge_concurrency=2) == [1.0] * 6
+    assert ask(*(f"<answer>good {i}</answer>" for i in range(6)), concurrency=2) == [1.0] * 6
     assert server.most_at_once == 2
 
 
@@ -157,24 +156,24 @@ def test_key_and_prompt(ask, server, monkeypatch, tmp_path):
     monkeypatch.setenv("JUDGE_API_KEY", "secret")
     path = tmp_path / "prompt.txt"
     path.write_text('{"json": true} {solution} | {answer}')
-    ask("<answer>{solution} {0}</answer>", judge_prompt=str(path))
+    ask("<answer>{solution} {0}</answer>", prompt=str(path))
     assert server.keys == ["Bearer secret"]
     assert server.questions == ['{"json": true} the truth | {solution} {0}']  # what is filled in is not filled again
 
 
 def test_refusals(tmp_path):
     (tmp_path / "bad.txt").write_text("{answer}")
-    url = {"judge_base_url": "http://x/v1", "judge_model": "m"}
+    url = {"base_url": "http://x/v1", "model": "m"}
     for settings, message in (
-        ({}, "needs --judge_base_url"),
-        ({**url, "judge_base_url": "file:///etc"}, "must begin with http"),
-        ({**url, "judge_prompt": str(tmp_path / "bad.txt")}, "must contain {solution}"),
+        ({}, "the judge needs a server and a model"),
+        ({**url, "base_url": "file:///etc"}, "must begin with http"),
+        ({**url, "prompt": str(tmp_path / "bad.txt")}, "must contain {solution}"),
     ):
         with pytest.raises(RewardError, match=message):
-            build_rubric(["judge"], settings=RewardSettings(**settings))
+            build_rubric([{"judge": settings}])
 
 
 def test_verdicts_are_kept_in_the_cache_folder(ask, monkeypatch, tmp_path):
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "elsewhere"))
-    ask("<answer>good</answer>", judge_cache=None)
+    ask("<answer>good</answer>", cache=None)
     assert [path.read_text() for path in (tmp_path / "elsewhere" / "judge").glob("*/*")] == ["correct"]

@@ -6,7 +6,7 @@ import torch
 
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.remote.prompts import seed_of
+from qwenvl.rollout.remote.engine import seed_of
 from qwenvl.types import PromptBatch
 
 WORDS = ["tvt", "t", "tivv", "tiit"]

@@ -14,8 +14,7 @@ import torch
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import EngineOptions
 from qwenvl.rollout.remote import colocate
-from qwenvl.rollout.remote.choose import remote_engine
-from qwenvl.rollout.remote.colocate import ColocatedServer, server_command
+from qwenvl.rollout.remote.colocate import ColocatedServer, remote_engine, server_command
 from qwenvl.rollout.remote.server import ServerRefusedError
 from qwenvl.vllm_server.wire.health import PROTOCOL, Health
 
@@ -103,9 +102,5 @@ def test_from_options_to_servers(monkeypatch, tmp_path, tiny_pair):
     (server,) = engine._servers.servers
     words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700"
     assert server.sleeps and " ".join(server._command[3:]) == f"{words} --port 0 --with_parent --sleeps"
-    assert engine._links is None
-    options = EngineOptions(rollout_engine="vllm_colocate", vllm_weights="direct")
-    engine = remote_engine(options, local, model="some/model", device=torch.device("cuda", 0), **given)
-    assert engine._links.device == torch.device("cuda", 0)
     with pytest.raises(ValueError, match="this model is of none"):
         remote_engine(options, local, model="", device=CPU, **given)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
-from qwenvl.rollout.remote.prompts import seed_of
+from qwenvl.rollout.remote.engine import seed_of
 from tests.rollout.remote.drawn import WAYS, WORDS, as_prompts, assert_same, drawn_locally
 
 

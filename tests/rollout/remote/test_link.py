@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from qwenvl.rollout.remote import link as link_module
-from qwenvl.rollout.remote import nccl as nccl_module
 from qwenvl.rollout.remote import weights as weights_module
-from qwenvl.rollout.remote.link import GlooLine, IpcLine, Link, line_to
-from qwenvl.rollout.remote.nccl import Nccl, NcclError, NcclLine
+from qwenvl.rollout.remote.link import Link, kind_of_link
 from qwenvl.rollout.remote.server import Server, ServerLostError, ServerRefusedError
+from qwenvl.vllm_server.wire.link import KINDS
 from tests.rollout.remote.test_weights import language_model
-
-CPU = torch.device("cpu")
 
 
 def changed(model) -> None:
@@ -71,114 +68,44 @@ def test_weights_along_a_link_that_somebody_else_replaced_go_along_a_new_one(tin
     server = fake(initializer_range=0.1)
     engine = engine_of(model, processor, [server], direct=True, deadline=5.0, patience=5.0)
     engine.sync(model, 0)
-    Link(Server(server.address), server.boot, GlooLine(1, 5.0), 5.0)
+    Link(Server(server.address), server.health(), "gloo", 5.0)
     changed(model)
     engine.sync(model, 1)
     assert_given(server, model)
     assert len(server.links) == 3
 
 
-def test_a_line_that_breaks_is_told_and_not_used_again(fake):
+def test_a_link_that_breaks_is_told_and_not_used_again(fake, monkeypatch):
     """This end fails while the server waits for it."""
     server = fake()
-    line = GlooLine(1, 3.0)
-    link = Link(Server(server.address), server.boot, line, 3.0)
+    link = Link(Server(server.address), server.health(), "gloo", 3.0)
 
-    def fail(flat):
-        line.close()
+    def fail(self, flat):
+        self.close()
         raise RuntimeError("brought about by the test")
 
-    line.send = fail
+    monkeypatch.setattr(link_module.LinkGroup, "broadcast", fail)
     with pytest.raises(ServerLostError):
         link.put(link_module.WeightsRequest(1, None, shapes={"a": [2]}), torch.zeros(8, dtype=torch.uint8))
     assert link.closed
 
 
-def test_which_line_and_why(monkeypatch, caplog):
-    here, there = Server("localhost:1"), Server("gpu-7:1")
-    on_cpu, on_gpu = (SimpleNamespace(nccl=nccl, workers=2) for nccl in (0, 23007))
-    assert isinstance(line_to(here, on_cpu, CPU, 1.0), GlooLine)
-    assert "weights go to it by gloo, since it computes on the CPU of this host" in caplog.text
-    own = SimpleNamespace(address="127.0.0.1:1", sleeps=True)
-    assert isinstance(line_to(own, on_gpu, torch.device("cuda", 0), 1.0), IpcLine)
-    assert "by ipc, since it shares the GPU of this process. This way was not run so far" in caplog.text
-    for server, health, told in (
-        (there, on_cpu, "gpu-7:1: it computes on a CPU of another host and the policy on cpu"),
-        (here, on_gpu, "it computes on a GPU and the policy on cpu: .*leave out --vllm_weights direct"),
-    ):
-        with pytest.raises(ServerRefusedError, match=told):
-            line_to(server, health, CPU, 1.0)
-    monkeypatch.setattr(link_module, "Nccl", lambda: SimpleNamespace(version=lambda: 22809))
-    with pytest.raises(ServerRefusedError, match=r"has NCCL 23007, this process 22809, .*VLLM_NCCL_SO_PATH="):
-        line_to(here, on_gpu, torch.device("cuda", 0), 1.0)
-
-
-class FakeNccl:
-    """NCCL's functions, which note what they are called with."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        return self
-
-    def name(self):
-        return bytes(range(128))
-
-    def call(self, name, *arguments):
-        self.calls.append((name, *arguments))
-
-
-class FakeStream:
-    cuda_stream, is_done = 5, True
-
-    def wait_stream(self, other): ...
-
-    def record_event(self):
-        return SimpleNamespace(query=lambda: self.is_done)
-
-
-@pytest.fixture
-def nccl_line(monkeypatch):
-    """A line by a library that does nothing, for tensors of the CPU."""
-    library, stream = FakeNccl(), FakeStream()
-    monkeypatch.setattr(nccl_module, "Nccl", lambda: library)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
-    for name in ("device", "stream"):
-        monkeypatch.setattr(torch.cuda, name, lambda value: torch.no_grad())
-    return NcclLine(CPU, workers=2, seconds=0.02), library, stream
-
-
-def test_the_calls_of_nccl(nccl_line):
-    """As vLLM's workers expect them: a sum of one number when all are there, then a broadcast for each update."""
-    line, library, stream = nccl_line
-    settings = line.settings()
-    assert settings["world_size"] == 3 and settings["rank_offset"] == 1 and settings["packed"]
-    assert settings["nccl_unique_id_b64"].startswith("AAECAwQF")
-    line.join()
-    flat = torch.zeros(7, dtype=torch.uint8)
-    line.send(flat)
-    line.close()
-    line.close()
-    begin, total, sent, end = library.calls
-    assert (begin[0], begin[2], begin[4]) == ("ncclCommInitRank", 3, 0)
-    assert (total[0], *total[3:6]) == ("ncclAllReduce", 1, 7, 0)  # one number of float32, summed
-    place = flat.data_ptr()
-    assert sent[:6] == ("ncclBroadcast", place, place, 7, 1, 0) and sent[-1] == 5  # bytes of rank 0
-    assert end[0] == "ncclCommAbort"
-    stream.is_done = False
-    with pytest.raises(NcclError, match=r"did not take 7 bytes in 0\.02 s"):
-        line.send(flat)
-
-
-def test_the_library_of_nccl():
-    """What of it needs no GPU: its version and the name of a group."""
-    try:
-        nccl = Nccl()
-    except NcclError as error:
-        pytest.skip(str(error))
-    assert nccl.version() == int("{}{:02}{:02}".format(*torch.cuda.nccl.version()))
-    assert len(nccl.name()) == 128 != nccl.name() and nccl.name() != nccl.name()
-    with pytest.raises(NcclError, match="ncclCommInitRank: "):
-        nccl.call("ncclCommInitRank", None, 2, nccl_module._Name(), 0)
+@pytest.mark.parametrize(
+    ("address", "nccl", "device", "kind"),
+    [
+        ("localhost:1", 0, "cpu", "gloo"),
+        ("localhost:1", 23007, "cuda", "nccl"),
+        ("gpu-7:1", 0, "cpu", "on a CPU of another host"),
+        ("gpu-7:1", 23007, "cuda", "on a GPU of another host"),
+        ("localhost:1", 23007, "cpu", "on a GPU of this host and the policy on a CPU"),
+        ("localhost:1", 22809, "cuda", "NCCL 22809, this process 23007"),
+    ],
+)
+def test_which_kind_of_link_there_is(monkeypatch, address, nccl, device, kind):
+    monkeypatch.setattr(link_module, "nccl_version", lambda: 23007)
+    ask = Server(address), SimpleNamespace(nccl=nccl, workers=2), torch.device(device)
+    if kind in KINDS:
+        assert kind_of_link(*ask) == kind
+    else:
+        with pytest.raises(ServerRefusedError, match=f"{kind}.*leave out --vllm_weights direct"):
+            kind_of_link(*ask)

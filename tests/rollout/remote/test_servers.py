@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qwenvl.rollout.engine import EngineLostError
+from qwenvl.rollout import engine as engine_module
+from qwenvl.rollout.engine import EngineLostError, WeightsLostError, lost_together
 from qwenvl.rollout.remote.server import Server, ServerRefusedError
 from tests.rollout.remote.drawn import WAYS, as_prompts, assert_same, drawn_locally
 
@@ -155,28 +156,51 @@ def test_a_server_of_another_run_is_not_fought_over(scene, engine_of, tiny_pair)
 
 
 def test_what_was_asked_ahead_is_lost_with_its_server(tiny_pair, scene, random_prompts, fake):
-    """Nobody has the weights any more that it was asked of."""
-    (one,), engine, _ = scene(1)
+    """A thread has no weights to give: the error comes at once, and who has some may ask again."""
+    (one,), engine, _ = scene(1, patience=3600.0)
     model, _ = tiny_pair(initializer_range=0.1)
     ahead = engine.request(model, [as_prompts(random_prompts(model, ["t"]))], 2, WAYS["sampled"], 3)
     one.version, one.boot = 0, "another"
-    with pytest.raises(EngineLostError, match="it was started again, and has not the weights of this request"):
+    with pytest.raises(WeightsLostError, match="it was started again, and has not the weights of this request"):
         ahead()
 
 
-def test_another_model(tiny_pair, fake, engine_of):
+def test_processes_lose_weights_together_unless_one_lost_more(scene, monkeypatch):
+    _, engine, _ = scene(1)
+    for errors, kind in (
+        ([None, WeightsLostError("a")], WeightsLostError),
+        ([WeightsLostError("a"), EngineLostError("b")], EngineLostError),
+    ):
+        monkeypatch.setattr(engine_module, "gather_object", lambda own, errors=errors: errors)
+        with pytest.raises(EngineLostError) as raised, lost_together(engine):
+            pass
+        assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"family": "qwen3_vl"}, "its model type is qwen3_vl, the policy's qwen2_5_vl"),
+        ({"hidden_size": 128}, "its hidden_size is 128, the policy's 64"),
+        ({"num_layers": 3}, "its num_hidden_layers is 3, the policy's 2"),
+        ({"tie_word_embeddings": False}, "its head tied to the embeddings is False, the policy's True"),
+    ],
+)
+def test_another_model(tiny_pair, fake, engine_of, other, told):
     model, processor = tiny_pair()
-    with pytest.raises(ServerRefusedError, match="its model type is qwen3_vl, the policy's qwen2_5_vl"):
-        engine_of(model, processor, [fake("qwen3_vl")]).sync(model, 0)
+    server = fake(**other)
+    with pytest.raises(ServerRefusedError, match=told):
+        engine_of(model, processor, [server]).sync(model, 0)
+    assert not server.given
 
 
 def test_the_token(tiny_pair, fake, engine_of, monkeypatch):
     model, processor = tiny_pair()
-    engine = engine_of(model, processor, [fake(token="secret")])
-    with pytest.raises(ServerRefusedError, match="token is missing"):
-        engine.sync(model, 0)
-    monkeypatch.setenv("QWENVL_VLLM_TOKEN", "secret")
+    engine = engine_of(model, processor, [fake()])
     engine.sync(model, 0)
+    monkeypatch.setenv("QWENVL_VLLM_TOKEN", "another")
+    with pytest.raises(ServerRefusedError, match="token is missing"):
+        engine.sync(model, 1)
 
 
 def test_where_a_server_is():

@@ -7,7 +7,7 @@ from huggingface_hub import EvalResult, ModelCard
 
 from qwenvl.runlog.evaluation import NUMBERS
 from qwenvl.train.card.document import Metadata, write_card
-from qwenvl.train.card.evaluated import update_cards
+from qwenvl.train.card.results import update_cards
 
 
 def interval(mean: float, low: float | None, high: float | None) -> dict:
@@ -26,13 +26,16 @@ def evaluation(tmp_path):
     facts = {"prompts_hash": "a" * 64, "template_hash": "b" * 64, "weights": None, "dtype": "bf16"}
     paths = {"base": "org/base", "run": str(tmp_path / "run")}
     models = [{"name": name, "path": path, **facts} for name, path in paths.items()]
-    means = (("base", "none", 0.3), ("run", "none", 0.9), ("run", "blank", 0.4))
+    means = (("base", "none", 0.3), ("run", "none", 0.9), ("run", "blank", 0.4), ("run", "shuffled", 0.2))
+    drop = {"model": "run", "no_answer": interval(0.0, 0.0, 0.1), "comparable": True}
+    few = {"records": 3, "scores": {"accuracy": interval(0.1, 0.0, 0.2)}}
+    broken = {"no_answer": interval(0.25, 0.0, 0.5), "comparable": False, "answered": few}
     found = {
         "format": 1,
         "command": "qwenvl evaluate org/base run data.json",
         "ended": "2026-01-02",
         "models": models,
-        "controls": ["none", "blank"],
+        "controls": ["none", "blank", "shuffled"],
         "protocol": {
             "data": {"dataset_use": "data.json", "cluster_by": "clips and images"},
             "decoding": {"samples": 1, "max_new_tokens": 40},
@@ -42,7 +45,10 @@ def evaluation(tmp_path):
             "passes": {"by": "accuracy", "at": 1.0},
         },
         "numbers": [numbers(*each) for each in means],
-        "drops": [{"model": "run", "control": "blank", "scores": {"accuracy": interval(0.5, 0.4, 0.6)}}],
+        "drops": [
+            {**drop, "control": "blank", "scores": {"accuracy": interval(0.5, 0.4, 0.6)}},
+            {**drop, **broken, "control": "shuffled", "scores": {"accuracy": interval(0.7, 0.6, 0.8)}},
+        ],
         "differences": [
             {
                 **{"before": "base", "after": "run", "control": "none", "better": 3, "equal": 1, "worse": 0},
@@ -74,6 +80,8 @@ def test_the_card_has_the_scores_controls_and_difference(evaluation, tmp_path):
     assert "| as it is | 0.900 [0.800, 1.000] | 0.900 (one cluster) |" in card
     assert "| blank | 0.400 [0.300, 0.500] | 0.400 (one cluster) |" in card
     assert "| drop by blank | 0.500 [0.400, 0.600] |  |" in card
+    assert "| drop by shuffled, not comparable: 25.0% without an answer | 0.700 [0.600, 0.800] |  |" in card
+    assert "| drop by shuffled, among 3 answered records | 0.100 [0.000, 0.200] |  |" in card
     assert "Compared with `base`, record by record: total +0.600 [0.500, 0.700]; better on 3, equal on 1, worse" in card
     assert "4 to 8 frames of 3,136 to 25,088 pixels, decoded by pyav; at most 40 new tokens; 25.0% without" in card
     data = ModelCard.load(tmp_path / "run" / "README.md").data

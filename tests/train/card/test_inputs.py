@@ -7,7 +7,7 @@ from transformers import AutoProcessor
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.demo.tiny import make_processor
-from qwenvl.train.card.inputs import inputs_section
+from qwenvl.train.card.run_card import inputs_section
 
 SETTINGS = PromptSettings(FrameOptions(base_interval=0.5), PromptOptions(), "org/base", "Be brief.", "Q: {prompt}")
 

@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.grpo.chosen import objective_of
+from qwenvl.grpo.loss import objective_of
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train import fast_paths
@@ -176,7 +176,7 @@ def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engi
                     limited, weight = limited + out, 0.0 if out else weight
                 loss = loss - 0.7 * advantage * weight * logprobs[n, t] / length / rows
         loss.backward()
-    tokens = sum(int(each.mask.sum()) for each in experiences)
+    tokens = sum(int(each.loss_mask.sum()) for each in experiences)
     assert 0 < limited < tokens
     for name, parameter in policy.named_parameters():
         if name in gradients[1]:

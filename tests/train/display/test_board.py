@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from qwenvl.train.display.board import Board
-from qwenvl.train.log.memory import Memory
+from qwenvl.train.log.meter import Memory
 
 LOGS = {
     **{"loss": 0.0, "reward/total": 0.5, "reward/format": 1.0, "reward/std": 0.1, "reward/format/skipped": 1.0},

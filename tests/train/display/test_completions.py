@@ -5,8 +5,9 @@ import re
 import pytest
 from rich.cells import cell_len
 
+from qwenvl.failure import visible
 from qwenvl.runlog import Rollout, read_rollouts
-from qwenvl.train.display.completions import group_text, shortened, visible, widest_spread
+from qwenvl.train.display.completions import group_text, shortened, widest_spread
 
 
 def rollout(sample, total, text="", step=3, **values):

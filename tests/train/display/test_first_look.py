@@ -1,9 +1,13 @@
+import re
+
+import pytest
 from transformers import AutoProcessor
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.rewards.named import build_rubric
-from qwenvl.train.display.first_look import first_look
+from qwenvl.rewards.resolve import build_rubric
+from qwenvl.train.display.first_look import first_look, size_warnings
 
 
 def test_what_is_worth_a_look_is_said_once_with_how_often(
@@ -19,7 +23,7 @@ def test_what_is_worth_a_look_is_said_once_with_how_often(
     dataset = load_dataset(str(write_rows(rows)), on_bad_sample="skip")
     collator = GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint()))
     capsys.readouterr()
-    first_look(dataset, collator, build_rubric(), by_name=True)
+    first_look(dataset, collator, build_rubric())
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("worth a look: ") for line in lines)
@@ -34,7 +38,7 @@ def test_other_processes_say_nothing(tiny_checkpoint, write_rows, make_row, caps
     dataset = load_dataset(str(write_rows([make_row(prompt="Which? <answer>x</answer>", solution="(1)")])))
     collator = GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint()))
     capsys.readouterr()
-    first_look(dataset, collator, build_rubric(), by_name=True)
+    first_look(dataset, collator, build_rubric())
     assert capsys.readouterr().err == ""
 
 
@@ -45,5 +49,54 @@ def test_uneven_frames_are_said_where_the_model_is_not_told(tiny_checkpoint, mak
     for family, told in (("qwen2_5_vl", 1), ("qwen3_vl", 0)):
         collator = GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint(family)))
         capsys.readouterr()
-        first_look(dataset, collator, build_rubric(), by_name=True)
+        first_look(dataset, collator, build_rubric())
         assert capsys.readouterr().err.count("worth a look: --frame_sampler change: frames do not lie evenly") == told
+
+
+class TestSizes:
+    """What would be paid for and be of no use is said before a run begins."""
+
+    @pytest.fixture
+    def found(self, write_rows, make_row):
+        """``found("a3", "b1", flag=value)``: warnings of training on a0, a1, a2 and evaluating on b0."""
+
+        def warnings(train, evaluation=None, **flags):
+            def data_set(name):
+                rows = [make_row(prompt=f"{name[0]}{n}?") for n in range(int(name[1:]))]
+                return load_dataset(str(write_rows(rows, f"{name}.json")))
+
+            args = GRPOConfig("out", **{"dataset_use": "a.json", "use_cpu": True, **flags})
+            return list(size_warnings(args, data_set(train), None if evaluation is None else data_set(evaluation)))
+
+        return warnings
+
+    @pytest.mark.parametrize(
+        ("flags", "shown"),
+        [
+            ({"per_device_train_batch_size": 4}, "3 records .* a step of 4 prompts"),
+            ({"gradient_accumulation_steps": 8}, "3 records .* a step of 8 prompts"),
+            ({"gradient_accumulation_steps": 3}, None),
+            ({"warmup_steps": 30, "num_train_epochs": 2}, "--warmup_steps 30: the run has 6 steps and ends at 20%"),
+            ({"warmup_steps": 4, "max_steps": 3, "num_train_epochs": 9}, "--warmup_steps 4: the run has 3 steps"),
+            ({"warmup_steps": 5, "num_train_epochs": 2}, None),
+            ({"warmup_steps": 0.5, "max_steps": 2}, None),
+            ({"dataloader_drop_last": True, "per_device_train_batch_size": 3}, None),
+        ],
+        ids=str,
+    )
+    def test_of_training(self, found, flags, shown):
+        warnings = found("a3", **flags)
+        assert len(warnings) == (shown is not None)
+        if shown is not None:
+            assert re.search(shown, warnings[0])
+
+    def test_a_run_without_a_step_is_an_error(self, found):
+        with pytest.raises(ValueError, match=r"--dataloader_drop_last .* 3 records"):
+            found("a3", dataloader_drop_last=True, per_device_train_batch_size=4)
+
+    def test_of_evaluation(self, found):
+        assert found("a3", "b2") == []
+        (one,) = found("a3", "b1")
+        assert "'eval' is of 1 record" in one
+        (shared,) = found("a3", "a5")
+        assert shared.startswith("3 of 5 questions of the evaluation 'eval' are trained on")

@@ -2,7 +2,7 @@
 
 import math
 
-from qwenvl.train.display.sparkline import ASCII, Series, sparkline
+from qwenvl.train.display.board import ASCII, Series, sparkline
 
 
 def test_a_curve_goes_from_the_least_to_the_largest():

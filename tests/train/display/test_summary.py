@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.health.rules import RULES
+from qwenvl.health.rules import findings
+from qwenvl.report.findings import Finding, summary
+from qwenvl.report.run import read_runs
 from qwenvl.rewards.function import RewardError
 from qwenvl.runlog import RunLog
-from qwenvl.train.display.summary import collected_warnings, next_step, run_summary
+from qwenvl.train.display.summary import collected_warnings, findings_of, next_step, run_summary
 
 
 def test_a_run_that_can_learn_nothing_is_told_so(make_trainer, caplog, capsys):
@@ -18,8 +21,8 @@ def test_a_run_that_can_learn_nothing_is_told_so(make_trainer, caplog, capsys):
     trainer.train()
     assert "of the 2 groups of this run had equal rewards (mean reward 0.000)" in caplog.text
     said = capsys.readouterr().err
-    assert "reward    0.000 at step 1, 0.000 at step 2" in said
-    assert "warnings  1, the first: over 90% of the 2 groups of this run had equal rewards" in said
+    assert "reward    0.000 at first, 0.000 at last" in said
+    assert re.search(r"warnings  \d, the first: over 90% of the 2 groups of this run had equal rewards", said)
 
 
 def test_a_trainer_that_trains_twice_has_a_summary_of_each(make_trainer, capsys):
@@ -37,7 +40,7 @@ def test_a_trainer_that_trains_twice_has_a_summary_of_each(make_trainer, capsys)
     for _ in range(2):
         trainer.train()
         said = capsys.readouterr().err
-        assert said.count(": 2 steps") == 1 and "warnings  1, the first: over 90%" in said
+        assert said.count(": 2 steps") == 1 and re.search(r"warnings  2, the first: over 90%", said)
     assert not logging.getLogger("qwenvl").handlers
 
 
@@ -48,9 +51,10 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
         log.log_metrics(step, {"reward/total": step / 20})
     log.log_metrics(20, {"eval_total_reward": 0.75, "eval_total_reward_ci95": 0.0625})
     log.log_metrics(20, {"train_runtime": 3.0})
-    assert run_summary(tmp_path, ["one\nmore", "two"], "do this").splitlines() == [
+    found = [Finding("left_out", "not of the rules", "")]
+    assert run_summary(tmp_path, ["one\nmore", "two"], found, "do this").splitlines() == [
         f"{tmp_path}: 20 steps",
-        "  reward    0.075 at steps 1 to 2, 0.975 at steps 19 to 20",
+        "  reward    0.125 at first, 0.925 at last   (means of the first and last fifth)",
         "  eval      0.250 +- 0.125 at step 0, 0.750 +- 0.062 at step 20",
         "  warnings  2, the first: one more",
         f"  look      qwenvl report {tmp_path}   (curves, and every completion with its frames)",
@@ -58,12 +62,41 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
     ]
 
 
-REMEDIES = {rule.name: rule.remedy for rule in RULES}
+def settings_of(**settings):
+    defaults = {"resume": "never", "resume_from_checkpoint": None, "lora_enable": False, "dataset_catalog": None}
+    defaults |= {"output_dir": "runs/a", "dataset_use": "my data.json", "model_name_or_path": "base"}
+    defaults |= {"start_from_weights": None, "learning_rate": 1e-6, "generation_max_length": 512}
+    return SimpleNamespace(**defaults | settings)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, over):
+    """Half of the completions are cut off up to step 30, or to the end. The run warned at step 30."""
+    log = RunLog(tmp_path)
+    log.begin(0)
+    log.write_config({"per_device_train_batch_size": 4})
+    for step in range(1, 61):
+        cut = 0.0 if over and step > 30 else 0.5
+        log.log_metrics(step, {"loss": 0.0, "reward/total": step / 60, "completion/truncated_frac": cut})
+    [run] = read_runs([tmp_path])
+    logged = [f"{seen}. {rule.remedy}" for rule, seen in findings(run.history()[:30])]
+    assert len(logged) == 1
+    [facts] = summary([run], [[]])["runs"]
+    found = findings_of(tmp_path)
+    assert [vars(each) for each in found] == facts["warnings"] and len(found) == (not over)
+    lines = run_summary(tmp_path, logged, found).splitlines()
+    reward = facts["trends"]["reward/total"]
+    assert f"{reward['first']:.3f} at first, {reward['last']:.3f} at last" in lines[1]
+    assert ("none" if over else "1, the first: 50% of the completions") in lines[2]
+    command = next_step(settings_of(), ["run.yaml"], found)
+    assert command.endswith("(train on from the result)" if over else "(again: cut off)")
+
+
 MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
 
 
 @pytest.mark.parametrize(
-    ("settings", "warnings", "expected"),
+    ("settings", "codes", "expected"),
     [
         ({}, [], f"{MORE}   (train on from the result)"),
         (
@@ -73,7 +106,7 @@ MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
         ),
         (
             {"resume_from_checkpoint": "True"},
-            ["another"],
+            ["left_out"],
             f"{MORE} --resume_from_checkpoint False   (train on from the result)",
         ),
         (
@@ -84,32 +117,24 @@ MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
         ({"lora_enable": True}, [], "load the adapter in runs/a with peft, as docs/quickstart.md shows"),
         (
             {},
-            ["another", f"so it is. {REMEDIES['cut off']}", f"and so. {REMEDIES['equal rewards']}"],
+            ["left_out", "truncated", "equal_rewards"],
             "qwenvl preview 'my data.json' --n 8 --model base   (what does the model see?)",
         ),
         (
             {"lora_enable": True},
-            [f"so it is. {REMEDIES['entropy collapsed']}", f"and so. {REMEDIES['cut off']}"],
+            ["entropy_collapsed", "truncated"],
             "qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: cut off)",
         ),
         (
             {},
-            [f"so it is. {REMEDIES['KL grows']}"],
+            ["kl_grows"],
             "qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: KL grows)",
         ),
     ],
 )
-def test_the_next_command(settings, warnings, expected):
-    defaults = {
-        "resume": "never",
-        "resume_from_checkpoint": None,
-        "lora_enable": False,
-        "dataset_catalog": None,
-        "output_dir": "runs/a",
-    }
-    defaults |= {"start_from_weights": None, "learning_rate": 1e-6, "generation_max_length": 512}
-    args = SimpleNamespace(**defaults | {"dataset_use": "my data.json", "model_name_or_path": "base"} | settings)
-    assert next_step(args, ["run.yaml"], warnings) == expected
+def test_the_next_command(settings, codes, expected):
+    found = [Finding(code, "", "") for code in codes]
+    assert next_step(settings_of(**settings), ["run.yaml"], found) == expected
 
 
 def test_warnings_are_collected_while_asked_for():

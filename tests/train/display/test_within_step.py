@@ -12,8 +12,7 @@ from qwenvl.rollout.drawing import Drawing
 from qwenvl.train.display.board import Board
 from qwenvl.train.display.live import LiveBoard
 from qwenvl.train.display.progress import ProgressBar, ProgressLines
-from qwenvl.train.display.within_step import WithinStep
-from qwenvl.train.log.doing import Doing
+from qwenvl.train.log.doing import Doing, WithinStep
 from qwenvl.train.log.meter import Meter
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.train.log.memory import peak_memory
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.log.meter import Meter, peak_memory
 
 
 def test_means_are_weighted_and_none_does_not_count():

@@ -6,9 +6,7 @@ import shutil
 import pytest
 
 from qwenvl.plan.remedies import remedies
-from qwenvl.train.planning.command import lines, main
-from qwenvl.train.planning.plan import plan_of
-from qwenvl.train.planning.settings import asked_of
+from qwenvl.train.planning.command import lines, main, plan_of, request_of
 
 
 def test_a_plan_says_lengths_memory_remedies_and_seconds(tiny_checkpoint, sop_data, capsys):
@@ -26,19 +24,19 @@ def test_the_numbers_are_those_of_the_table(tiny_checkpoint, sop_data, capsys):
     flags = ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), "--gpu_memory", "1"]
     assert main([*flags, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    plan = plan_of(asked_of(flags))
+    plan = plan_of(request_of(flags))
     assert told["fits"] and told["peak"] == plan.made.peak <= told["room"] == 9 * 10**8
     assert told["peak"] == max(sum(parts.values()) for parts in told["memory"].values())
     assert told["remedies"] and all(each["peak"] < told["peak"] for each in told["remedies"])
     assert told["prompt_tokens"]["median"] <= told["prompt_tokens"]["p95"] <= told["prompt_tokens"]["largest"]
-    assert any("fits" in line for line in lines(plan, asked_of(flags)))
+    assert any("fits" in line for line in lines(plan, request_of(flags).options))
 
 
 def test_lengths_are_those_that_a_run_sees(tiny_checkpoint, sop_data, make_trainer):
     from qwenvl.train.planning.case import case_of
 
     flags = ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), "--base_interval", "0.5", "--seed", "3"]
-    plan = plan_of(asked_of([*flags, "--use_cpu"]))
+    plan = plan_of(request_of([*flags, "--use_cpu"]))
     trainer = make_trainer(per_device_train_batch_size=8, max_steps=1)
     batch = next(iter(trainer.get_train_dataloader()))["prompts"]
     seen = sorted(batch.attention_mask.sum(1).tolist())
@@ -53,8 +51,8 @@ def test_lengths_are_those_that_a_run_sees(tiny_checkpoint, sop_data, make_train
 def test_a_split_model_may_be_sampled_layer_by_layer(tiny_checkpoint, sop_data, capsys):
     flags = ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), "--gpus", "8", "--engine", "zero3"]
     flags += ["--grpo_beta", "0", "--rollout_token_budget", "1"]
-    whole = plan_of(asked_of(flags))
-    layers = plan_of(asked_of([*flags, "--ds3_gather_for_generation", "False"]))
+    whole = plan_of(request_of(flags))
+    layers = plan_of(request_of([*flags, "--ds3_gather_for_generation", "False"]))
     assert whole.case.weights == layers.case.weights
     of_sampling = [plan.made.peak_of(("prefill", "decoding")) for plan in (whole, layers)]
     weights = whole.case.weights
@@ -63,7 +61,7 @@ def test_a_split_model_may_be_sampled_layer_by_layer(tiny_checkpoint, sop_data, 
     assert "no effect without --engine zero3 or fsdp" in capsys.readouterr().err
     for others in (["--compile_decoding"], ["--warmup"]):
         with pytest.raises(ValueError, match="--ds3_gather_for_generation"):
-            asked_of([*flags[:-4], *others, "--ds3_gather_for_generation", "False"])
+            request_of([*flags[:-4], *others, "--ds3_gather_for_generation", "False"])
 
 
 def test_a_config_alone_is_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
@@ -72,7 +70,7 @@ def test_a_config_alone_is_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
     flags = ["--dataset_use", str(sop_data), "--gpu_memory", "1"]
     assert main(["--model", str(tmp_path), *flags]) == 0
     assert f"roughly: {tmp_path} has no tokenizer" in capsys.readouterr().out
-    rough, exact = (plan_of(asked_of(["--model", str(path), *flags])) for path in (tmp_path, whole))
+    rough, exact = (plan_of(request_of(["--model", str(path), *flags])) for path in (tmp_path, whole))
     assert rough.case.weights == exact.case.weights and rough.case.shapes == exact.case.shapes
     assert rough.lengths.at(1.0).vision == exact.lengths.at(1.0).vision > 0
 
@@ -106,12 +104,12 @@ def test_what_is_of_another_machine_can_be_planned(tiny_checkpoint, sop_data, tm
     """bfloat16, an optimizer of a package and several GPUs, none of which is here, from a settings file too."""
     file = tmp_path / "run.yaml"
     file.write_text(f"model_name_or_path: {tiny_checkpoint()}\ndataset_use: {sop_data}\noptim: adamw_8bit\n")
-    asked = asked_of([str(file), "--gpus", "4", "--engine", "zero3"])
-    job = plan_of(asked).case.job
+    request = request_of([str(file), "--gpus", "4", "--engine", "zero3"])
+    job = plan_of(request).case.job
     assert (job.optimizer, job.engine, job.processes) == ("adamw_8bit", "zero3", 4)
     assert job.precision.products == 2 and not job.on_host
-    plain = plan_of(asked_of([str(file), "--bf16", "False"])).case.job
+    plain = plan_of(request_of([str(file), "--bf16", "False"])).case.job
     assert plain.precision.products == 4
-    adapted = plan_of(asked_of([str(file), "--lora_enable", "--tune_mm_mlp", "False"]))
+    adapted = plan_of(request_of([str(file), "--lora_enable", "--tune_mm_mlp", "False"]))
     assert adapted.case.job.precision.stream == 2 and adapted.case.job.reference == "adapter"
     assert not any("lora_enable" in each.settings for each in remedies(adapted.case))

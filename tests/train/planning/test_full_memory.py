@@ -1,4 +1,4 @@
-"""Memory that is full for real, in a child process whose address space is bounded, and what the command says of it."""
+"""``--auto_fit`` before a run, and memory that is full for real, in a child process with a bounded address space."""
 
 import json
 import os
@@ -12,12 +12,21 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.demo.clips import encode
-from qwenvl.plan.remedies import Case, remedies
-from qwenvl.train.planning.full_memory import told, told_what_takes_memory, what_it_did
+from qwenvl.plan.remedies import Case, cheapest_way, remedies
+from qwenvl.train.planning.case import case_of, lengths_of_data, policy_without_weights
+from qwenvl.train.planning.full_memory import (
+    fit_to_memory,
+    message_lines,
+    phase_of,
+    room_of,
+    told_what_takes_memory,
+)
 from qwenvl.train.run.failures import FullMemoryError, explanation, first_line
-from tests.plan.test_estimate import SHAPES, WEIGHTS
+from qwenvl.train.train_grpo import main
+from tests.plan.test_memory import SHAPES, WEIGHTS
 from tests.plan.test_remedies import JOB
 
 CHILD = '''
@@ -27,7 +36,7 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.train.grpo_trainer import GRPOTrainer
-from qwenvl.train.run.beginning import Beginning
+from qwenvl.train.run.session import Beginning
 from qwenvl.train.run.command import carry_out
 from qwenvl.train.run.failures import told_in_one_line
 
@@ -101,6 +110,7 @@ def test_full_memory_is_told_with_what_it_went_to(when, fork_python, tiny_checkp
         timeout=900,
     )
     assert done.returncode == 1, done.stderr[-2000:]
+    assert "qwenvl train: " in done.stderr, done.stderr[-3000:]
     said = done.stderr[done.stderr.index("qwenvl train: ") :]
     doing = {"decoding": "decoding clips", "sampling": "sampling completions", "training": "computing log-probs"}[when]
     assert said.startswith(f"qwenvl train: memory is full while {doing}: "), said
@@ -116,9 +126,9 @@ def test_full_memory_is_told_with_what_it_went_to(when, fork_python, tiny_checkp
 
 
 class Swollen(GRPODataset):
-    """Its records take more memory than there is."""
+    """Its clips take more memory than there is."""
 
-    def load(self, record, epoch=0):
+    def _load_clip(self, record, number, epoch):
         raise MemoryError
 
 
@@ -126,7 +136,7 @@ def test_a_process_that_decodes_is_told_of_as_the_trainer_is(sop_data):
     records = load_dataset(str(sop_data)).records
     with pytest.raises(MemoryError) as met:
         next(iter(DataLoader(Swollen(records), num_workers=1, collate_fn=list)))
-    assert what_it_did(met.value) == "decoding clips"
+    assert phase_of(met.value) == "decoding clips"
     assert (
         first_line(met.value)
         == f"MemoryError: {records[0].where} (id {records[0].id}): {records[0].videos[0]}: MemoryError"
@@ -140,17 +150,17 @@ def test_what_a_run_was_doing():
         except MemoryError as error:
             return error
 
-    assert what_it_did(fails_in("/x/qwenvl/rollout/prefill.py")) == "sampling completions"
-    assert what_it_did(fails_in("/x/torch/autograd/graph.py")) == "the backward pass"
-    assert what_it_did(fails_in("/x/qwenvl/data/media/images.py")) == "decoding clips"
-    assert what_it_did(fails_in("/x/somewhere.py")) == "training"
+    assert phase_of(fails_in("/x/qwenvl/rollout/prefill.py")) == "sampling completions"
+    assert phase_of(fails_in("/x/torch/autograd/graph.py")) == "the backward pass"
+    assert phase_of(fails_in("/x/qwenvl/data/media/images.py")) == "decoding clips"
+    assert phase_of(fails_in("/x/somewhere.py")) == "training"
 
 
 def test_three_remedies_and_for_decoding_those_of_the_host():
-    lines = list(told(Case(SHAPES, WEIGHTS, JOB), "decoding clips"))
+    lines = list(message_lines(Case(SHAPES, WEIGHTS, JOB), "decoding clips"))
     assert sum(" saves " in line for line in lines) == 3 and any("--dataloader_num_workers 0" in line for line in lines)
     cheapest = remedies(Case(SHAPES, WEIGHTS, JOB))[0].flags
-    assert any(cheapest in line for line in told(Case(SHAPES, WEIGHTS, JOB), "the backward pass"))
+    assert any(cheapest in line for line in message_lines(Case(SHAPES, WEIGHTS, JOB), "the backward pass"))
 
 
 def test_other_errors_and_other_trainers_pass():
@@ -164,3 +174,75 @@ def test_other_errors_and_other_trainers_pass():
 def test_the_command_goes_on_with_the_checkpoint(tmp_path):
     said = explanation(FullMemoryError("memory is full while training: x.\ntable"), tmp_path)
     assert said == "memory is full while training: x.\ntable; there is no checkpoint yet: the same command begins anew"
+
+
+@pytest.fixture
+def settings(tiny_checkpoint, sop_data, tmp_path) -> dict:
+    """Of a run of two prompts in a micro-batch."""
+    return {
+        "output_dir": str(tmp_path / "run"),
+        "model_name_or_path": str(tiny_checkpoint(num_layers=4)),
+        "dataset_use": str(sop_data),
+        "per_device_train_batch_size": 2,
+        "grpo_sample_size": 2,
+        "generation_max_length": 6,
+        "use_cpu": True,
+    }
+
+
+def case_with(settings: dict):
+    args = GRPOConfig(**settings)
+    policy = policy_without_weights(args)
+    return case_of(args, policy, lengths_of_data(args, policy, 100).at(1.0), on_host=True)
+
+
+def test_what_changes_nothing_is_taken_until_it_fits(settings):
+    case = case_with(settings)
+    least = cheapest_way(case, 1.0, automatic=True)[1].estimate().peak
+    room = (case.estimate().peak + 2 * least) / 3
+    args = GRPOConfig(**settings, auto_fit=True, fit_memory_gb=room / 1e9)
+    fit_to_memory(args)
+    assert args.auto_fitted and all(getattr(args, name) == value for name, value in args.auto_fitted.items())
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 2
+    policy = policy_without_weights(args)
+    fitted = case_of(args, policy, lengths_of_data(args, policy, 100).at(1.0), on_host=True)
+    assert fitted.estimate().peak <= room < case.estimate().peak
+
+
+def test_nothing_is_changed_where_it_fits(settings, capfd):
+    args = GRPOConfig(**settings, auto_fit=True)
+    fit_to_memory(args)
+    assert args.auto_fitted == {} and args.per_device_train_batch_size == 2 and not args.gradient_checkpointing
+    assert "--auto_fit changes nothing: a step takes " in capfd.readouterr().err
+    assert room_of(args) > 10**8
+
+
+def test_what_would_not_fit_is_refused_with_what_helps(settings):
+    args = GRPOConfig(**settings, auto_fit=True, fit_memory_gb=1e-6)
+    with pytest.raises(ValueError, match="with all that changes nothing of what is learned:\n") as refused:
+        fit_to_memory(args)
+    said = str(refused.value)
+    assert "\n  weights" in said and "\nWhat else helps:\n  --" in said and args.auto_fitted is None
+    assert args.per_device_train_batch_size == 2
+
+
+def test_the_command_writes_down_what_it_took(settings, tmp_path, capfd):
+    case = case_with(settings)
+    room = (case.estimate().peak + 2 * cheapest_way(case, 1.0, automatic=True)[1].estimate().peak) / 3
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    main([*flags, "--auto_fit", f"--fit_memory_gb={room / 1e9}", "--max_steps=1", "--save_strategy=no"])
+    captured = capfd.readouterr()
+    written = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
+    taken = written["auto_fitted"]
+    assert taken and taken.items() <= written.items()
+    flags = " ".join(f"--{name} {value}" for name, value in taken.items())
+    assert f"--auto_fit takes {flags}: a step then takes " in captured.out + captured.err
+
+
+def test_it_has_an_effect_or_is_refused(settings, make_trainer):
+    with pytest.raises(ValueError, match="--fit_memory_gb has no effect without --auto_fit"):
+        GRPOConfig(**settings, fit_memory_gb=3.0)
+    with pytest.raises(ValueError, match="--auto_fit has no effect with --deepspeed and --fsdp"):
+        GRPOConfig(**settings, auto_fit=True, fsdp=True)
+    with pytest.raises(ValueError, match=r"call qwenvl\.train\.planning\.full_memory\.fit_to_memory"):
+        make_trainer(auto_fit=True)

@@ -5,13 +5,9 @@ import json
 import pytest
 
 from qwenvl.demo.tiny import make_processor
-from qwenvl.train.planning.case import Taught, case_of
-from qwenvl.train.planning.command import lines, main
+from qwenvl.train.planning.case import RoughRuler, TargetSizes, case_of, target_sizes
+from qwenvl.train.planning.command import lines, main, plan_of, request_of
 from qwenvl.train.planning.full_memory import case_of_step
-from qwenvl.train.planning.lengths import RoughRuler
-from qwenvl.train.planning.plan import plan_of
-from qwenvl.train.planning.settings import asked_of
-from qwenvl.train.planning.taught import taught_of
 from qwenvl.train.warmup.config import WarmupConfig
 from qwenvl.train.warmup.targets import SolutionTargets
 from qwenvl.train.warmup.trainer import WarmupTrainer
@@ -27,15 +23,15 @@ def flags(tiny_checkpoint, sop_data):
 
 def test_the_case_is_that_of_the_warm_up_itself(flags, tiny_checkpoint, sop_data, tmp_path):
     settings = {"target_template": TEMPLATE, "gradient_accumulation_steps": 3, "max_steps": 1}
-    plan = plan_of(asked_of([*flags, "--use_cpu", *(f"--{name}={value}" for name, value in settings.items())]))
+    plan = plan_of(request_of([*flags, "--use_cpu", *(f"--{name}={value}" for name, value in settings.items())]))
     args = WarmupConfig(str(tmp_path), dataset_use=str(sop_data), use_cpu=True, report_to="none", **settings)
     trainer = WarmupTrainer(tiny_checkpoint(), args)
     drawn = trainer.data_collator([trainer.train_dataset[number] for number in range(8)])
-    taught = Taught(len(drawn["target_ids"]) // 8, drawn["target_ids"].shape[1])
+    targets = TargetSizes(len(drawn["target_ids"]) // 8, drawn["target_ids"].shape[1])
     assert plan.lengths.at(1.0).tokens == drawn["prompts"].attention_mask.sum(1).max()
-    assert plan.case == case_of(args, trainer.model, plan.lengths.at(1.0), on_host=True, taught=taught)
+    assert plan.case == case_of(args, trainer.model, plan.lengths.at(1.0), on_host=True, targets=targets)
     assert plan.case == case_of_step(trainer)  # what is told where its memory is full
-    assert (plan.case.job.taught, plan.case.job.samples, plan.case.job.reference) == (True, False, "none")
+    assert (plan.case.job.warmup, plan.case.job.samples, plan.case.job.reference) == (True, False, "none")
 
 
 def test_a_warm_up_is_told(flags, capsys):
@@ -43,8 +39,8 @@ def test_a_warm_up_is_told(flags, capsys):
     told = capsys.readouterr().out
     assert "vision" in told and "1 target of " in told and "sampling" not in told and "reference" not in told
     assert "without decoding of clips and waiting" in told
-    asked = asked_of([*flags, "--json"])
-    assert any("fits" in line for line in lines(plan_of(asked), asked))
+    request = request_of([*flags, "--json"])
+    assert any("fits" in line for line in lines(plan_of(request), request.options))
     assert main([*flags, "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["seconds"]) == {"vision", "policy", "backward", "update"}
 
@@ -56,7 +52,7 @@ def test_flags_of_the_other_kind_of_run(flags, tmp_path, capsys):
     assert "unknown flag min_reward; qwenvl warmup and qwenvl plan --warmup have it" in capsys.readouterr().err
     shared = tmp_path / "run.yaml"  # one file for the warm-up and the training that follows
     shared.write_text("grpo_beta: 0\nlora_enable: True\ntune_mm_mlp: False\n")
-    assert plan_of(asked_of([str(shared), *flags])).case.job.rank > 0
+    assert plan_of(request_of([str(shared), *flags])).case.job.rank > 0
 
 
 def test_targets_are_counted_with_their_ends():
@@ -69,7 +65,7 @@ def test_targets_are_counted_with_their_ends():
     records = [Record(str(n), (), "7", (), (), (), {}, f"data.json[{n}]") for n in range(2)]
     tokenizer = make_processor("qwen2_5_vl").tokenizer
     ruler = type("Ruler", (), {"processor": type("Processor", (), {"tokenizer": tokenizer})})
-    assert taught_of(records, Said(), ruler) == (2, len(tokenizer("a longer text")["input_ids"]) + 1)
+    assert target_sizes(records, Said(), ruler) == (2, len(tokenizer("a longer text")["input_ids"]) + 1)
     rough = RoughRuler(object(), (1, 2), (1, 2))  # thirteen characters at three for a token
-    assert taught_of(records, Said(), rough) == (2, 13 // 3 + 1)
-    assert taught_of(records, SolutionTargets(), rough) == (1, len("<answer>7</answer>") // 3 + 1)
+    assert target_sizes(records, Said(), rough) == (2, 13 // 3 + 1)
+    assert target_sizes(records, SolutionTargets(), rough) == (1, len("<answer>7</answer>") // 3 + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -35,6 +36,31 @@ def test_the_weights_of_a_step_answer_for_the_next_ones(make_trainer, fake):
     for step, (late, [each]) in enumerate(zip([0, 1, 2, 1], seen.steps, strict=True)):
         own = likelihoods(trainer, seen.policies[step - late], each)
         mask = each.rollout.completion_mask
+        assert torch.allclose(own[mask], each.rollout.logprobs[mask], atol=1e-4)
+
+
+def test_a_server_that_was_started_again_is_given_the_weights_of_now(make_trainer, fake):
+    """It dies when it is asked for step 2, and step 3 was asked for with it. Both are asked for again in step 2."""
+    first, started = fake(initializer_range=0.1), []
+    first.faults = [lambda answer: answer, "die"]
+    trainer = make_trainer(**{**settings([first], **AHEAD), "vllm_patience": 3.0})
+
+    def start_again():
+        while not started:
+            try:
+                started.append(fake(port=first.port, initializer_range=0.1))
+            except OSError:
+                time.sleep(0.02)
+
+    threading.Thread(target=start_again, daemon=True).start()
+    seen = Snapshots().follow(trainer)
+    trainer.train()
+    assert len(first.asked) == 1 and len(started[0].asked) == 3
+    rows = logged(trainer)
+    late = [int(row["async/staleness"]) for row in rows]
+    assert late == [0, 0, 1, 1] and [row["step"] for row in rows if "parity/max" in row] == [1, 2]
+    for step, [each] in enumerate(seen.steps):
+        own, mask = likelihoods(trainer, seen.policies[step - late[step]], each), each.rollout.completion_mask
         assert torch.allclose(own[mask], each.rollout.logprobs[mask], atol=1e-4)
 
 

@@ -145,7 +145,7 @@ def test_weights_of_another_model_are_not_started_from(tiny_pair, tmp_path):
     other, _ = tiny_pair("qwen2_5_vl", tie_word_embeddings=False)
     other.model.language_model.norm = torch.nn.LayerNorm(7)
     other.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=rf"--start_from_weights {tmp_path}: does not fit the model"):
+    with pytest.raises(ValueError, match=rf"--start_from_weights {tmp_path}: .* do not fit .*norm.weight is \(7,\)"):
         start_from_weights(model, tmp_path)
 
 

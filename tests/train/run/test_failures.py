@@ -14,11 +14,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.display.choice import display_closed
 from qwenvl.train.display.progress import ProgressBar
+from qwenvl.train.log.meter import Meter
+from qwenvl.train.parity import ParityError, check_parity
 from qwenvl.train.run.failures import explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
+from qwenvl.types import RolloutBatch
 
 COMMAND = Path(__file__).resolve().parents[3] / "qwenvl" / "train" / "train_grpo.py"
 SETTINGS = "--dataset_use=example --generation_max_length=2 --grpo_sample_size=2 --use_cpu=True --save_steps=1"
@@ -80,8 +85,13 @@ def test_full_memory_names_the_flags_that_help(tmp_path):
     assert said.startswith("memory is full: ") and "allocate" in said
     for flag in ("--video_max_frames", "--gradient_checkpointing", "--rollout_token_budget"):
         assert flag in said
-    said = explanation(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"), tmp_path)
-    assert said.startswith("GPU memory is full: CUDA out of memory. Tried to allocate 2.00 GiB")
+    for words in (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ):
+        assert explanation(RuntimeError(words), tmp_path).startswith(f"GPU memory is full: {words[:30]}")
     assert explanation(MemoryError(), tmp_path).startswith("memory is full: MemoryError. ")
 
 
@@ -104,6 +114,26 @@ def test_a_command_without_checkpoints_is_told_nothing_of_them():
     assert explanation(KeyboardInterrupt(), None) == "stopped by Ctrl-C"
     memory, disk = explanation(MemoryError(), None), explanation(OSError(errno.ENOSPC, "No space left"), None)
     assert "--video_max_frames" in memory and "--gradient_checkpointing" not in memory and "checkpoint" not in disk
+
+
+def test_a_difference_of_log_probs_is_one_line_that_names_the_server(tmp_path):
+    with pytest.raises(ParityError) as error:
+        ids = torch.ones(1, 1, dtype=torch.long)
+        check_parity(RolloutBatch(ids, ids.bool(), ["x"], ["stop"], ids * -9.0), ids * 0.0, False, Meter())
+    said = explanation(error.value, tmp_path)
+    assert "--vllm_server" in said and "9" in said and "\n" not in said
+
+
+def test_checkpoints_of_weights_alone_are_named(tmp_path):
+    """What --save_only_model leaves is no checkpoint to resume from, and weights to begin with."""
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
+    said = explanation(EngineLostError("no server samples any more"), tmp_path)
+    assert f"--start_from_weights {tmp_path}/checkpoint-2" in said and "--resume_from_checkpoint" not in said
 
 
 def test_errors_of_the_program_keep_their_traceback(tmp_path, monkeypatch):

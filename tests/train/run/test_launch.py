@@ -4,10 +4,10 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.forked import forks
@@ -166,8 +166,8 @@ def test_two_machines_meet_lose_each_other_and_meet_again(tmp_path):
     while not all((tmp_path / f"first-{n}").exists() for n in (0, 1)):
         assert first.is_alive() and second.is_alive(), [each.read_text() for each in tmp_path.glob("*log*")]
         time.sleep(0.05)
-    for each in (*subprocess.check_output(["pgrep", "-P", str(second.pid)], text=True).split(), second.pid):
-        os.kill(int(each), signal.SIGKILL)
+    for each in (*psutil.Process(second.pid).children(), second):
+        each.kill()
     first.join(600)
     assert first.exitcode == 1
     assert "qwenvl train: process 0 ended with status 1, and the run with it" in (tmp_path / "first-log-0").read_text()

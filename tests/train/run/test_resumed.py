@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.run.live_weights import MisfitError
+from qwenvl.model.loading import MisfitError
+from qwenvl.report.run import read_runs
+from qwenvl.runlog import read_config, read_metrics, read_rollouts
 from qwenvl.train.run.resumed import SettingsError, require_shared, shared_settings
 
 SAVING = {"save_strategy": "steps", "save_steps": 1}
@@ -97,12 +98,43 @@ def test_a_checkpoint_of_another_model_is_refused_in_a_line(lora, make_trainer, 
     assert "\n" not in told
 
 
-def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer):
+def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer, caplog):
     saved = checkpoint(per_device_train_batch_size=2)
+    caplog.clear()
     taken = {"gradient_accumulation_steps": 2, "data_seed": 3, "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}
+    taken |= {"loss_type": "dapo", "generation_temperature": 0.5}
     trainer = make_trainer(**SAVING | taken)
     trainer.train(resume_from_checkpoint=saved)
     assert trainer.state.global_step == 2
+    (told,) = [line for line in caplog.messages if "with other settings" in line]
+    assert "--loss_type grpo -> dapo" in told and "--per_device_train_batch_size 2 -> 1" in told
+    written = read_config(saved + "/..")
+    before, now = written["previous"][0]["config"], written["config"]
+    assert before["loss_type"] == "grpo" and now["loss_type"] == "dapo"
+    assert {name for name in now if before[name] != now[name]} == {
+        flag[2:] for flag in told.split() if flag[:2] == "--"
+    }
+
+
+def test_a_second_run_of_a_script_leaves_the_first_as_it_is(make_trainer, tmp_path, monkeypatch, capfd):
+    def moves(completions, **columns):
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        os.chdir(tmp_path / "elsewhere")
+        return [0.0] * len(completions)
+
+    monkeypatch.chdir(tmp_path)
+    here = {**SAVING, "output_dir": "trainer_output", "max_steps": 1}
+    make_trainer(functions=[moves], **here).train()
+    folder = tmp_path / "trainer_output"
+    assert f"writing to {folder}" in capfd.readouterr().err
+    assert list(read_rollouts(folder)) and not any((tmp_path / "elsewhere").iterdir())
+    (run,) = read_runs([folder])
+    assert run.finished == 1
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileExistsError, match=r"checkpoint-1: a checkpoint of an earlier run"):
+        make_trainer(**here).train()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_checkpoint_of_a_version_that_kept_no_settings(checkpoint, make_trainer, tmp_path, caplog):

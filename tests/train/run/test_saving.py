@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from qwenvl.train.run import manifest, saving
+from qwenvl.train.run import checkpoints
 from qwenvl.train.run.checkpoints import find_checkpoint, newest_or_none, newest_whole
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "generation_max_length": 2}
@@ -32,14 +32,14 @@ def test_the_manifest_names_every_file(saved):
             and {"model.safetensors", "optimizer.pt", "trainer_state.json"} <= files
         )
         assert all((folder / name).stat().st_size == row["bytes"] for name, row in rows.items())
-        assert manifest.problem_of(folder, read=True) is None
+        assert checkpoints.problem_of(folder, read=True) is None
         (folder / "README.md").write_text("A card may be edited.")
-        assert manifest.problem_of(folder, read=True) is None
+        assert checkpoints.problem_of(folder, read=True) is None
 
 
 def test_checksums_are_those_of_the_zip_format(tmp_path):
     (tmp_path / "a").write_bytes(b"123456789")
-    manifest.seal(tmp_path)
+    checkpoints.seal(tmp_path)
     # the check value that the catalogues of CRC-32 give for these nine digits
     assert json.loads((tmp_path / "manifest.json").read_text())["files"]["a"] == {"bytes": 9, "crc32": 0xCBF43926}
 
@@ -80,9 +80,10 @@ def test_older_checkpoints_are_deleted_when_the_new_one_is_whole(make_trainer, t
     def killed(folder):
         if folder.name == "checkpoint-2":
             raise Killed
-        manifest.seal(folder)
+        seal(folder)
 
-    monkeypatch.setattr(saving, "seal", killed)
+    seal = checkpoints.seal
+    monkeypatch.setattr(checkpoints, "seal", killed)
     trainer = make_trainer(save_total_limit=1, **SAVING)
     with pytest.raises(Killed):
         trainer.train()
@@ -97,16 +98,16 @@ def test_older_checkpoints_are_deleted_when_the_new_one_is_whole(make_trainer, t
     ("limit", "best", "left"),
     [(1, None, [5]), (2, None, [3, 5]), (3, None, [2, 3, 5]), (2, 2, [2, 5]), (1, 2, [2, 5]), (4, None, [2, 3, 5, 8])],
 )
-def test_whole_checkpoints_before_the_new_one_are_kept_longest(limit, best, left, make_trainer, tmp_path):
+def test_whole_checkpoints_before_the_new_one_are_kept_longest(limit, best, left, tmp_path):
     """8 is of a run that went on from 3 again. 6 was not finished. Times, which are all alike here, say nothing."""
-    trainer, runs = make_trainer(**SAVING), tmp_path / "run"
+    runs = tmp_path / "run"
     for step in (2, 3, 5, 6, 8):
         (runs / f"checkpoint-{step}").mkdir(parents=True)
         if step != 6:
-            manifest.seal(runs / f"checkpoint-{step}")
+            checkpoints.seal(runs / f"checkpoint-{step}")
         os.utime(runs / f"checkpoint-{step}", (1e9, 1e9))
-    trainer.state.best_model_checkpoint = None if best is None else str(runs / f"checkpoint-{best}")
-    trainer._delete_others(runs / "checkpoint-5", limit)
+    best_folder = None if best is None else str(runs / f"checkpoint-{best}")
+    checkpoints.delete_others(runs / "checkpoint-5", limit, best_folder)
     assert sorted(int(each.name.removeprefix("checkpoint-")) for each in runs.glob("checkpoint-*")) == left
 
 
@@ -130,7 +131,7 @@ def test_a_checkpoint_that_would_fill_the_disk_is_not_begun(make_trainer, tmp_pa
 def test_the_size_of_the_first_checkpoint_is_known_before(lora, make_trainer, tmp_path, monkeypatch):
     trainer = make_trainer(lora_enable=lora, **SAVING | {"max_steps": 1})
     told = []
-    monkeypatch.setattr(trainer, "_require_space", lambda folder: told.append(trainer._bytes_to_save()))
+    monkeypatch.setattr(checkpoints, "require_space", lambda *args: told.append(checkpoints.bytes_to_save(args[0])))
     trainer.train()
     files = [*(tmp_path / "run" / "checkpoint-1").glob("*.safetensors"), tmp_path / "run/checkpoint-1/optimizer.pt"]
     real = sum(each.stat().st_size for each in files)

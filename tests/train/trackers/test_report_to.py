@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from transformers.integrations import integration_utils
 
-from qwenvl.report.sections import SECTIONS
+from qwenvl.report.curves import SECTIONS
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.trackers.report_to import by_section, names_kept
 from qwenvl.train.trackers.seen import Answer
@@ -46,9 +46,7 @@ def test_tensorboard_and_trackio_have_all_that_the_run_folder_has(make_trainer, 
     import trackio
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trainer = make_trainer(
-        report_to=["tensorboard", "trackio"], eval_dataset_use=str(sop_data), project="ours", eval_strategy="epoch"
-    )
+    trainer = make_trainer(report_to=["tensorboard", "trackio"], eval_dataset_use=str(sop_data), eval_strategy="epoch")
     trainer.train()
     trainer.evaluate()  # training has ended, and with it the trackers
     trackio.finish()
@@ -68,7 +66,7 @@ def test_tensorboard_and_trackio_have_all_that_the_run_folder_has(make_trainer, 
     text = events.Tensors("data/eval_completions/text_summary")[-1].tensor_proto.string_val[0].decode()
     assert text.count("\n") == 1 + 8 and "&lt;answer&gt;" in text and "<answer>" not in text
 
-    (base,) = trackio_folder.glob("ours*.db")
+    (base,) = trackio_folder.glob("qwenvl*.db")
     rows = [json.loads(each) for (each,) in sqlite3.connect(base).execute("select metrics from metrics order by id")]
     runs = {name for (name,) in sqlite3.connect(base).execute("select run_name from metrics")}
     assert len(runs) == 1 and runs == {trainer.args.run_name}, "the evaluation after training is of the same run"

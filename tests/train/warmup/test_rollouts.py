@@ -8,7 +8,7 @@ import pytest
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.order import Part
 from qwenvl.runlog import Rollout, RunLog
-from qwenvl.train.warmup.rollouts import Asked, RolloutTargets, best_completions
+from qwenvl.train.warmup.targets import Asked, RolloutTargets, best_completions
 
 PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
 

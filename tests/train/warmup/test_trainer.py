@@ -13,8 +13,7 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
 from qwenvl.runlog import read_config, read_metrics
 from qwenvl.train.warmup.config import WarmupConfig
-from qwenvl.train.warmup.stop_below import StopBelow
-from qwenvl.train.warmup.trainer import WarmupTrainer
+from qwenvl.train.warmup.trainer import StopBelow, WarmupTrainer
 from tests.train.conftest import turns
 from tests.train.every_target import GRADIENTS
 from tests.train.test_distributed import launch

@@ -5,9 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import av
+import numpy as np
 from av.container import InputContainer
 from av.stream import Disposition
+from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
+from PIL.Image import Transpose
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.mediafile import video_format
@@ -16,6 +19,20 @@ MAX_FRAME_PIXELS = 50_000_000  # 8K video has 33 million; headers that claim mor
 READING_ERRORS = (av.FFmpegError, IndexError)  # PyAV raises the second where streams turn up in a damaged file
 CHECKSUMS = "crccheck+bitstream+buffer"
 MAX_PIXEL_SHAPE = 4  # real pixels are at most twice as wide as high; what headers claim beyond this is noise
+
+# By a, b, c, d of a display matrix, which shows the point (x, y) at (a x + c y, b x + d y).
+TRANSPOSITIONS = {
+    (1, 0, 0, 1): None,
+    (0, 1, -1, 0): Transpose.ROTATE_270,
+    (-1, 0, 0, -1): Transpose.ROTATE_180,
+    (0, -1, 1, 0): Transpose.ROTATE_90,
+    (-1, 0, 0, 1): Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Transpose.TRANSVERSE,
+}
+TURNS = (None, Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)
+MAX_SLANT = 0.035  # the sine of 2 degrees, which players ignore too
 
 
 def open_video(path: str, timeout: float | None = None, strict: bool = False) -> tuple[InputContainer, VideoStream]:
@@ -68,6 +85,28 @@ def pixel_shape(stream: VideoStream) -> Fraction:
     """How many times as wide as high a pixel is shown, 1 where the header does not say it or makes no sense."""
     shape = stream.sample_aspect_ratio
     return shape if shape and Fraction(1, MAX_PIXEL_SHAPE) <= shape <= MAX_PIXEL_SHAPE else Fraction(1)
+
+
+def transposition(frame: VideoFrame, path: str) -> Transpose | None:
+    """How a decoded frame is turned or mirrored to what is shown, by Pillow, which is faster than numpy.
+
+    Raises:
+        BadMediaError: it is shown slanted.
+    """
+    data = frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return None
+    axes = np.frombuffer(data, np.int32).reshape(3, 3)[:2, :2].astype(float)
+    lengths = np.hypot(*axes.T)
+    if not lengths.all():  # no matrix at all, to players as well
+        return None
+    axes /= lengths[:, None]
+    nearest = tuple(axes.round().astype(int).ravel().tolist())
+    if nearest not in TRANSPOSITIONS or np.abs(axes.ravel() - nearest).max() > MAX_SLANT:
+        degrees = round(np.degrees(np.arctan2(axes[0, 1], axes[0, 0]))) % 360
+        reason = f"its header turns it by {degrees} degrees or slants it; expected a multiple of 90 degrees"
+        raise BadMediaError(path, f"{reason}: encode it anew as it is to be seen")
+    return TRANSPOSITIONS[nearest]
 
 
 def reason_of(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from fractions import Fraction
 from itertools import islice, pairwise
+from statistics import median
 from typing import NamedTuple
 
 import av
@@ -73,7 +74,7 @@ def times_when_played(frames: Sequence[tuple[int | None, int | None]], step: Fra
 
     Decoders give frames in the order in which they are shown, so times that do not rise are wrong. Taken are the
     presentation times or the decoding times, whichever rise oftener. Frames without a time, or with a wrong one, are
-    spread evenly between their neighbours.
+    spread evenly between their neighbours, at most the median distance of frames apart.
 
     Args:
         frames: presentation and decoding time of each, None where it has none.
@@ -91,14 +92,15 @@ def times_when_played(frames: Sequence[tuple[int | None, int | None]], step: Fra
     if not known:
         return [round(i * step) for i in range(len(times))]
     places = list(known)
-    if len(places) > 1:  # the mean distance from frame to frame
-        step = Fraction(known[places[-1]] - known[places[0]], places[-1] - places[0])
+    if len(places) > 1:  # a gap is not the distance from frame to frame
+        step = median(Fraction(known[b] - known[a], b - a) for a, b in pairwise(places))
     first, last = places[0], places[-1]
     spread = {place: Fraction(known[place]) for place in places}
     spread |= {i: known[first] - (first - i) * step for i in range(first)}
     spread |= {i: known[last] + (i - last) * step for i in range(last + 1, len(times))}
     for a, b in pairwise(places):
-        spread |= {i: known[a] + Fraction((known[b] - known[a]) * (i - a), b - a) for i in range(a + 1, b)}
+        own = min(step, Fraction(known[b] - known[a], b - a))
+        spread |= {i: known[a] + (i - a) * own for i in range(a + 1, b)}
     return [round(spread[i]) for i in range(len(times))]
 
 

@@ -43,6 +43,8 @@ def check_promise(
         if whole is False and not stream.frames:  # in fragments, each with a header of its own
             raise BadMediaError(path, "is cut short: its last part is not whole", "cut short")
         return []
+    if name == "gif" and not whole:
+        raise BadMediaError(path, "is cut short: the block that ends a GIF is missing", "cut short")
     promised = _promised_end(container, stream)
     missing = promised - float(end)
     if missing <= MAX_MISSING_SHARE * seconds or missing <= MAX_MISSING_FRAMES * frame:
@@ -65,6 +67,8 @@ def is_whole(path: str, container_format: str) -> bool | None:
             return None if end is None else end <= size
         if container_format.startswith("mov"):
             return _last_box_end(file, size) <= size
+        if container_format == "gif":
+            return _has_gif_trailer(file)
     return None
 
 
@@ -140,3 +144,23 @@ def _last_box_end(file, size: int) -> int:
             return at  # padding
         at += length
     return at
+
+
+def _has_gif_trailer(file) -> bool:
+    """Whether the blocks of a GIF lead to the one that ends it."""
+
+    def pass_colours(flags: int) -> None:
+        if flags & 0x80:
+            file.seek(3 * 2 ** (flags % 8 + 1), os.SEEK_CUR)
+
+    pass_colours(file.read(13)[10])
+    while (kind := file.read(1)) in (b"!", b","):
+        if kind == b",":
+            head = file.read(9)
+            if len(head) < 9:
+                return False
+            pass_colours(head[8])
+        file.seek(1, os.SEEK_CUR)  # the label of an extension, or how wide codes are
+        while length := int.from_bytes(file.read(1), "big"):
+            file.seek(length, os.SEEK_CUR)
+    return kind == b";"

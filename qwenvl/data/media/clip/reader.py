@@ -16,17 +16,18 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from PIL import Image
-from PIL.Image import Transpose
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.backends import FOREIGN_DECODERS
 from qwenvl.data.media.clip.container import (
     READING_ERRORS,
+    TURNS,
     frame_size,
     in_square_pixels,
     open_video,
     pixel_shape,
     reason_of,
+    transposition,
 )
 from qwenvl.data.media.clip.index import index_clip
 from qwenvl.data.media.clip.look import changes, luma_of
@@ -199,6 +200,8 @@ class ClipReader:
             raise BadMediaError(self.path, f"{self._backend} squeezes its pixels, which are not square: use pyav")
         if self._index.by_count:  # the right times may stand at the wrong frames
             raise BadMediaError(self.path, f"the times that {self._backend} gives prove nothing in it: use pyav")
+        if transposition(next(iter(self._found(wanted[:1]))), self.path) not in TURNS:
+            raise BadMediaError(self.path, f"{self._backend} does not mirror it as its header says: use pyav")
         try:
             return FOREIGN_DECODERS[self._backend](self.path, self._index, wanted)
         except MemoryError:
@@ -215,7 +218,8 @@ class ClipReader:
             rgb = reformatter.reformat(frame, width, height, "rgb24", interpolation=scaling, threads=1)
             (plane,) = rgb.planes
             picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
-            yield _upright(picture, round(frame.rotation / 90) % 4)
+            turned = transposition(frame, self.path)
+            yield picture if turned is None else np.asarray(Image.fromarray(picture).transpose(turned))
 
     def _found(self, wanted: list[int]) -> Iterator[VideoFrame]:
         """The frames with these rising numbers as the decoder gives them."""
@@ -301,11 +305,3 @@ def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
         if frame.pts is not None and frame.pts >= target:
             return frame if frame.pts == target else None
     return None
-
-
-def _upright(picture: np.ndarray, quarter_turns: int) -> np.ndarray:
-    """The picture turned counter-clockwise as often as given. Pillow turns faster than numpy."""
-    if quarter_turns == 0:
-        return picture
-    turn = (Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)[quarter_turns - 1]
-    return np.asarray(Image.fromarray(picture).transpose(turn))

@@ -9,8 +9,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.loss import Objective
-from qwenvl.grpo.surrogates import StepCounts
+from qwenvl.grpo.loss import Objective, StepCounts
 from qwenvl.train.run.resumed import SettingsError
 
 
@@ -73,10 +72,10 @@ class EntropyTarget(TrainerCallback, ExportableState):
         state.stateful_callbacks[type(self).__name__] = self.state()
 
 
-def followed(callbacks: CallbackHandler, objective: Objective, counts: StepCounts) -> Objective:
-    """The objective with the entropy bonus of a new step, where one of the callbacks is an ``EntropyTarget``.
+def with_entropy_coef(objective: Objective, callbacks: CallbackHandler, counts: StepCounts) -> Objective:
+    """The objective with the entropy bonus of a new step, if one of the callbacks is an ``EntropyTarget``.
 
-    It is looked for at each step: a resumed run may have put another one in its place.
+    The callback is looked up at each step: a resumed run may have replaced it.
     """
     for callback in callbacks.callbacks:
         if isinstance(callback, EntropyTarget):

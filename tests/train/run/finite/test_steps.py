@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +10,12 @@ from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.log.journal import TrainedOn
 from qwenvl.train.log.meter import Meter
-from qwenvl.train.run.finite.report import NonFiniteError, nonfinite
-from qwenvl.train.run.finite.steps import FiniteSteps
-from qwenvl.train.step import TrainedOn
+from qwenvl.train.run.finite_steps import FiniteSteps, NonFiniteError, nonfinite
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch, weights
-from tests.train.test_step import batch, experience
+from tests.train.test_step import stand_in as step_stand_in
 
 
 def test_what_is_not_finite_is_counted():
@@ -130,11 +128,13 @@ def test_steps_on_the_same_completions_count_as_one_in_a_row(make_trainer):
         trainer.train()
 
 
-def test_log_probs_that_are_not_finite_end_a_run_with_a_report(make_trainer, tmp_path):
-    trainer = make_trainer(check_parity="off", gradient_accumulation_steps=2)
+@pytest.mark.parametrize("shared_prefix", ["auto", "off"])
+@pytest.mark.parametrize("in_sampling", [False, True])
+def test_log_probs_that_are_not_finite_end_a_run_with_a_report(shared_prefix, in_sampling, make_trainer, tmp_path):
+    trainer = make_trainer(gradient_accumulation_steps=2, shared_prefix=shared_prefix)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.model.lm_head.register_forward_hook(
-        lambda module, inputs, outputs: outputs + torch.nan if trainer.model.training else None
+        lambda module, inputs, outputs: outputs + torch.nan if trainer.model.training or in_sampling else None
     )
     said = r"^step 1: the loss of micro-batch 1 of 2 \(.*loss/policy nan.*\) and \d+ more are not finite; .*step-000001"
     with pytest.raises(NonFiniteError, match=said) as error:
@@ -142,6 +142,9 @@ def test_log_probs_that_are_not_finite_end_a_run_with_a_report(make_trainer, tmp
     assert "--on_nonfinite skip" in str(error.value) and "a lower --learning_rate (it is 0.001)" in str(error.value)
     assert (tmp_path / "run" / "nonfinite" / "step-000001.json").is_file()
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    if in_sampling:  # no loss shows it to an evaluation
+        with pytest.raises(FloatingPointError, match="log-probs of sampled tokens are NaN"):
+            trainer.collector.complete(trainer.model, [trainer.data_collator([trainer.train_dataset[0]])["prompts"]], 2)
 
 
 def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
@@ -150,7 +153,7 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
     args.output_dir, args.seed, args.learning_rate = str(tmp_path), 0, 0.1
     journal, meter, model = SimpleNamespace(trained_on=[]), Meter(), nn.Linear(2, 1)
     steps = FiniteSteps(args, journal, meter, accelerator=None)
-    stand_in = replace(experience([1], [False]), batch=batch(0))
+    stand_in = step_stand_in()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(number: int, gradient: float, loss: float) -> float:

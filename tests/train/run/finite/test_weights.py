@@ -7,7 +7,7 @@ import torch
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.run.finite.report import NonFiniteError
+from qwenvl.train.run.finite_steps import NonFiniteError
 
 
 class Breaks(TrainerCallback):

@@ -7,7 +7,7 @@ import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.run.manifest import seal
+from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.resumed import SettingsError
 from qwenvl.train.run.state.pass_rates import FILE
 from qwenvl.train.warmup.config import WarmupConfig

@@ -1,0 +1,298 @@
+"""An evaluation from its first question to its numbers. One that was cut short is resumed where it stopped."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import groupby, islice
+from typing import Any
+
+from accelerate.utils import gather_object, wait_for_everyone
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
+from qwenvl.evaluate.estimates import as_json
+from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
+from qwenvl.evaluate.questions import Questions, QuestionSamples
+from qwenvl.evaluate.respondent import Respondent, build_respondent, collator_of, loader_of, pass_reward, with_progress
+from qwenvl.evaluate.results import results_of
+from qwenvl.evaluate.results_table import table
+from qwenvl.evaluate.settings import EvaluationRequest
+from qwenvl.rewards import RewardError, Rubric
+from qwenvl.rewards.functions.text import answer_of
+from qwenvl.runlog import RunLogError
+from qwenvl.runlog.evaluation import (
+    AS_IT_IS,
+    NUMBERS,
+    EvaluationLog,
+    Sample,
+    SampleKey,
+    hash_of,
+    read_evaluation,
+    read_samples,
+)
+from qwenvl.train.assemble import build_rewards
+from qwenvl.train.data_sets import build_dataset, build_frame_cache
+from qwenvl.train.display.console import say, settle_output
+from qwenvl.train.evaluation import in_budget
+from qwenvl.train.log.journal import rollout_rows
+from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model with everything but its weights."""
+
+    facts: dict[str, Any]
+    config: GRPOConfig
+    collator: GRPOCollator
+    dataset: GRPODataset
+
+
+def evaluate(command: str, request: EvaluationRequest) -> str:
+    """Ask all models all questions, write the folder, and return the text to print: "" but in the first process.
+
+    A collective: all processes call it.
+
+    Args:
+        command: prefix of the errors that end the process.
+    """
+    settle_output()
+    with told_to_the_user(command, (ValueError, OSError, ImportError)):  # names, files, flags, packages
+        evaluation = Evaluation(request, build_rewards(request.config, None, None))
+        evaluation.resume()
+    with told_to_the_user(command, (*DATA_ERRORS, RewardError, RunLogError)):
+        for model in evaluation.models:
+            evaluation.ask(model)
+        evaluation.rubric.close()
+        if request.config.process_index == 0:
+            evaluation.finish()
+    wait_for_everyone()
+    if request.config.process_index != 0:
+        return ""
+    if request.options.json:
+        return (request.output_dir / NUMBERS).read_text(encoding="utf-8").rstrip()
+    return table(evaluation.found, request.output_dir)
+
+
+class Evaluation:
+    """An evaluation in one process. Errors of names, data and flags come up before weights are loaded.
+
+    Attributes:
+        found: the content of ``evaluation.json``.
+        done: the samples of an earlier sitting.
+    """
+
+    def __init__(self, request: EvaluationRequest, rubric: Rubric) -> None:
+        self.request, self.rubric = request, rubric
+        pass_by = pass_reward(rubric, request.options)
+        self.models: list[PreparedModel] = []
+        for source in request.models:
+            config = copy.copy(request.config)
+            config.model_name_or_path = source.path
+            collator = collator_of(config)
+            cache = build_frame_cache(config, collator)
+            dataset = build_dataset(config.dataset_use, config, rubric, collator, cache, training=False)
+            assert isinstance(dataset, GRPODataset)
+            if not self.models:
+                self.questions = Questions.of(dataset, request.options, config.seed)
+            facts = model_facts(source, config, collator, self.questions)
+            self.models.append(PreparedModel(facts, config, collator, dataset))
+        self.found: dict[str, Any] = as_json(
+            {
+                "command": request.command,
+                "models": [model.facts for model in self.models],
+                "controls": self.questions.controls,
+                "protocol": protocol_of(request, rubric, self.models[0].dataset, self.questions, pass_by),
+                "settings_of": request.settings_of,
+                "began": _now(),
+                "left_out": [],  # of the models that are done
+                "seconds": {},  # by model, earlier sittings included
+                "ended": None,
+                **{name: [] for name in ("numbers", "drops", "differences", "strata")},
+            }
+        )
+        self.log = EvaluationLog(request.output_dir, request.config.process_index)
+        self.done: dict[SampleKey, Sample] = {}
+
+    def resume(self) -> None:
+        """Read what an evaluation that was cut short has written, and prepare the folder for more.
+
+        Raises:
+            FileExistsError: the folder holds another evaluation, or something else.
+        """
+        log, found = self.log, self.found
+        if self.request.options.fresh:
+            if log.process == 0:
+                log.forget()
+            wait_for_everyone()
+        if (log.folder / NUMBERS).is_file():
+            earlier = read_evaluation(log.folder)
+            if problems := _problems(earlier, found):
+                lines = "".join(f"\n  {line}" for line in problems[:5])
+                raise FileExistsError(
+                    f"{log.folder}: holds an evaluation with other settings; give another --output_dir, or begin anew "
+                    f"with --fresh:{lines}"
+                )
+            self.done = read_samples(log.folder)
+            found |= {name: earlier[name] for name in ("began", "seconds", "left_out")}
+            if self.done:
+                say(f"{log.folder}: goes on from {len(self.done):,} completions that are there")
+        elif log.folder.is_dir() and any(each.name != ".lock" for each in log.folder.iterdir()):
+            raise FileExistsError(f"{log.folder}: holds files that no evaluation wrote; give another --output_dir")
+        wait_for_everyone()  # all have read before one of them writes
+        log.begin(found)
+
+    def ask(self, model: PreparedModel) -> None:
+        """Sample, score and write the pending questions of one model. A collective."""
+        name, started, left_out = model.facts["name"], time.perf_counter(), self.found["left_out"]
+        known = {(each["control"], each["doc_id"]) for each in left_out if each["model"] == name}
+        blocks = pending_blocks(self.questions, name, self.request.options.samples, self.done.keys(), known)
+        bad = gather_object(self._ask(model, blocks[model.config.process_index :: model.config.world_size]))
+        gc.collect()  # frees the memory for the next model
+        left_out += [each for each in bad if (each["control"], each["doc_id"]) not in known]
+        seconds = self.found["seconds"]
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+        self.log.write(self.found)
+
+    def _ask(self, model: PreparedModel, blocks: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
+        name, config, left_out = model.facts["name"], model.config, []
+        questions = [self.questions.keys(block) for block in blocks]
+        keys = [key for block in questions for key in block]
+        if not keys:
+            return []
+        samples = QuestionSamples(model.dataset, self.questions, config.seed)
+        loader = loader_of(samples, keys, model.collator, config)
+        respondent = build_respondent(config, model.collator, self.rubric)
+        prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
+        for block in questions:
+            for control, own in groupby(block, key=lambda key: key[0]):
+                batches = list(islice(prompts, len(list(own))))
+                for bad in (bad for batch in batches for bad in batch.bad):
+                    where = {"doc_id": bad.record.index, "where": bad.record.where, "error": bad.error}
+                    left_out.append({"model": name, "control": control, **where})
+                self._sample(respondent, name, control, [batch for batch in batches if len(batch)])
+        next(prompts, None)  # ends the bar
+        return left_out
+
+    def _sample(self, respondent: Respondent, model: str, control: str, batches: Sequence[PromptBatch]) -> None:
+        """Completions of the prompts of a block, written as they come."""
+        count = self.request.options.samples
+        collector = replace(respondent.collector, process=0)  # so that draws do not depend on the process
+        new_tokens = count * collector.params.max_new_tokens
+        budget = self.request.config.rollout_token_budget
+        for together in in_budget(batches, new_tokens=new_tokens, budget=budget):
+            answers = collector.answer(respondent.model, together, count)
+            for batch, (rollout, rewards) in zip(together, answers, strict=True):
+                self.log.log(self._rows(model, control, batch, rollout, rewards))
+
+    def _rows(
+        self, model: str, control: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch
+    ) -> Iterator[Sample]:
+        count = self.request.options.samples
+        lengths = batch.attention_mask.sum(1).tolist()
+        for n, row in enumerate(rollout_rows(0, control, batch, rollout, rewards)):
+            record = batch.records[n // count]
+            yield Sample(
+                model=model,
+                control=control,
+                doc_id=record.index,
+                sample=row.sample,
+                record_id=row.record_id,
+                where=row.where,
+                dataset=record.dataset,
+                cluster=self.questions.clusters[record.index],
+                prompt=row.prompt,
+                target=row.solution,
+                completion=row.completion,
+                answer=answer_of(row.completion) or "",
+                tokens=row.tokens,
+                prompt_tokens=lengths[n // count],
+                finish_reason=row.finish_reason,
+                rewards=row.rewards,
+                total=row.total,
+                clips=row.clips,
+                images=row.images,
+                fitted=row.fitted,
+                doc_hash=hash_of(record.fields),
+                doc=record.fields if control == AS_IT_IS and not row.sample else None,
+            )
+
+    def finish(self) -> None:
+        """Join all samples in one file, in order, and write the numbers."""
+        log, found, options, questions = self.log, self.found, self.request.options, self.questions
+        samples, names = read_samples(log.folder), [model.facts["name"] for model in self.models]
+        left_out = {(each["model"], each["control"], each["doc_id"]) for each in found["left_out"]}
+        keys = [
+            SampleKey(name, control, number, n)
+            for name in names
+            for number in questions.records
+            for control in questions.controls
+            if questions.applies(control, number) and (name, control, number) not in left_out
+            for n in range(options.samples)
+        ]
+        if missing := sum(key not in samples for key in keys):
+            raise RunLogError(
+                f"{log.folder}: {missing:,} samples of other processes are not there; --output_dir must be on a file "
+                "system that all processes share"
+            )
+        if not keys:
+            first = found["left_out"][0]["error"]
+            raise RecordError(f"all {len(questions.records)} records were left out; the first: {first}")
+        ordered = [replace(samples[key], cluster=questions.clusters[key.doc_id]) for key in keys]
+        passes = found["protocol"]["passes"]
+        found |= results_of(ordered, names, questions.controls, passes["by"], passes["at"], options.stratum_names)
+        found["ended"] = _now()
+        log.join(ordered)
+        log.write(found)
+
+
+def pending_blocks(
+    questions: Questions, model: str, samples: int, done: Set[SampleKey], left_out: Set[tuple[str, int]]
+) -> list[tuple[int, ...]]:
+    """The blocks with a question of which a sample is missing.
+
+    Args:
+        samples: completions per prompt.
+        left_out: (control, number) of the known bad records.
+    """
+    return [
+        block
+        for block in questions.blocks()
+        if not all(
+            (control, number) in left_out or all(SampleKey(model, control, number, n) in done for n in range(samples))
+            for control, number in questions.keys(block)
+        )
+    ]
+
+
+def _problems(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Why the samples of an earlier evaluation do not belong to this one.
+
+    More models and controls are no problem, nor are other numbers from the same samples.
+    """
+    models = {model["name"]: model for model in now["models"]}
+    lines = differing(_of_samples(earlier["protocol"]), _of_samples(now["protocol"]))
+    for model in earlier["models"]:
+        if model["name"] in models:
+            lines += differing(model, models[model["name"]], f"model {model['name']}")
+        else:
+            lines.append(f"model {model['name']}: asked there, not here")
+    gone = [control for control in earlier["controls"] if control not in now["controls"]]
+    return lines + [f"control {control}: asked there, not here" for control in gone]
+
+
+def _of_samples(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the protocol that decides the samples."""
+    data = {name: value for name, value in protocol["data"].items() if not name.startswith("cluster")}
+    return {name: value for name, value in protocol.items() if name != "passes"} | {"data": data}
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

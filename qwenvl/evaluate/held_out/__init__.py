@@ -1,1 +1,0 @@
-"""``qwenvl evaluate``: what models are worth on records that nothing learned from."""

@@ -1,0 +1,249 @@
+"""The questions of an evaluation: the records, which of them are correlated, and the controls.
+
+A control asks the same question with evidence taken away. A model that answers as well without it has not used it:
+
+    blank         every frame and image is grey
+    shuffled      the frames are in random order, at the same times
+    single_frame  the middle frame is repeated in place of all others
+    other_clip    the clips and images of another record replace those of the record
+    text_only     no media: the prompt is text alone
+
+The first three keep the tokens, positions and times of the prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from qwenvl.data.dataset import GRPODataset
+from qwenvl.data.errors import RecordError
+from qwenvl.data.seeds import stable_random
+from qwenvl.evaluate.settings import EvaluateOptions
+from qwenvl.rewards.functions.text import normalized, solution_of
+from qwenvl.runlog.evaluation import AS_IT_IS
+from qwenvl.train.collect.contrast import random_order
+from qwenvl.types import BadSample, Message, Record, Sample
+
+BLOCK = 16
+"""Records that are sampled and written together. Fixed, so that results do not depend on the number of processes or on
+resuming."""
+OWN_STRATA = ("dataset", "actions", "duration")  # strata that are no field of the records
+GREY = 128
+OTHER, TEXT_ONLY = "other_clip", "text_only"
+_TAG = re.compile(r"<(?:video|image)>\n?")
+_TRIES = 200  # candidates for a partner with another solution
+
+
+def blank(sample: Sample, seed: int) -> Sample:
+    """The sample with grey frames and images of the same sizes."""
+    clips = tuple(replace(clip, frames=torch.full_like(clip.frames, GREY)) for clip in sample.videos)
+    return replace(sample, videos=clips, images=tuple(torch.full_like(image, GREY) for image in sample.images))
+
+
+def shuffled(sample: Sample, seed: int) -> Sample:
+    """The sample with the frames of each clip in random order, as ``temporal_contrast`` shuffles them in training."""
+    clips = tuple(
+        replace(clip, frames=clip.frames[random_order(len(clip.frames), seed, sample.epoch, sample.record.id, number)])
+        for number, clip in enumerate(sample.videos)
+    )
+    return replace(sample, videos=clips)
+
+
+def single_frame(sample: Sample, seed: int) -> Sample:
+    """The sample with the middle frame of each clip in place of all of its frames."""
+    clips = tuple(
+        replace(clip, frames=clip.frames[[len(clip.frames) // 2] * len(clip.frames)]) for clip in sample.videos
+    )
+    return replace(sample, videos=clips)
+
+
+PIXEL_CONTROLS: Mapping[str, Callable[[Sample, int], Sample]] = {
+    "blank": blank,
+    "shuffled": shuffled,
+    "single_frame": single_frame,
+}
+"""The controls that change decoded samples, given the seed of the run. The others change the record."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The records and controls of an evaluation.
+
+    Attributes:
+        records: by their number in the data.
+        clusters: a key (e.g. the clip) by which records are correlated, for the bootstrap.
+        controls: ``none`` first.
+        partners: the record whose media ``other_clip`` shows in place of a record's own.
+    """
+
+    records: Mapping[int, Record]
+    clusters: Mapping[int, str]
+    controls: tuple[str, ...]
+    partners: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dataset: GRPODataset, options: EvaluateOptions, seed: int) -> Questions:
+        """The questions that the options request.
+
+        Raises:
+            RecordError, ValueError: a record lacks the field of ``cluster_by``, or a control applies to no record.
+        """
+        numbers = list(range(len(dataset)))
+        if options.limit is not None and options.limit < len(numbers):
+            numbers = sorted(stable_random(seed, "evaluate").sample(numbers, options.limit))
+        records = {number: dataset.record(number) for number in numbers}
+        questions = cls(
+            records,
+            clusters_of(records, options.cluster_by),
+            (AS_IT_IS, *options.control_names),
+            partners(records, seed) if OTHER in options.control_names else {},
+        )
+        for by in set(options.stratum_names or ()) - set(OWN_STRATA):  # before hours of sampling, not after
+            for record in records.values():
+                field_of(record.fields, by, record.where)
+        for control in questions.controls:
+            if not any(questions.applies(control, number) for number in numbers):
+                lacks = "another clip to show" if control == OTHER else "what it takes away"
+                raise ValueError(f"--controls {control} has no effect: no record has {lacks}; leave it out")
+        return questions
+
+    def applies(self, control: str, number: int) -> bool:
+        """Whether a record has the evidence that a control takes away."""
+        record = self.records[number]
+        if control == OTHER:
+            return number in self.partners
+        if control in ("shuffled", "single_frame"):
+            return bool(record.videos)
+        return control == AS_IT_IS or bool(record.videos or record.images)
+
+    def record(self, control: str, number: int) -> Record:
+        """The record under a control, before its media are decoded."""
+        record = self.records[number]
+        if control == OTHER:
+            other = self.records[self.partners[number]]
+            return replace(record, videos=other.videos, images=other.images, clip_meta=other.clip_meta)
+        if control == TEXT_ONLY:
+            messages = tuple(Message(message.role, _TAG.sub("", message.text)) for message in record.messages)
+            return replace(record, messages=messages, videos=(), images=(), clip_meta=())
+        return record
+
+    def blocks(self) -> Iterator[tuple[int, ...]]:
+        """The numbers of the records, by blocks that are sampled and written together."""
+        numbers = list(self.records)
+        return (tuple(numbers[start : start + BLOCK]) for start in range(0, len(numbers), BLOCK))
+
+    def keys(self, block: Sequence[int]) -> list[tuple[str, int]]:
+        """Control and number of each question of a block, control by control."""
+        return [(control, n) for control in self.controls for n in block if self.applies(control, n)]
+
+
+@dataclass(frozen=True)
+class QuestionSamples(Dataset):
+    """Decoded samples by (control, number of the record)."""
+
+    dataset: GRPODataset
+    questions: Questions
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.questions.records)
+
+    def __getitem__(self, key: tuple[str, int]) -> Sample | BadSample:
+        control, number = key
+        sample = self.dataset.sample(self.questions.record(control, number))
+        if control in PIXEL_CONTROLS and not isinstance(sample, BadSample):
+            return PIXEL_CONTROLS[control](sample, self.seed)
+        return sample
+
+
+def partners(records: Mapping[int, Record], seed: int) -> dict[int, int]:
+    """For each record another one with as many clips and images, none of them in common.
+
+    A partner with another solution is preferred. A record without a partner is left out.
+
+    Args:
+        records: by number.
+        seed: of the random order in which each record takes the next that fits.
+
+    Example:
+        >>> from qwenvl.types import Record
+        >>> of = lambda clip: Record(clip, (), "<answer>" + clip + "</answer>", (clip,), (), (None,), {}, clip)
+        >>> partners({0: of("a"), 1: of("b")}, seed=0)
+        {0: 1, 1: 0}
+    """
+    alike: dict[tuple[int, int], list[int]] = {}
+    for number, record in records.items():
+        if record.videos or record.images:
+            alike.setdefault((len(record.videos), len(record.images)), []).append(number)
+    found: dict[int, int] = {}
+    for numbers in alike.values():
+        stable_random(seed, OTHER).shuffle(numbers)
+        for place, number in enumerate(numbers):
+            others = (numbers[(place + step) % len(numbers)] for step in range(1, len(numbers)))
+            if (partner := _partner(records, number, others)) is not None:
+                found[number] = partner
+    return dict(sorted(found.items()))
+
+
+def _partner(records: Mapping[int, Record], number: int, others: Iterable[int]) -> int | None:
+    own = records[number]
+    media, answer, fallback = {*own.videos, *own.images}, normalized(solution_of(own.solution)), None
+    for step, other in enumerate(others, 1):
+        record = records[other]
+        if media & {*record.videos, *record.images}:
+            continue
+        if normalized(solution_of(record.solution)) != answer:
+            return other
+        fallback = other if fallback is None else fallback
+        if step >= _TRIES:
+            break
+    return fallback
+
+
+def clusters_of(records: Mapping[int, Record], by: str | None = None) -> dict[int, str]:
+    """The cluster of each record: records that share a clip or image, also through others, are in one cluster.
+
+    A record without media is a cluster of its own.
+
+    Args:
+        by: a field of the records in place of clips and images.
+
+    Raises:
+        RecordError: a record does not have it.
+    """
+    if by is not None:
+        return {number: str(field_of(record.fields, by, record.where)) for number, record in records.items()}
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            name = parent[name]
+        return name
+
+    media = {number: [*record.videos, *record.images] or [record.where] for number, record in records.items()}
+    for own in media.values():
+        for other in own[1:]:
+            parent[root(other)] = root(own[0])
+    return {number: root(own[0]) for number, own in media.items()}
+
+
+def field_of(row: Mapping[str, Any], path: str, where: str) -> Any:
+    """A field of a record's row, also a nested one: ``meta.view``.
+
+    Raises:
+        RecordError: it is not there.
+    """
+    value: Any = row
+    for name in [path] if path in row else path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise RecordError(
+                f"{where}: no field {path!r}, which --cluster_by or --strata names; it has {', '.join(row)}"
+            )
+        value = value[name]
+    return value

@@ -1,0 +1,303 @@
+"""The numbers of an evaluation with 95 % intervals, as pure functions of its samples.
+
+They are rows of ``evaluation.json``, as docs/evaluation.md describes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qwenvl.evaluate.estimates import (
+    SAME,
+    Interval,
+    as_json,
+    clustered_interval,
+    pass_at_k,
+    sample_counts,
+    share_interval,
+)
+from qwenvl.evaluate.questions import field_of
+from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
+from qwenvl.rewards.functions.matching import affirms, letters
+from qwenvl.rewards.functions.text import normalized, solution_of
+from qwenvl.runlog.evaluation import AS_IT_IS, Sample
+from qwenvl.types import TOTAL
+
+PASSES, MAJORITY = "passes", "majority"
+MANY_UNREAD = 0.1  # share of completions without an answer above which a score says more about the form
+_SECONDS = (0, 2, 5, 10, 30, 60, 180, 600, math.inf)  # edges of the strata of duration
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The completions of one record by one model under one control.
+
+    Attributes:
+        scores: means over the completions, by reward, ``total``, ``passes`` and ``majority``.
+    """
+
+    samples: list[Sample]
+    scores: dict[str, float]
+    passed: list[bool]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], pass_by: str, pass_at: float) -> _Record:
+        samples = sorted(samples, key=lambda sample: sample.sample)
+        columns = {name: [sample.rewards[name] for sample in samples] for name in samples[0].rewards}
+        columns[TOTAL] = [sample.total for sample in samples]
+        known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+        scores = {name: sum(values) / len(values) for name, values in known.items() if values}
+        passed = [value >= pass_at - SAME for value in known[pass_by]]
+        if passed:
+            scores[PASSES] = sum(passed) / len(passed)
+        if len(samples) > 1 and len(passed) == len(samples):
+            answers = [sample.answer for sample in samples]
+            scores[MAJORITY] = majority(answers, known[pass_by], pass_by, samples[0].prompt)
+        return cls(samples, scores, passed)
+
+    @property
+    def cluster(self) -> str:
+        return self.samples[0].cluster
+
+
+_Records = dict[int, _Record]  # of one model and control, by number
+_Row = dict[str, Any]
+
+
+def results_of(
+    samples: Iterable[Sample],
+    models: Sequence[str],
+    controls: Sequence[str],
+    pass_by: str,
+    pass_at: float,
+    strata: Sequence[str] | None = None,
+) -> dict[str, list[_Row]]:
+    """The numbers of all models under all controls.
+
+    - ``numbers``: a row for each model and control.
+    - ``drops``: the worth of the evidence to each model, its scores without a control minus those under it.
+    - ``differences``: the scores of each further model minus those of the first.
+    - ``strata``: the numbers and differences without a control, on the records of each stratum.
+
+    Drops and differences are paired: over the records that both sides have.
+
+    Args:
+        models, controls: in the order of the tables. Models are compared with the first.
+        pass_by, pass_at: a completion passes where this reward is at least this value.
+        strata: fields to group records by. None: the data set, where there are several.
+
+    Raises:
+        RecordError: a record lacks a field that ``strata`` names.
+    """
+    by_model: dict[tuple[str, str], dict[int, list[Sample]]] = {}
+    for sample in samples:
+        by_model.setdefault((sample.model, sample.control), {}).setdefault(sample.doc_id, []).append(sample)
+    found: dict[tuple[str, str], _Records] = {
+        (model, control): {
+            number: _Record.of(own, pass_by, pass_at)
+            for number, own in sorted(by_model.get((model, control), {}).items())
+        }
+        for model in models
+        for control in controls
+    }
+    full = {model: found[model, AS_IT_IS] for model in models}
+    first, lesser = models[0], [control for control in controls if control != AS_IT_IS]
+    return as_json(
+        {
+            "numbers": [_numbers(*key, records) for key, records in found.items() if records],
+            "drops": [_drop(m, c, found[m, c], full[m], pass_by, pass_at) for m in models for c in lesser],
+            "differences": [
+                _difference(first, model, control, found[first, control], found[model, control], pass_by)
+                for model in models[1:]
+                for control in controls
+            ],
+            "strata": list(_strata(full, pass_by, strata)),
+        }
+    )
+
+
+def _numbers(model: str, control: str, found: _Records) -> _Row:
+    records = list(found.values())
+    names = dict.fromkeys(name for record in records for name in record.scores)
+    scores = {}
+    for name in names:
+        own = [record for record in records if name in record.scores]
+        interval = share_interval if name == PASSES else clustered_interval
+        scores[name] = interval([record.scores[name] for record in own], [record.cluster for record in own])
+    chances = {}
+    for k in sample_counts(max(len(record.passed) for record in records)):
+        own = [record for record in records if len(record.passed) >= k]
+        values = [pass_at_k(len(record.passed), sum(record.passed), k) for record in own]
+        chances[k] = share_interval(values, [record.cluster for record in own])
+    tokens = [sample.tokens for record in records for sample in record.samples]
+    return {
+        "model": model,
+        "control": control,
+        "records": len(records),
+        "clusters": len({record.cluster for record in records}),
+        "scores": scores,
+        "pass_at_k": chances,
+        "no_answer": _share(records, lambda sample: not sample.answer),
+        "truncated": _share(records, lambda sample: sample.finish_reason == "length"),
+        "tokens": sum(tokens) / len(tokens),
+        "longest": max(tokens),
+        "prompt_tokens": sum(record.samples[0].prompt_tokens for record in records) / len(records),
+        "fitted": sum(record.samples[0].fitted is not None for record in records),
+    }
+
+
+def _share(records: Sequence[_Record], of: Callable[[Sample], bool]) -> Interval:
+    """The share of completions for which ``of`` is true."""
+    shares = [sum(map(of, record.samples)) / len(record.samples) for record in records]
+    return share_interval(shares, [record.cluster for record in records])
+
+
+def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: str, pass_at: float) -> _Row:
+    """The drop, also over completions with an answer block alone (``answered``).
+
+    It is not comparable if over 10 % of the completions under the control have no answer block: then it is one of the
+    form. A model that never writes an answer block is: its rewards read something else.
+    """
+
+    def answered(found: _Records) -> _Records:
+        own = {n: [sample for sample in record.samples if sample.answer] for n, record in found.items()}
+        return {n: _Record.of(samples, pass_by, pass_at) for n, samples in own.items() if samples}
+
+    no_answer = _share([*without.values()], lambda sample: not sample.answer)
+    never = not any(sample.answer for record in full.values() for sample in record.samples)
+    return {
+        "model": model,
+        "control": control,
+        **_paired(without, full),
+        "no_answer": no_answer,
+        "comparable": never or not no_answer.mean > MANY_UNREAD,
+        "answered": _paired(answered(without), answered(full)),
+    }
+
+
+def _paired(before: _Records, after: _Records) -> _Row:
+    """The difference of each score on the records that both have it for."""
+    both = [number for number in before if number in after]
+    scores = {}
+    for name in dict.fromkeys(name for number in both for name in before[number].scores):
+        own = [n for n in both if name in before[n].scores and name in after[n].scores]
+        differences = [after[n].scores[name] - before[n].scores[name] for n in own]
+        scores[name] = clustered_interval(differences, [before[n].cluster for n in own])
+    return {"records": len(both), "scores": scores}
+
+
+def _difference(before: str, after: str, control: str, of_before: _Records, of_after: _Records, pass_by: str) -> _Row:
+    gains = [
+        of_after[n].scores[pass_by] - record.scores[pass_by]
+        for n, record in of_before.items()
+        if n in of_after and pass_by in record.scores and pass_by in of_after[n].scores
+    ]
+    better, worse = sum(gain > SAME for gain in gains), sum(gain < -SAME for gain in gains)
+    return {
+        **{"before": before, "after": after, "control": control, **_paired(of_before, of_after)},
+        **{"better": better, "equal": len(gains) - better - worse, "worse": worse},
+    }
+
+
+def _strata(full: Mapping[str, _Records], pass_by: str, strata: Sequence[str] | None) -> Iterator[_Row]:
+    first, *others = full
+    records = {number: record.samples[0] for model in [*full][::-1] for number, record in full[model].items()}
+    if strata is None:
+        strata = ["dataset"] if len({sample.dataset for sample in records.values()}) > 1 else []
+    for by in strata:
+        values = {number: stratum_of(sample, by) for number, sample in records.items()}
+        for value in sorted(set(values.values())):
+            own = {
+                model: {number: record for number, record in found.items() if values[number] == value}
+                for model, found in full.items()
+            }
+            yield {
+                "by": by,
+                "value": value[1],
+                "numbers": [_numbers(model, AS_IT_IS, found) for model, found in own.items() if found],
+                "differences": [
+                    _difference(first, model, AS_IT_IS, own[first], own[model], pass_by) for model in others
+                ],
+            }
+
+
+def stratum_of(sample: Sample, by: str) -> tuple[float, str]:
+    """The stratum of a record: a number to sort by, and its name.
+
+    Raises:
+        RecordError: the record has no such field.
+    """
+    if by == "dataset":
+        return 0.0, sample.dataset
+    if by == "actions":
+        truth = solution_of(sample.target)
+        count = len(set(action_numbers(truth) or action_phrases(truth)))
+        return float(count), str(count)
+    if by == "duration":
+        if not any(clip.times for clip in sample.clips):
+            return -1.0, "no clip"
+        seconds = sum(clip.times[-1] - clip.times[0] for clip in sample.clips if clip.times)
+        edge = max(place for place, edge in enumerate(_SECONDS) if edge <= max(0.0, seconds))
+        return float(edge), f"{_SECONDS[edge]:g} to {_SECONDS[edge + 1]:g} s"
+    value = field_of(sample.doc or {}, by, sample.where)
+    number = float(value) if isinstance(value, (int, float)) else 0.0
+    return number, str(value)
+
+
+Prompt = Sequence[Mapping[str, str]]
+
+
+def actions(answer: str, prompt: Prompt = ()) -> Hashable:
+    """The set of actions, as the accuracy reward reads them: by number, by name in the prompt's list, as phrases.
+
+    Example:
+        >>> listed = [{"role": "user", "text": "Which?\\n(1) insert the fan\\n(2) fasten the screw"}]
+        >>> actions("Fasten the screw.", listed) == actions("(2)", listed)
+        True
+    """
+    if numbers := action_numbers(answer):
+        return frozenset(numbers)
+    listed = list_of([{"role": turn["role"], "content": turn["text"]} for turn in prompt])
+    named = None if listed is None else named_actions(answer, listed)
+    if named is None or not named.numbers:
+        return frozenset(action_phrases(answer))
+    return (named.numbers, named.unknown) if named.unknown else named.numbers
+
+
+VOTE_KEYS: dict[str, Callable[[str, Prompt], Hashable]] = {
+    "accuracy": actions,
+    "action_order": lambda answer, prompt: tuple(action_numbers(answer)),
+    "multiple_choice": lambda answer, prompt: frozenset(letters(answer)),
+    "yes_no": lambda answer, prompt: affirms(answer),
+}
+"""The key by which two answers are equal, by the reward that judges them. Other rewards: the normalized text."""
+
+
+def majority(answers: Sequence[str], values: Sequence[float], reward: str, prompt: Prompt = ()) -> float:
+    """Majority vote: the mean value of the answer that most completions of a prompt give.
+
+    Completions without an answer ("") do not vote. In a tie it is the mean over the winners.
+    Without votes it is the mean of all values.
+
+    Args:
+        answers, values: of each completion.
+        reward: the reward that judges them.
+        prompt: messages with ``role`` and ``text``.
+
+    Example:
+        >>> majority(["(1) take the lid", "(1)", "(2)"], [1.0, 1.0, 0.0], "accuracy")
+        1.0
+    """
+    read = VOTE_KEYS.get(reward, lambda answer, prompt: normalized(answer))
+    votes: dict[Hashable, list[float]] = {}
+    for answer, value in zip(answers, values, strict=True):
+        if answer:
+            votes.setdefault(read(answer, prompt), []).append(value)
+    if not votes:
+        return sum(values) / len(values)
+    most = max(map(len, votes.values()))
+    winners = [sum(own) / len(own) for own in votes.values() if len(own) == most]
+    return sum(winners) / len(winners)

@@ -1,0 +1,201 @@
+"""``evaluation.json`` as lines of text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from qwenvl.evaluate.results import MAJORITY, MANY_UNREAD, PASSES
+from qwenvl.rewards.table import SHAPING, TABLE
+from qwenvl.runlog.evaluation import AS_IT_IS
+
+SHOWN = 3  # records that were left out
+MANY_CUT = 0.05  # share of completions from which it is said
+_GAP = "   "
+
+
+def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
+    """The numbers, the worth of the evidence, the protocol, and the folder of it all.
+
+    Args:
+        found: the content of ``evaluation.json``.
+    """
+    parts = [
+        _head(found["protocol"]),
+        _scores(found),
+        _notes(found),
+        _controls(found),
+        _differences(found),
+        *_strata(found),
+        _protocol(found["protocol"], found["models"]),
+        _left_out(found["left_out"]),
+    ]
+    text = "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
+    return f"{text}\n\nwritten to {os.path.relpath(folder)}: evaluation.json, samples.jsonl"
+
+
+def _head(protocol: dict[str, Any]) -> Iterator[str]:
+    data, decoding, passes = protocol["data"], protocol["decoding"], protocol["passes"]
+    how = "the greedy completion"
+    if decoding["method"] != "greedy":
+        how = f"{decoding['samples']} completions at temperature {decoding['temperature']:g}"
+    of = "" if data["records"] == data["of"] else f" of {data['of']:,}"
+    yield f"{data['dataset_use']}: {data['records']:,}{of} records, {how} of each."
+    yield (
+        f"A completion passes where {passes['by']} is at least {passes['at']:g}. In brackets: the 95 % interval, drawn "
+        f"over {data['clusters']:,} groups of records ({data['cluster_by']})."
+    )
+
+
+def _scores(found: dict[str, Any]) -> Iterator[str]:
+    own = [each for each in found["numbers"] if each["control"] == AS_IT_IS]
+    by = found["protocol"]["passes"]["by"]
+    first = [by, PASSES] + [MAJORITY] * any(MAJORITY in each["scores"] for each in own)
+    more = [k for k in own[0]["pass_at_k"] if k != "1"] if own else []
+    others = [name for name in (own[0]["scores"] if own else ()) if name not in first]
+    rows = [["", *first, *(f"pass@{k}" for k in more), *others, "no answer", "cut off", "tokens"]]
+    for each in own:
+        scores, chances = each["scores"], each["pass_at_k"]
+        rows.append(
+            [
+                each["model"],
+                *(_interval(scores[name]) if name in scores else "-" for name in first),
+                *(_mean(chances[k]) if k in chances else "-" for k in more),
+                *(_mean(scores[name]) if name in scores else "-" for name in others),
+                f"{each['no_answer']['mean']:.1%}",
+                f"{each['truncated']['mean']:.1%}",
+                f"{each['tokens']:.0f}",
+            ]
+        )
+    yield from _aligned(rows)
+
+
+def _notes(found: dict[str, Any]) -> Iterator[str]:
+    """Reasons to distrust a score."""
+    by, limit = found["protocol"]["passes"]["by"], found["protocol"]["decoding"]["max_new_tokens"]
+    for each in found["numbers"]:
+        model, truncated, unread = each["model"], each["truncated"]["mean"], each["no_answer"]["mean"]
+        if each["control"] != AS_IT_IS:
+            continue
+        if each["fitted"]:
+            yield f"{model}: of {each['fitted']:,} records less was shown than asked for, so that their prompts fit"
+        if truncated >= MANY_CUT:
+            yield (
+                f"{model}: {truncated:.1%} of the completions were cut at {limit:,} tokens: raise "
+                "--generation_max_length before you trust its score"
+            )
+        elif unread > MANY_UNREAD and by in TABLE and by not in SHAPING:
+            yield (
+                f"{model}: {unread:.1%} of the completions have no <answer> that rewards could read: its score tells "
+                "of the form too"
+            )
+
+
+def _controls(found: dict[str, Any]) -> Iterator[str]:
+    if not found["drops"]:
+        return
+    by = found["protocol"]["passes"]["by"]
+    numbers = {(each["model"], each["control"]): each["scores"] for each in found["numbers"]}
+    drops = {(each["model"], each["control"]): each for each in found["drops"]}
+    names = [model["name"] for model in found["models"]]
+    rows = [["Does it look?", *names]]
+    for control in dict.fromkeys(each["control"] for each in found["drops"]):
+        row = [control]
+        for name in names:
+            drop, scores = drops[name, control], numbers.get((name, control), {})
+            mark = "" if drop["comparable"] else " *"
+            shown = by in drop["scores"] and by in scores
+            row.append(f"{_mean(scores[by])}, drop {_interval(drop['scores'][by])}{mark}" if shown else "-")
+        rows.append(row)
+    yield from _aligned(rows)
+    yield f"{by} without the evidence, and by how much it is lower than with it, on the same records."
+    for each in found["drops"]:
+        if not each["comparable"]:
+            among, answered = "No record has one with and without the evidence.", each["answered"]
+            if by in answered["scores"]:
+                interval = _interval(answered["scores"][by])
+                among = f"Drop among answered: {interval} on {answered['records']:,} records."
+            yield (
+                f"* {each['model']}, {each['control']}: not comparable, {each['no_answer']['mean']:.1%} of the "
+                f"completions have no answer. {among}"
+            )
+
+
+def _differences(found: dict[str, Any]) -> Iterator[str]:
+    by = found["protocol"]["passes"]["by"]
+    for each in found["differences"]:
+        if each["control"] == AS_IT_IS and by in each["scores"]:
+            yield (
+                f"{each['after']} - {each['before']}: {by} {_interval(each['scores'][by], True)}, on the same "
+                f"{each['records']:,} records: better on {each['better']:,}, equal on {each['equal']:,}, worse on "
+                f"{each['worse']:,}."
+            )
+
+
+def _strata(found: dict[str, Any]) -> Iterator[Iterator[str]]:
+    by = found["protocol"]["passes"]["by"]
+    for kind in dict.fromkeys(stratum["by"] for stratum in found["strata"]):
+        strata = [stratum for stratum in found["strata"] if stratum["by"] == kind]
+        names = list(dict.fromkeys(each["model"] for stratum in strata for each in stratum["numbers"]))
+        pairs = [f"{each['after']} - {each['before']}" for each in strata[0]["differences"]]
+        rows = [[f"{by} by {kind}", "records", *names, *pairs]]
+        for stratum in strata:
+            own = {each["model"]: each for each in stratum["numbers"]}
+            gains = [each["scores"] for each in stratum["differences"]]
+            rows.append(
+                [
+                    stratum["value"],
+                    f"{max(each['records'] for each in stratum['numbers']):,}",
+                    *(_interval(own[name]["scores"][by]) if name in own else "-" for name in names),
+                    *(_interval(scores[by], True) if by in scores else "-" for scores in gains),
+                ]
+            )
+        yield _aligned(rows)
+
+
+def _protocol(protocol: dict[str, Any], models: Sequence[dict[str, Any]]) -> Iterator[str]:
+    decoding, frames, prompts = protocol["decoding"], protocol["frames"], protocol["prompts"]
+    rate = f"{frames['video_fps']:g} a second" if frames["video_fps"] else f"one every {frames['base_interval']:g} s"
+    rate += ", where the picture changes" if frames.get("frame_sampler") == "change" else ""
+    rewards = ", ".join(f"{weight:g} {name}" for name, weight in protocol["rewards"].items())
+    yield (
+        f"protocol: frames {rate}, {frames['video_min_frames']} to {frames['video_max_frames']} of a clip unless its "
+        f"record says otherwise, {prompts['video_min_frame_pixels']:,} to {prompts['video_max_frame_pixels']:,} pixels "
+        f"each, decoded by {protocol['decoder']}"
+    )
+    yield f"  at most {decoding['max_new_tokens']:,} new tokens; rewards {rewards}; seed {protocol['seed']}"
+    for each in models:
+        yield (
+            f"  {each['name']}: {each['family']}, {each['dtype']}, positions by {each['positions']}, template "
+            f"{each['template_hash'][:8]}, prompts {each['prompts_hash'][:8]}"
+            + (f", on {each['base']}" if each["base"] else "")
+        )
+        for name, there, here in each["trained_otherwise"]:
+            yield f"    was trained with --{name} {there}, and is asked with {here}"
+
+
+def _left_out(left_out: Sequence[dict[str, Any]]) -> Iterator[str]:
+    records = list(dict.fromkeys((each["doc_id"], each["error"]) for each in left_out))
+    if records:
+        yield f"left out: {len({number for number, _ in records}):,} records, which no number above counts"
+        yield from (f"  {error}" for _, error in records[:SHOWN])
+        if len(records) > SHOWN:
+            yield f"  ... and {len(records) - SHOWN:,} more (evaluation.json lists all)"
+
+
+def _mean(interval: dict[str, Any]) -> str:
+    return f"{interval['mean']:.3f}"
+
+
+def _interval(interval: dict[str, Any], signed: bool = False) -> str:
+    sign, ends = "+" if signed else "", (interval["low"], interval["high"])
+    if None in ends:  # one cluster
+        return f"{interval['mean']:{sign}.3f}"
+    return f"{interval['mean']:{sign}.3f} [{ends[0]:{sign}.3f}, {ends[1]:{sign}.3f}]"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

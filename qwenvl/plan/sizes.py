@@ -1,0 +1,268 @@
+"""What the memory and the seconds of a step are computed from: the sizes of a model, and the settings of the step."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+Engine = Literal["none", "ddp", "zero2", "zero3", "fsdp"]
+ReferenceKind = Literal["none", "adapter", "copy", "other"]
+"""``adapter``: the policy with its adapter off. ``copy``: of the trainable weights. ``other``: a second model."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes of a number."""
+
+    stream: int = 4  # of the residual stream, which has the type of the weights
+    products: int = 4  # of matrix products: 2 in half precision, and under autocast
+
+
+@dataclass(frozen=True)
+class Job:
+    """One optimizer step of one process."""
+
+    tokens: int  # of a prompt, L
+    patches: int  # of the images and frames of a prompt
+    prompts: int = 1  # of a micro-batch, P
+    micro_batches: int = 1  # of a step
+    group: int = 4  # completions of a prompt, G
+    length: int = 256  # tokens of a completion, T
+    token_budget: int = 65536  # tokens that are sampled together
+    state_tokens: int = 0  # what the linear-attention states of a completion count in that budget
+    logit_bytes: int = 10**9  # for logits of the training passes
+    shared: bool = True  # each prompt is computed once for all its completions
+    encoded: bool = True  # the vision tower runs once for a prompt, and its features are cached
+    checkpointing: bool = False  # layers are recomputed in the backward pass
+    activation_offload: bool = False  # checkpointed activations wait in CPU memory
+    precision: Precision = Precision()
+    rank: int = 0  # of LoRA adapters, 0 without them
+    tower_learns: bool = False
+    mergers_learn: bool = True
+    reference: ReferenceKind = "copy"
+    reference_rounded: bool = False  # its own linear layers are in the type of products
+    reference_offload: bool = False  # the reference is in CPU memory outside of its passes
+    optimizer: str = "adamw_torch_fused"  # by the Trainer's name
+    narrows: bool = True  # sampling sorts the vocabulary (top-p below 1)
+    engine: Engine = "none"  # what splits the model among the processes
+    processes: int = 1
+    gathers: bool = True  # split weights are gathered whole for sampling
+    samples: bool = True  # completions are sampled in this process, not by servers
+    warmup: bool = False  # completions are targets, and the vision tower runs on one micro-batch at a time
+    on_host: bool = False  # the device is the CPU, whose memory holds the sampled prompts too
+    in_files: bool = False  # large media wait in files until their micro-batch
+
+    @property
+    def completions(self) -> int:
+        """Completions of a micro-batch, N = P G."""
+        return self.prompts * self.group
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of one training forward: P L + N (T - 1) where prompts are shared, else N (L + T)."""
+        if self.shared:
+            return self.prompts * self.tokens + self.completions * (self.length - 1)
+        return self.completions * (self.tokens + self.length)
+
+    @property
+    def forward_patches(self) -> int:
+        """Patches that enter the mergers in one training forward."""
+        return self.patches * (self.prompts if self.shared else self.completions)
+
+    @property
+    def sampled_together(self) -> int:
+        """Prompts that are sampled together, as ``--rollout_token_budget`` allows."""
+        return max(1, min(self.prompts * self.micro_batches, self.token_budget // self.budgeted))
+
+    @property
+    def budgeted(self) -> int:
+        """What a prompt with its completions counts in ``--rollout_token_budget``."""
+        each = self.length + self.state_tokens
+        return self.tokens + self.group * each if self.shared else self.group * (self.tokens + each)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The mixture of experts of a layer."""
+
+    number: int
+    chosen: int  # experts of one token
+    width: int  # of an expert
+    shared: int  # width of the expert for all tokens, 0 without one
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """A layer of linear attention (Gated DeltaNet)."""
+
+    heads: int  # value heads
+    key_width: int  # of one head
+    value_width: int  # of one head
+    channels: int  # of the short convolution over keys, queries and values
+    kernel: int  # inputs of the convolution
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys of all value heads."""
+        return self.heads * self.key_width
+
+    @property
+    def values(self) -> int:
+        """Width of the values of all heads."""
+        return self.heads * self.value_width
+
+    @property
+    def state(self) -> int:
+        """Numbers of the state of one sequence."""
+        return self.heads * self.key_width * self.value_width
+
+
+@dataclass(frozen=True)
+class Text:
+    """The language model."""
+
+    layers: tuple[str, ...]  # the kind of each, by the names of transformers
+    hidden: int  # width of the residual stream
+    heads: int
+    key_value_heads: int
+    head: int  # width of a head
+    intermediate: int  # width of the gated product of a layer without experts
+    vocabulary: int
+    normed_heads: bool  # queries and keys are normalised
+    gated: bool  # the output of attention is multiplied by a gate of its size
+    experts: Experts | None = None
+    linear: LinearAttention | None = None
+
+    @property
+    def queries(self) -> int:
+        """Width of the queries of a token."""
+        return self.heads * self.head
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys of a token, and of its values."""
+        return self.key_value_heads * self.head
+
+    @property
+    def full_layers(self) -> int:
+        """Number of layers that cache keys and values."""
+        return sum(kind != "linear_attention" for kind in self.layers)
+
+
+@dataclass(frozen=True)
+class Vision:
+    """The vision tower and its mergers."""
+
+    blocks: int
+    hidden: int
+    intermediate: int
+    saved_products: int  # tensors of the intermediate width that a block saves for its backward pass
+    matrices: int  # of the intermediate width in a block: 3 where it is gated, else 2
+    root_mean_square: bool  # RMS norms, else layer norms
+    patch_values: int  # numbers of a patch of pixels
+    merged: int  # patches of one token
+    mergers: int  # projections into the language model, those for deeper layers included
+    window: int  # patches that a block with windows sees
+    full_blocks: int  # blocks that see a whole frame
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """A whole model."""
+
+    text: Text
+    vision: Vision
+
+    @classmethod
+    def of(cls, config: Any) -> Shapes:
+        """From a configuration of transformers, of any family of ``qwenvl.model.families``."""
+        family, text = config.model_type, config.get_text_config()
+        experts = linear = None
+        if getattr(text, "num_experts", 0):
+            shared = getattr(text, "shared_expert_intermediate_size", 0) or 0
+            shared = shared if family.startswith("qwen3_5") else 0
+            experts = Experts(text.num_experts, text.num_experts_per_tok, text.moe_intermediate_size, shared)
+        if "linear_attention" in (kinds := tuple(getattr(text, "layer_types", None) or ())):
+            heads, width = text.linear_num_value_heads, text.linear_value_head_dim
+            channels = 2 * text.linear_num_key_heads * text.linear_key_head_dim + heads * width
+            linear = LinearAttention(heads, text.linear_key_head_dim, width, channels, text.linear_conv_kernel_dim)
+        language = Text(
+            layers=kinds or ("full_attention",) * text.num_hidden_layers,
+            hidden=text.hidden_size,
+            heads=text.num_attention_heads,
+            key_value_heads=text.num_key_value_heads,
+            head=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+            intermediate=getattr(text, "intermediate_size", 0) or 0,
+            vocabulary=text.vocab_size,
+            normed_heads=family.startswith("qwen3"),
+            gated=family.startswith("qwen3_5"),
+            experts=experts,
+            linear=linear,
+        )
+        return cls(language, _vision(config.vision_config, family))
+
+
+def _vision(config: Any, family: str) -> Vision:
+    first = family == "qwen2_vl"  # its embed_dim is the width of the tower, its hidden_size that of the output
+    hidden = config.embed_dim if first else config.hidden_size
+    windowed = getattr(config, "fullatt_block_indexes", None)
+    return Vision(
+        blocks=config.depth,
+        hidden=hidden,
+        intermediate=int(hidden * config.mlp_ratio) if first else config.intermediate_size,
+        saved_products={"qwen2_vl": 3, "qwen2_5_vl": 4}.get(family, 2),
+        matrices=3 if family == "qwen2_5_vl" else 2,
+        root_mean_square=family == "qwen2_5_vl",
+        patch_values=getattr(config, "in_channels", 3) * config.temporal_patch_size * config.patch_size**2,
+        merged=config.spatial_merge_size**2,
+        mergers=1 + len(getattr(config, "deepstack_visual_indexes", None) or ()),
+        window=0 if windowed is None else (config.window_size // config.patch_size) ** 2,
+        full_blocks=config.depth if windowed is None else len(windowed),
+    )
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The parameters of a model. ``trained`` ones are numbers, ``held`` ones bytes."""
+
+    held: int  # all of them
+    trained: int
+    trained_held: int
+    layer: int  # trainable numbers of one layer of the language model
+    head: int  # trainable numbers of the language-model head
+    rounded: int  # entries of trainable float32 matrices, which autocast copies
+    layer_held: int = 0  # the largest layer, of the language model or the vision tower
+    outside: int = 0  # all that is in no layer
+    widest: int = 0  # the largest tensor in no layer
+
+    @classmethod
+    def of(cls, parameters: Iterable[tuple[str, tuple[int, ...], float, bool]], layers: int) -> ModelWeights:
+        """From name, shape, bytes of an element and ``requires_grad`` of each parameter, a tied one once.
+
+        Args:
+            layers: of the language model.
+        """
+        rows = [(name, shape, prod(shape), width, learns) for name, shape, width, learns in parameters]
+        learn = [(name, shape, size, width) for name, shape, size, width, learns in rows if learns]
+        in_layers: Counter[str] = Counter()
+        outside = []
+        for name, _, size, width, _ in rows:
+            if layer := re.match(r".*\.(layers|blocks)\.\d+\.", name):
+                in_layers[layer[0]] += round(size * width)
+            else:
+                outside.append(round(size * width))
+        return cls(
+            held=round(sum(size * width for _, _, size, width, _ in rows)),
+            trained=sum(size for _, _, size, _ in learn),
+            trained_held=round(sum(size * width for *_, size, width in learn)),
+            layer=sum(size for name, _, size, _ in learn if "language_model.layers." in name) // max(1, layers),
+            head=max((n for name, _, n, _ in learn if re.search("embed_tokens|lm_head.weight$", name)), default=0),
+            rounded=sum(size for _, shape, size, width in learn if len(shape) > 1 and width == 4),
+            layer_held=max(in_layers.values(), default=0),
+            outside=sum(outside),
+            widest=max(outside, default=0),
+        )

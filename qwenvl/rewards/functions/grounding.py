@@ -1,0 +1,217 @@
+"""Rewards for boxes in an image, spans of time, and answers that need the order of the frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+
+from qwenvl.files import require
+from qwenvl.rewards.function import Argument
+from qwenvl.rewards.functions.text import answer_of, pairs, solution_of
+from qwenvl.rewards.options import BoxUnits
+
+Span = tuple[float, float]
+Units = Annotated[
+    BoxUnits,
+    Argument(
+        "Units of boxes in answers. same: those of the solution. thousandths: 0..1000, while the solution is in pixels "
+        "of an image of the record's width and height."
+    ),
+]
+Boundary = Annotated[bool, Argument("Multiply by how near start and end are; needs the field duration, in seconds.")]
+
+_N = r"\s{0,4}(-?[0-9]{1,7}(?:\.[0-9]{1,9})?)\s{0,4}"
+_BOX = re.compile(rf"\[{_N},{_N},{_N},{_N}\]|\({_N},{_N}\)\s{{0,4}},?\s{{0,4}}\({_N},{_N}\)")
+_TIME = re.compile(
+    r"(?<![0-9.:])(?<![0-9][eE])(?<![0-9][eE][+-])(?:([0-9]{1,3}):)?(?:([0-9]{1,3}):)?([0-9]{1,7}(?:\.[0-9]{1,9})?)"
+    r"(?![0-9:]|\.[0-9]|[eE][+-]?[0-9])"
+)
+
+
+def box_iou(completions: list[str], solution: list[str], *, units: Units = "same", **columns: Any) -> list[float]:
+    """Mean intersection over union of the answer's boxes and the solution's, matched one to one for the best sum.
+
+    Boxes are ``[x1, y1, x2, y2]`` or ``(x1,y1),(x2,y2)``, anywhere in the answer (JSON too). Each missed and each
+    extra box counts as one of 0. Answer and solution use the same units. With ``units="thousandths"`` the answer's are
+    0..1000, and the solution's are pixels of an image with the record's ``width`` and ``height``.
+    """
+    return _matched("box_iou", 0.0, completions, solution, units, columns)
+
+
+def box_giou(completions: list[str], solution: list[str], *, units: Units = "same", **columns: Any) -> list[float]:
+    """Mean generalized intersection over union of the answer's boxes and the solution's, best matched, -1 to 1.
+
+    As ``box_iou``, but boxes that do not touch score less than 0 the farther they are apart, and each missed and each
+    extra box counts as one of -1. arXiv:1902.09630.
+    """
+    return _matched("generalized_box_iou", -1.0, completions, solution, units, columns)
+
+
+def check_boxes(solution: str, fields: Mapping[str, Any], units: BoxUnits = "same") -> str | None:
+    """Why a record cannot be scored by its boxes, or None: it has none, or it lacks the size of its image."""
+    boxes = boxes_in(solution_of(solution))
+    if not len(boxes) or not (boxes[:, :2] < boxes[:, 2:]).all():
+        return f"the solution must hold boxes [x1, y1, x2, y2] with x1 < x2 and y1 < y2, got {solution[:80]!r}"
+    size = [fields.get("width"), fields.get("height")]
+    if units == "thousandths" and not all(type(side) in (int, float) and side > 0 for side in size):
+        return f"units='thousandths' needs the fields 'width' and 'height' in pixels, got {size}"
+    return None
+
+
+def _matched(
+    measure: str,
+    worst: float,
+    completions: list[str],
+    solution: list[str],
+    units: BoxUnits,
+    columns: Mapping[str, Any],
+) -> list[float]:
+    """The mean measure of the best matched boxes of each answer. Missed and extra boxes count as ``worst``."""
+    scores = []
+    for row, (text, truth) in enumerate(zip(completions, solution, strict=True)):
+        named, true = boxes_in(answer_of(text) or ""), boxes_in(solution_of(truth))
+        if not len(named):
+            scores.append(worst)
+            continue
+        if units == "thousandths":
+            named = named * np.array([columns["width"][row], columns["height"][row]] * 2, dtype=float) / 1000
+        quality = geometry(measure, named, true)
+        rows, matches = require("scipy.optimize", "rewards").linear_sum_assignment(-quality)
+        most = max(len(named), len(true))
+        scores.append(float((quality[rows, matches].sum() + worst * (most - len(rows))) / most))
+    return scores
+
+
+def boxes_in(text: str) -> np.ndarray:
+    """The boxes of a text, n x 4. Their corners may be in either order.
+
+    Example:
+        >>> boxes_in('[{"bbox_2d": [10, 20, 30, 40]}] (5,5),(1,2)').tolist()
+        [[10.0, 20.0, 30.0, 40.0], [1.0, 2.0, 5.0, 5.0]]
+    """
+    found = [[float(side) for side in sides if side] for sides in _BOX.findall(text)]
+    boxes = np.array(found, dtype=float).reshape(-1, 2, 2)
+    return np.concatenate([boxes.min(axis=1), boxes.max(axis=1)], axis=1)
+
+
+def geometry(measure: str, named: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """A measure of ``torchvision.ops`` for each pair of boxes, n x 4 and m x 4: n x m.
+
+    Equal boxes have 1, whatever their area. Other pairs of boxes without area, whose measure would be 0 / 0, have 0.
+    """
+    import torch
+    from torchvision import ops
+
+    left, right = (torch.from_numpy(boxes) for boxes in (named, true))
+    values = getattr(ops, measure)(left, right).nan_to_num(0.0)
+    equal = (left[:, None] == right[None]).all(dim=2)
+    return values.masked_fill(equal, 1.0).numpy()
+
+
+def temporal_iou(
+    completions: list[str],
+    solution: list[str],
+    duration: list[float | None] | None = None,
+    *,
+    boundary: Boundary = False,
+    **columns: Any,
+) -> list[float]:
+    """Intersection over union of the seconds that answer and solution name.
+
+    Times are read in pairs, start and end, as seconds ("12.5 to 20") or as mm:ss or hh:mm:ss ("0:12 - 0:20"). Several
+    pairs are united. An odd number of times, or none, scores 0. A span that ends before it starts is empty.
+    With ``boundary`` the value is multiplied by (1 - start error / duration)(1 - end error / duration), of the first
+    start and the last end, with the record's field ``duration`` in seconds (Time-R1, arXiv:2503.13377).
+    """
+    scores = []
+    for (answer, truth), seconds in zip(
+        pairs(completions, solution), duration or [None] * len(completions), strict=True
+    ):
+        named, true = united(spans_in(answer or "")), united(spans_in(truth))
+        if not named or not true:
+            scores.append(0.0)
+            continue
+        common = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in named for b in true)
+        value = common / (_length(named) + _length(true) - common)
+        if boundary:
+            if not seconds:
+                raise ValueError("temporal_iou(boundary=True) needs the field 'duration' in every record")
+            for ours, theirs in ((named[0][0], true[0][0]), (named[-1][1], true[-1][1])):
+                value *= max(0.0, 1 - abs(ours - theirs) / seconds)
+        scores.append(value)
+    return scores
+
+
+def check_spans(solution: str, fields: Mapping[str, Any], boundary: bool = False) -> str | None:
+    """Why a record cannot be scored by its spans: the solution names none, or ``duration`` is missing."""
+    if not any(end > start for start, end in spans_in(solution_of(solution))):
+        return f'the solution must name a span like "3.5 to 8" or "0:12 - 0:20", got {solution[:80]!r}'
+    duration = fields.get("duration")
+    if boundary and not (type(duration) in (int, float) and duration > 0):
+        return f"boundary=True needs the field 'duration', the clip's length in seconds, got {duration!r}"
+    return None
+
+
+def spans_in(text: str) -> list[Span]:
+    """The times of a text in pairs, in seconds, or no pair where their number is odd.
+
+    Example:
+        >>> spans_in("from 1:02 to 70.5 s")
+        [(62.0, 70.5)]
+    """
+    times = [
+        float(seconds) + 60 * int(second or first or 0) + (3600 * int(first) if second else 0)
+        for first, second, seconds in _TIME.findall(text)
+    ]
+    return [] if len(times) % 2 else list(zip(times[::2], times[1::2], strict=True))
+
+
+def united(spans: list[Span]) -> list[Span]:
+    """The same seconds as spans in order that do not touch, without empty ones."""
+    result: list[Span] = []
+    for start, end in sorted(span for span in spans if span[1] > span[0]):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(result[-1][1], end))
+        else:
+            result.append((start, end))
+    return result
+
+
+def _length(spans: list[Span]) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def temporal_contrast(
+    ordered: Sequence[float | None], shuffled: Sequence[float | None], margin: float, bonus: float
+) -> list[float | None]:
+    """The bonus for each correct completion of a video prompt whose frames had to be in order, and 0 for the others.
+
+    The prompt is answered a few more times with its frames in random order. The bonus is given where the ordered
+    group's mean of ``correctness_func`` exceeds the shuffled group's by more than the margin. It is switched on by
+    ``--temporal_contrast``, not by ``--reward_funcs``. After T-GRPO (arXiv:2503.21776), which compares by a factor.
+
+    Args:
+        ordered: N values of the correctness function, 1 being correct, None where it does not apply.
+        shuffled: P means of the shuffled groups, None for prompts without video.
+
+    Returns:
+        N values, None for prompts without video and where the correctness function does not apply.
+
+    Example:
+        >>> temporal_contrast([1.0, 0.5, 1.0, 0.0], [0.25], margin=0.0, bonus=0.3)
+        [0.3, 0.0, 0.3, 0.0]
+    """
+    size = len(ordered) // max(1, len(shuffled))
+    values: list[float | None] = []
+    for p, other in enumerate(shuffled):
+        group = ordered[p * size : (p + 1) * size]
+        known = [value for value in group if value is not None]
+        if other is None or not known:
+            values += [None] * size
+            continue
+        beats = sum(known) / len(known) - other > margin
+        values += [None if value is None else bonus * (beats and value == 1) for value in group]
+    return values

@@ -1,0 +1,226 @@
+"""Rewards for form and length of a completion. Their value does not tell a right answer from a wrong one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from qwenvl.rewards.function import Argument, RewardFunction, Unfinished, call_plain
+from qwenvl.rewards.functions.actions import accuracy, check_actions
+from qwenvl.rewards.functions.text import CJK, TAGS, first_block
+from qwenvl.rewards.options import ResponseFormat
+
+ACCURACY = RewardFunction("accuracy", accuracy, check_actions)
+READ_LIMIT = 50_000  # characters of a completion in which repetitions are looked for
+_CJK = re.compile(f"[{CJK}]")
+
+Form = Annotated[ResponseFormat, Argument("The form that is expected.", default_of="response_format")]
+Correctness = Annotated[RewardFunction, Argument("Reward whose value 1 means that a completion is correct.")]
+Longest = Annotated[int | None, Argument("Length T.", "tokens", least=1, default_of="generation_max_length")]
+
+
+def format_reward(
+    completions: list[str],
+    opened_think: list[bool] | None = None,
+    *,
+    response_format: Form = "think_answer",
+    **columns: Any,
+) -> list[float]:
+    """Parts for a think block, an answer block, and their order.
+
+    ``think_answer``: 0.3 for a ``<think>...</think>`` pair, 0.3 for an ``<answer>...</answer>`` pair, 0.4 if the first
+    think block ends before the first answer block begins. ``answer_only``: 1 for exactly one answer block and no think
+    tag, else 0. Text outside of the blocks does not matter. Where the prompt ends inside a think block, as that of a
+    thinking checkpoint does, the completion is judged from the prompt's ``<think>`` on, and ``answer_only`` is an
+    error.
+    """
+    score = _think_then_answer if response_format == "think_answer" else _answer_alone
+    return [score(text) for text in _from_their_think_tag(completions, opened_think, response_format)]
+
+
+def strict_format(
+    completions: list[str],
+    opened_think: list[bool] | None = None,
+    *,
+    response_format: Form = "think_answer",
+    **columns: Any,
+) -> list[float]:
+    """1 if the whole text is one think block and one answer block and nothing else, else 0.
+
+    ``think_answer``: outer white space aside, exactly one think block that is not blank, white space, one answer block
+    that is not blank, and none of the four tags besides. ``answer_only``: the same without the think block. A think
+    block that the prompt opens is treated as ``format`` treats it.
+    """
+    expected = TAGS if response_format == "think_answer" else TAGS[2:]
+    texts = _from_their_think_tag(completions, opened_think, response_format)
+    return [float(_is_exactly(text.strip(), expected)) for text in texts]
+
+
+def cosine(
+    completions: list[str],
+    completion_ids: list[Sequence[int]],
+    *,
+    correctness_func: Correctness = ACCURACY,
+    max_len: Longest = None,
+    min_len_value_correct: Annotated[float, Argument("Value of a correct completion of length 0.")] = 1.0,
+    max_len_value_correct: Annotated[float, Argument("Value of a correct completion of length T.")] = 0.5,
+    min_len_value_wrong: Annotated[float, Argument("Value of a wrong completion of length 0.")] = -0.5,
+    max_len_value_wrong: Annotated[float, Argument("Value of a wrong completion of length T.")] = 0.0,
+    **columns: Any,
+) -> list[float | None]:
+    """Correctness scaled by length along a half cosine: short correct and long wrong completions score most.
+
+    f(t) = a - (a - b)(1 - cos(pi t / T)) / 2 for t completion tokens, t at most T = ``max_len``: from a at length 0 to
+    b at T. a is ``min_len_value_correct`` or ``min_len_value_wrong``, b is ``max_len_value_correct`` or
+    ``max_len_value_wrong``. A completion is correct where the function ``correctness_func`` gives 1. Where that gives
+    None, so does this. arXiv:2502.03373, section 4.
+    """
+    assert max_len is not None  # the longest completion of the run, at least
+
+    def score(correct: bool, tokens: int) -> float:
+        at_zero = min_len_value_correct if correct else min_len_value_wrong
+        at_longest = max_len_value_correct if correct else max_len_value_wrong
+        progress = min(tokens, max_len) / max_len
+        return at_zero - (at_zero - at_longest) * (1 - math.cos(math.pi * progress)) / 2
+
+    return _by_correctness(score, correctness_func, completions, completion_ids, columns)
+
+
+def repetition(
+    completions: list[str],
+    *,
+    n_grams: Annotated[int, Argument("Words in a row that are compared.", "words", least=1)] = 3,
+    max_penalty: Annotated[float, Argument("Value of a text that says one thing only.", most=0)] = -1.0,
+    **columns: Any,
+) -> list[float]:
+    """A penalty for saying the same again: (1 - different n-grams / n-grams) * ``max_penalty``.
+
+    An n-gram is ``n_grams`` lower-cased words in a row, or characters where most of the text is Chinese or Japanese.
+    Fewer words than n score 0. The first 50,000 characters count. arXiv:2502.03373, appendix.
+    """
+
+    def score(text: str) -> float:
+        words = _words(text[:READ_LIMIT])
+        total = len(words) - n_grams + 1
+        if total < 1:
+            return 0.0
+        repeated = total - len(set(zip(*(words[start:] for start in range(n_grams)), strict=False)))
+        return repeated / total * max_penalty if repeated else 0.0
+
+    return [score(text) for text in completions]
+
+
+def soft_overlong(
+    completions: list[str],
+    completion_ids: list[Sequence[int]],
+    *,
+    max_len: Longest = None,
+    cache: Annotated[
+        int | None, Argument("Length of the fall, at most T. None: a fifth of T.", "tokens", least=1)
+    ] = None,
+    **columns: Any,
+) -> list[float]:
+    """A growing penalty near the length limit: 0 up to T - cache tokens, then linearly down to -1 at T.
+
+    T is ``max_len``. DAPO, arXiv:2503.14476, equation 13.
+    """
+    assert max_len is not None
+    fall = cache or max(1, max_len // 5)
+    return [max(-1.0, min(0.0, (max_len - fall - len(ids)) / fall)) for ids in completion_ids]
+
+
+def too_long_a_fall(max_len: int, cache: int | None) -> str | None:
+    """Why arguments of ``soft_overlong`` do not fit together, or None."""
+    return None if cache is None or cache <= max_len else f"cache must be at most max_len ({max_len}), got {cache}"
+
+
+def length_window(
+    completions: list[str],
+    completion_ids: list[Sequence[int]],
+    *,
+    correctness_func: Correctness = ACCURACY,
+    min: Annotated[int, Argument("Shortest completion that gets the bonus.", "tokens")] = 320,
+    max: Annotated[int, Argument("Longest completion that gets the bonus.", "tokens")] = 512,
+    bonus: Annotated[float, Argument("The bonus.", above=0)] = 0.2,
+    **columns: Any,
+) -> list[float | None]:
+    """``bonus`` for correct completions of ``min`` to ``max`` tokens, else 0.
+
+    It rewards thinking long enough and not too long. A completion is correct where the function ``correctness_func``
+    gives 1. Where that gives None, so does this. Video-R1, arXiv:2503.21776: 0.2 for 320 to 512 tokens.
+    """
+
+    def score(correct: bool, tokens: int) -> float:
+        return bonus * (correct and min <= tokens <= max)
+
+    return _by_correctness(score, correctness_func, completions, completion_ids, columns)
+
+
+def empty_window(min: int, max: int, **others: Any) -> str | None:
+    """Why arguments of ``length_window`` do not fit together, or None."""
+    return f"min {min} is above max {max}" if min > max else None
+
+
+def _by_correctness(
+    score: Callable[[bool, int], float],
+    correctness: RewardFunction,
+    completions: list[str],
+    completion_ids: list[Sequence[int]],
+    columns: dict[str, Any],
+) -> list[Any]:
+    """``score`` of whether a completion is correct and its tokens, or what stands in place of its correctness."""
+    values = call_plain(correctness, completions, {**columns, "completion_ids": completion_ids})
+    return [
+        value if value is None or isinstance(value, Unfinished) else score(value >= 1, len(ids))
+        for value, ids in zip(values, completion_ids, strict=True)
+    ]
+
+
+def _words(text: str) -> list[str]:
+    words = text.lower().split()
+    characters = "".join(words)
+    return list(characters) if 2 * len(_CJK.findall(characters)) > len(characters) else words
+
+
+def _from_their_think_tag(
+    completions: list[str], opened_think: list[bool] | None, response_format: ResponseFormat
+) -> list[str]:
+    """The completions, each with the ``<think>`` that its prompt ends in.
+
+    Raises:
+        ValueError: a prompt opens a think block and the format asks for no thinking: every completion would score 0.
+    """
+    opened = opened_think or [False] * len(completions)
+    if response_format == "answer_only" and any(opened):
+        raise ValueError(
+            "response_format answer_only asks for no thinking, but the prompt ends inside a think block: "
+            "use --response_format think_answer, or --chat_template_kwargs '{\"enable_thinking\": false}' where the "
+            "template reads it"
+        )
+    return [TAGS[0] + text if inside else text for text, inside in zip(completions, opened, strict=True)]
+
+
+def _think_then_answer(text: str) -> float:
+    think, answer = first_block(text, "think"), first_block(text, "answer")
+    if think and answer:
+        return 1.0 if think.end <= answer.start else 0.6
+    return 0.3 if think or answer else 0.0
+
+
+def _answer_alone(text: str) -> float:
+    counts = [text.count(tag) for tag in TAGS]
+    return float(counts == [0, 0, 1, 1] and first_block(text, "answer") is not None)
+
+
+def _is_exactly(text: str, expected: Sequence[str]) -> bool:
+    """Whether a text is the blocks of the ``expected`` tags, none of them blank, and nothing else."""
+    if any(text.count(tag) != (tag in expected) for tag in TAGS):
+        return False
+    for opening, closing in zip(expected[::2], expected[1::2], strict=True):
+        inner, found, after = text.partition(closing)
+        if not found or not inner.startswith(opening) or not inner[len(opening) :].strip():
+            return False
+        text = after.lstrip()
+    return not text

@@ -1,0 +1,226 @@
+"""Loss, gradients or weights that are not finite end the run or skip the step (``--on_nonfinite``), with a report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.files import written_whole
+from qwenvl.train.log.journal import Journal, MicroBatch
+from qwenvl.train.log.meter import Meter
+
+logger = logging.getLogger(__name__)
+
+MOST_IN_A_ROW = 3
+SKIPPED = "nonfinite/skipped_steps"
+
+
+class FiniteSteps:
+    """Looks at each optimizer step after its last backward pass and before its update. All processes decide alike.
+
+    The gradients of a step that is left out are dropped, so that no optimizer changes a weight or its own state. The
+    learning rate goes on: it stays a function of the step.
+
+    With fp16 the loss scaler leaves out steps whose gradients overflow, as a matter of course, and lowers its scale.
+    They are none of those that are counted here. A loss that is not finite is.
+    """
+
+    def __init__(self, args: GRPOConfig, journal: Journal, meter: Meter, accelerator: Accelerator):
+        """
+        Args:
+            journal: knows the losses of the present step.
+            meter: counts the steps that are left out, ``nonfinite/skipped_steps``.
+        """
+        self._args, self._journal, self._meter, self._accelerator = args, journal, meter, accelerator
+        self._in_a_row, self._last_window = 0, -1
+
+    def check(self, model: nn.Module, step: int) -> None:
+        """Leaves the gradients of the step as they are if they and the losses are finite, on all processes.
+
+        Args:
+            step: from 1.
+
+        Raises:
+            NonFiniteError: they are not, and ``on_nonfinite`` is ``stop``, or three steps in a row were left out.
+        """
+        skips = self._args.on_nonfinite == "skip"
+        if skips and self._args.process_index == 0:
+            self._meter.count(SKIPPED, 0)
+        gradients = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+        bad = [] if self._args.fp16 else nonfinite(gradients)
+        own = self._losses(self._journal.trained_on)
+        if bad:
+            own.append(f"the gradient of parameter {bad[0][0]}" + (f" and {len(bad) - 1} others" if bad[1:] else ""))
+        if not self._any(bool(own)):
+            self._in_a_row = 0
+            return
+        what = [each for process in gather_object([own]) for each in process]
+        report = write_report(self._args, step, own, bad, self._journal.trained_on)
+        window = (step - 1) // self._args.num_iterations  # steps on the same completions fail together
+        self._in_a_row += window != self._last_window or not self._in_a_row
+        self._last_window = window
+        said = f"step {step}: {what[0]} {'is' if len(what) == 1 else f'and {len(what) - 1} more are'} not finite"
+        said += f"; {report} has what the step was made of"
+        if not skips or self._in_a_row > MOST_IN_A_ROW:
+            raise NonFiniteError(f"{said}. {self._remedy(skips)}")
+        self._drop_gradients(model)
+        if self._args.process_index == 0:
+            self._meter.count(SKIPPED, 1)
+            logger.warning(f"{said}. The step was left out, {self._in_a_row} in a row of at most {MOST_IN_A_ROW}")
+
+    def _losses(self, trained_on: list[MicroBatch]) -> list[str]:
+        rank = f" of process {self._args.process_index}" if self._args.world_size > 1 else ""
+        return [
+            f"the loss of micro-batch {n} of {len(trained_on)}{rank} ({', '.join(each.metrics_that_are_not_finite)})"
+            for n, each in enumerate(trained_on, 1)
+            if not math.isfinite(each.loss)
+        ]
+
+    def _any(self, here: bool) -> bool:
+        if self._args.world_size == 1:
+            return here
+        flag = torch.tensor(float(here), device=self._accelerator.device)
+        return self._accelerator.reduce(flag, "sum").item() > 0
+
+    def _drop_gradients(self, model: nn.Module) -> None:
+        if not self._args.fp16:
+            model.zero_grad(set_to_none=True)
+            return
+        # The scaler refuses to go on without gradients, and makes no update of those that are infinite.
+        next(p.grad for p in model.parameters() if p.grad is not None).fill_(math.inf)
+
+    def _remedy(self, skips: bool) -> str:
+        lower = f"a lower --learning_rate (it is {self._args.learning_rate:g})"
+        if skips:
+            return (
+                f"{MOST_IN_A_ROW} steps in a row were left out before it, so it is not a single bad sample: go on from "
+                f"an earlier checkpoint with {lower}"
+            )
+        return (
+            "No checkpoint of this step was saved. Go on from the last one with --on_nonfinite skip, which leaves out "
+            f"such a step, or with {lower} or a lower --max_grad_norm (it is {self._args.max_grad_norm:g})"
+        )
+
+
+class NonFiniteError(FloatingPointError):
+    """A loss, gradients or weights are NaN or infinite. The message names the step and where."""
+
+
+def nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, int]]:
+    """Name, count of values that are NaN or infinite, and size, of each tensor that has any.
+
+    Of tensors that are split among processes it sees the part of this process.
+
+    Args:
+        tensors: weights or gradients, by the name of the parameter.
+    """
+    held = {name: _held(tensor) for name, tensor in tensors}
+    if not held or torch.stack([torch.isfinite(values).all() for values in held.values()]).all():
+        return []  # a GPU is waited for once
+    counts = [(name, int((~torch.isfinite(values)).sum()), values.numel()) for name, values in held.items()]
+    return [each for each in counts if each[1]]
+
+
+def write_report(
+    args: GRPOConfig,
+    step: int,
+    what: Sequence[str],
+    parameters: Sequence[tuple[str, int, int]],
+    micro_batches: Sequence[MicroBatch],
+) -> Path:
+    """Write what an optimizer step was made of in this process.
+
+    Args:
+        step: from 1.
+        what: where numbers are not finite, in words.
+        parameters: as ``nonfinite`` returns them.
+        micro_batches: of the step, in this process.
+
+    Returns:
+        The file, ``nonfinite/step-000012.json``. Processes other than the first add their number to its name.
+    """
+    rank = f".rank-{args.process_index}" if args.process_index else ""
+    path = Path(args.output_dir) / "nonfinite" / f"step-{step:06d}{rank}.json"
+    content = {
+        "step": step,
+        "what": list(what),
+        "process": args.process_index,
+        "seed": args.seed,
+        "learning_rate": args.learning_rate,
+        "parameters": [{"name": name, "nonfinite": count, "of": size} for name, count, size in parameters],
+        "micro_batches": [each.report() for each in micro_batches],
+        "settings": "run.json",
+    }
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps(_words(content), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return path
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor."""
+    values = getattr(tensor, "ds_tensor", tensor.detach())  # ZeRO-3 keeps a flat part of a weight there
+    return values.to_local() if hasattr(values, "to_local") else values
+
+
+def _words(value: Any) -> Any:
+    """The value with NaN and infinity as words, which JSON has no numbers for."""
+    if isinstance(value, dict):
+        return {name: _words(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_words(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class FiniteWeights(TrainerCallback):
+    """Looks at every trained weight after each step, and at all weights when training begins.
+
+    It reads the weights once, which takes milliseconds beside a step of seconds.
+
+    Raises:
+        NonFiniteError: after it has written a report into the run folder, which ``write_report`` describes.
+    """
+
+    def __init__(self, journal: Journal):
+        self._journal = journal
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        """The weights that training begins with, frozen ones too."""
+        if bad := nonfinite(model.named_parameters()):
+            name, count, size = bad[0]
+            raise NonFiniteError(
+                f"step {state.global_step}: before any update {_counted(name, count, size)}{_others(bad)}: the weights "
+                f"that training begins with are broken; load them from the source again"
+            )
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        """The weights that learn, after their update and before a checkpoint of them is saved."""
+        learning = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+        if bad := nonfinite(learning):
+            name, count, size = bad[0]
+            what = f"after its update {_counted(name, count, size)}{_others(bad)}"
+            report = write_report(args, state.global_step, [what], bad, self._journal.trained_on)
+            raise NonFiniteError(
+                f"step {state.global_step}: {what}. No "
+                f"checkpoint of this step was saved; {report} says what the step was made of. Go on from the last "
+                f"checkpoint with a lower --max_grad_norm (it is {args.max_grad_norm:g}), or begin anew with a lower "
+                f"--learning_rate (it is {args.learning_rate:g})"
+            )
+
+
+def _counted(name: str, count: int, size: int) -> str:
+    return f"parameter {name} has {count} of {size} values that are NaN or infinite"
+
+
+def _others(bad: list[tuple[str, int, int]]) -> str:
+    return f" (and so have {len(bad) - 1} other parameters)" if len(bad) > 1 else ""

@@ -1,0 +1,239 @@
+"""A folder of clips as an engineer has it, answers as people write them, and the records made of both."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from qwenvl.config.command_line import parse_args
+from qwenvl.data.dataset import load_dataset
+from qwenvl.data.errors import RecordError
+from qwenvl.doctor.commands import main
+from qwenvl.doctor.from_folder import StepList
+
+CLIPS = ["2_insert_fan/c1.mp4", "2_insert_fan/c2.MOV", "2_insert_fan/c10.mp4", "10_close-lid/c3.mkv"]
+STEPS = StepList(("take the lid", "insert the fan, both sides", "fasten 10 mm screw", "pick-up"))
+
+
+@pytest.fixture
+def folder(tmp_path, make_clip, monkeypatch) -> Path:
+    """Four clips in two folders, one beside them, and files that are no clips."""
+    for number, name in enumerate(CLIPS):
+        made = make_clip(f"made-{number}.mkv", 8 + number)
+        (tmp_path / "clips" / name).parent.mkdir(parents=True, exist_ok=True)
+        made.rename(tmp_path / "clips" / name)
+    (tmp_path / "clips/loose.mp4").write_bytes((tmp_path / "clips" / CLIPS[0]).read_bytes())
+    for name in ("notes.txt", "._c1.mp4", ".hidden/c4.mp4", "2_insert_fan/photo.jpg", "README"):
+        (tmp_path / "clips" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "clips" / name).write_text("x")
+    (tmp_path / "steps.txt").write_text("insert fan\nclose lid\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys, *argv: str) -> str:
+    assert main(["from-folder", *map(str, argv)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *argv: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["from-folder", *map(str, argv)])
+    assert ended.value.code in (1, 2)
+    return capsys.readouterr().err
+
+
+def records(path: str = "clips/records.json"):
+    return load_dataset(path).records
+
+
+def test_folders_are_the_answers_and_the_steps(folder, capsys):
+    out = run(capsys, "clips", "--answers", "folders")
+    found = records()
+    assert [record.id for record in found] == CLIPS, "numbers in names count by their value"
+    assert [Path(record.videos[0]) for record in found] == [folder / "clips" / name for name in CLIPS]
+    assert [record.solution for record in found] == ["<answer>(1) insert fan</answer>"] * 3 + [
+        "<answer>(2) close lid</answer>"
+    ]
+    [prompt] = {record.messages[0].text for record in found}
+    assert prompt.startswith("<video>\n")
+    assert "\n(1) insert fan\n(2) close lid\n" in prompt
+    assert "<think> </think>" in prompt and "<answer>(number) step" in prompt
+    assert "1 without an answer, left out:\n    loose.mp4" in out
+    passed_over = out.partition("passed over: ")[2].splitlines()[0]
+    assert sorted(passed_over.split(", ")) == ["1 .jpg", "1 .txt", "1 no ending"]
+    assert "the same content: 2_insert_fan/c1.mp4, loose.mp4" in out
+
+
+def test_a_table_is_written_filled_in_and_read(folder, capsys):
+    assert "wrote 5 clips in 3 folders to labels.csv" in run(capsys, "clips", "--write-labels", "labels.csv")
+    lines = Path("labels.csv").read_text().splitlines()
+    assert lines == ["clip,answer", *(f"{name}," for name in [*CLIPS, "loose.mp4"])]
+    answers = {CLIPS[0]: "1 2", CLIPS[1]: "insert fan; close lid", CLIPS[2]: "(2) Close Lid", CLIPS[3]: ""}
+    rows = [f"{clip};{answer and chr(34) + answer + chr(34)};A7" for clip, answer in answers.items()]
+    Path("labels.csv").write_text("\ufeffClip;Answer;Station\n" + "\n".join(rows), encoding="utf-8")
+    run(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt", "--question", "Which of {steps}\nhere?")
+    found = records()
+    both = "<answer>(1) insert fan (2) close lid</answer>"
+    assert [record.solution for record in found] == [both, both, "<answer>(2) close lid</answer>"]
+    assert found[0].fields["Station"] == "A7"
+    assert found[0].messages[0].text.startswith("<video>\nWhich of (1) insert fan\n(2) close lid\nhere?\n")
+
+
+def test_answers_in_words_need_no_steps(folder, capsys):
+    Path("labels.csv").write_text("answer\tclip\nscratch\tc1\nnone\tc2.MOV\n")
+    question = "Which defect? Answer as <answer>defect</answer>."
+    run(capsys, "clips", "--answers", "labels.csv", "--question", question, "--out", "clips/defects.json")
+    found = records("clips/defects.json")
+    assert [(record.id, record.solution) for record in found] == [
+        (CLIPS[0], "<answer>scratch</answer>"),
+        (CLIPS[1], "<answer>none</answer>"),
+    ]
+    assert found[0].messages[0].text == "<video>\n" + question, "a question that says how to answer stays as it is"
+
+
+def test_every_bad_line_is_named(folder, capsys):
+    Path("labels.csv").write_text(
+        'clip,answer\nc4,1\nc1,3\nC1.mp4,1\nc1,2\n2_insert_fan\\c1.mp4,1\nc2,"insert fann"\nc3,1,2\nnotes.txt,1\n'
+    )
+    said = refused(capsys, "clips", "--answers", "labels.csv", "--steps", "steps.txt")
+    for line in (
+        "8 lines of the table can't be used:",
+        "labels.csv:2: there is no clip 'c4'",
+        "labels.csv:3: there is no step 3: the steps are 1 to 2",
+        "labels.csv:4: there is no clip 'C1.mp4'; did you mean 2_insert_fan/c1.mp4?",
+        "labels.csv:5: 2_insert_fan/c1.mp4 stands on line 3 too; a clip has one answer",
+        "labels.csv:7: 'insert fann' is no step; did you mean 'insert fan'?",
+        "labels.csv:8: expected 2 cells as in the first line, got 3",
+        "labels.csv:9: there is no clip 'notes.txt'",
+    ):
+        assert line in said
+    assert not Path("clips/records.json").exists()
+
+
+def test_held_out_clips_are_others_and_stay_the_same(folder, capsys):
+    copies = "clip,answer\nloose,1\n" + "".join(f"{name},1\n" for name in CLIPS)
+    Path("labels.csv").write_text(copies)
+    argv = ("clips", "--answers", "labels.csv", "--steps", "steps.txt", "--split", "0.4")
+    sides = set()
+    for seed in range(12):
+        run(capsys, *argv, "--seed", str(seed), "--overwrite")
+        train, held = ({record.id for record in records(f"clips/records{end}.json")} for end in ("", "_held_out"))
+        assert train | held == {*CLIPS, "loose.mp4"} and not train & held and train and held
+        assert (CLIPS[0] in held) == ("loose.mp4" in held), "two copies of one clip are on one side"
+        sides.add(frozenset(held))
+    assert len(sides) > 1
+    first = Path("clips/records_held_out.json").read_text()
+    run(capsys, *argv, "--seed", "11", "--overwrite")
+    assert Path("clips/records_held_out.json").read_text() == first
+
+
+def test_the_next_commands_are_understood(folder, capsys):
+    out = run(capsys, "clips", "--answers", "folders", "--split", "0.3", "--out", "my data/r.json")
+    check, preview, train = (shlex.split(line) for line in out.partition("next:\n")[2].strip().splitlines())
+    assert (check[:3], preview[:2]) == (["qwenvl", "data", "check"], ["qwenvl", "preview"])
+    assert main(check[2:]) == 0
+    parsed = parse_args(train[2:])
+    assert (parsed.dataset_use, parsed.eval_dataset_use) == ("my data/r.json", "my data/r_held_out.json")
+    assert parsed.allow_outside_media, "the clips lie elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["nowhere"], "nowhere: expected a folder of clips"),
+        (["clips"], "give --answers"),
+        (["empty", "--answers", "folders"], "no clips; expected files that end in"),
+        (["clips/2_insert_fan", "--answers", "folders"], "expected one folder for each answer"),
+        (["clips", "--answers", "none.csv"], "none.csv"),
+        (["clips", "--answers", "labels.csv"], "give --question"),
+        (["clips", "--answers", "labels.csv", "--question", "{steps}?"], "give --steps"),
+        (
+            ["clips", "--answers", "folders", "--steps", "other.txt"],
+            "2_insert_fan/: '2 insert fan': step 2 is 'leave it'",
+        ),
+        (["clips", "--answers", "bad.csv"], "bad.csv:1: expected a first line with the columns clip and answer"),
+        (["clips", "--answers", "taken.csv"], "taken.csv:1: the column 'video' has a meaning"),
+        (["clips", "--answers", "empty.csv", "--question", "?"], "no clip has an answer"),
+        (["clips", "--answers", "folders", "--split", "1"], "--split must be above 0 and below 1"),
+        (["clips", "--answers", "folders", "--seed", "1"], "--seed has no effect without --split"),
+        (["clips", "--write-labels", "new.csv", "--out", "a.json"], "--out has no effect with --write-labels"),
+        (["clips", "--write-labels", "labels.csv"], "labels.csv: is there already"),
+        (["clips", "--answers", "folders", "--out", "labels.csv"], "ends in .json"),
+        (["clips", "--answers", "folders", "--out", "there.json"], "pass --overwrite"),
+    ],
+)
+def test_what_is_refused(argv, message, folder, capsys):
+    Path("empty").mkdir()
+    Path("there.json").write_text("[]")
+    Path("other.txt").write_text("take it\nleave it")
+    Path("labels.csv").write_text("clip,answer\nc1,1\n")
+    Path("bad.csv").write_text("file,label\nc1,1\n")
+    Path("taken.csv").write_text("clip,answer,video\nc1,1,2\n")
+    Path("empty.csv").write_text("clip,answer\nc1,\n")
+    assert message in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("written", "numbers"),
+    [
+        ("2", [2]),
+        ("3 1", [3, 1]),
+        ("1,3", [1, 3]),
+        ("1; 1;4", [1, 1, 4]),
+        ("(2)(1)", [2, 1]),
+        ("(3) fasten 10 mm screw (1) Take the  lid.", [3, 1]),
+        ("<answer>(1) take the lid</answer>", [1]),
+        ("Insert the fan, both sides", [2]),
+        ("insert the fan, both sides; take the lid", [2, 1]),
+        ("take the lid, pick_up", [1, 4]),
+        ("1. take the lid; 3: fasten 10 mm screw", [1, 3]),
+        ("step 4", [4]),
+        ("pick-up (1)", [4, 1]),
+        ("03 fasten 10 mm screw", [3]),
+    ],
+)
+def test_answers_come_out_in_one_form(written, numbers):
+    assert STEPS.answer(written) == " ".join(f"({n}) {STEPS.names[n - 1]}" for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("5", "no step 5: the steps are 1 to 4"),
+        ("1 0", "no step 0"),
+        ("(2) take the lid", r"'\(2\) take the lid': step 2 is 'insert the fan, both sides'"),
+        ("tak the lid", "did you mean 'take the lid'"),
+        ("nothing", "if a clip may show none of them, list that as a step"),
+    ],
+)
+def test_what_is_no_step_is_refused(written, message):
+    with pytest.raises(ValueError, match=message):
+        STEPS.answer(written)
+
+
+def test_files_of_steps(tmp_path):
+    path = tmp_path / "steps.txt"
+    for text in (
+        "take the lid\n\n  insert  the fan \n",
+        "(1) take the lid\n2. insert the fan",
+        "\ufeff1: take the lid\n(2)insert the fan",
+    ):
+        path.write_text(text, encoding="utf-8")
+        assert str(StepList.read(path)) == "(1) take the lid\n(2) insert the fan"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(1) a\n(3) b", r"steps.txt:2: expected step 2, got '\(3\) b'"),
+        ("1. a\nb", "1 of 2 steps have a number"),
+        ("a\nA.", "steps 1 and 2 have the same name"),
+        ("a\nscrew (4) in", r"step 2, 'screw \(4\) in': \(4\) has a meaning in answers"),
+        ("\n", "at least one step"),
+    ],
+)
+def test_bad_files_of_steps(text, message, tmp_path):
+    (tmp_path / "steps.txt").write_text(text)
+    with pytest.raises(RecordError, match=message):
+        StepList.read(tmp_path / "steps.txt")

@@ -1,0 +1,142 @@
+"""An evaluation that was cut short goes on where it stopped, and refuses to mix what does not belong together."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from qwenvl.evaluate import questions
+from qwenvl.evaluate.held_out import main
+from qwenvl.runlog.evaluation import read_evaluation, read_samples
+
+PLUGIN = """
+from pathlib import Path
+from qwenvl.rewards import reward
+
+@reward("letters")
+def letters(completions, id, **columns):
+    here = Path(__file__).parent
+    with (here / "asked").open("a") as file:
+        file.writelines(each + "\\n" for each in id)
+    if (here / "stop").exists() and len((here / "asked").read_text().split()) > int((here / "stop").read_text()):
+        raise KeyboardInterrupt
+    return [float(len(text)) for text in completions]
+"""
+REWARDS = ("--reward_funcs", "letters", "--pass_by", "letters", "--pass_at", "3")
+
+
+@pytest.fixture
+def data(make_row, write_rows, make_clip) -> str:
+    make_clip("clip.mp4", 20)
+    rows = [make_row(prompt=f"Which of {n}?", id=f"text-{n}") for n in range(5)]
+    return str(write_rows([*rows, make_row(prompt="<video>\nWhich?", video="clip.mp4", id="clip")]))
+
+
+@pytest.fixture
+def words(tiny_checkpoint, data, tmp_path) -> list[str]:
+    (tmp_path / "rewards_of_the_test.py").write_text(PLUGIN)
+    model = str(tiny_checkpoint(initializer_range=0.1))
+    flags = ["--use_cpu", "--generation_max_length", "5", "--samples", "2", "--seed", "3"]
+    return [model, data, *flags, "--external_plugins", str(tmp_path / "rewards_of_the_test.py"), *REWARDS]
+
+
+def asked(tmp_path: Path) -> list[str]:
+    """The ids of the completions that were scored since it was last asked for."""
+    ids = (tmp_path / "asked").read_text().split()
+    (tmp_path / "asked").unlink()
+    return ids
+
+
+def numbers(folder: Path) -> dict:
+    found = read_evaluation(folder)
+    return {name: found[name] for name in ("numbers", "drops", "left_out", "protocol")}
+
+
+def test_it_goes_on_and_ends_as_if_it_had_not_been_stopped(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(questions, "BLOCK", 2)
+    whole, cut = str(tmp_path / "whole"), tmp_path / "cut"
+    assert main([*words, "--controls", "blank", "--output_dir", whole]) == 0
+    once = asked(tmp_path)
+    assert len(once) == 2 * 7  # six records, and the clip again in grey
+    (tmp_path / "stop").write_text("9")  # in the third block
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--controls", "blank", "--output_dir", str(cut)])
+    assert ended.value.code == 130 and asked(tmp_path)[:6] == once[:6]
+    stopped = read_evaluation(cut)
+    assert stopped["ended"] is None and stopped["numbers"] == []
+    kept = len(read_samples(cut))
+    assert kept == 8  # two blocks of two records with two samples
+    path = cut / "samples.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])  # as a kill in the middle of a line leaves it
+    (tmp_path / "stop").unlink()
+    capsys.readouterr()
+    assert main([*words, "--controls", "blank", "--output_dir", str(cut)]) == 0
+    assert f"goes on from {kept - 1} completions" in capsys.readouterr().err
+    again = asked(tmp_path)
+    assert again == once[4:]  # the second block is not whole
+    assert path.read_text() == (Path(whole) / "samples.jsonl").read_text()
+    assert numbers(cut) == numbers(Path(whole))
+    assert main([*words, "--controls", "blank", "--output_dir", str(cut)]) == 0  # nothing is left to ask
+    assert not (tmp_path / "asked").exists() and numbers(cut) == numbers(Path(whole))
+
+
+def test_more_models_and_controls_may_come_later(words, tiny_checkpoint, tmp_path):
+    out, other = tmp_path / "out", str(tiny_checkpoint(initializer_range=0.1, seed=1))
+    assert main([*words, "--output_dir", str(out)]) == 0
+    asked(tmp_path)
+    assert main([words[0], other, *words[1:], "--controls", "blank", "--output_dir", str(out)]) == 0
+    # The block of the first model is not whole without the grey clip.
+    assert len(asked(tmp_path)) == 2 * 2 * 7 and len(read_evaluation(out)["models"]) == 2
+    assert len(read_samples(out)) == 2 * 2 * 7
+
+
+def test_other_settings_are_refused(words, tmp_path, capsys):
+    out = ["--output_dir", str(tmp_path / "out")]
+    changes = {
+        ("--generation_max_length", "6"): "protocol.*|decoding.max_new_tokens: 5 there, 6 here",
+        ("--samples", "3"): "decoding.samples: 2 there, 3 here",
+        ("--seed", "4"): "seed: 3 there, 4 here",
+        ("--limit", "2"): "data.records: 6 there, 2 here",
+    }
+    assert main([*words, *out]) == 0
+    for change, message in changes.items():
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *change, *out])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and re.search(message, error), error
+        assert "holds an evaluation with other settings; give another --output_dir, or begin anew with --fresh" in error
+    assert main([*words, "--limit", "2", *out, "--fresh"]) == 0
+    assert len(read_samples(tmp_path / "out")) == 2 * 2
+
+
+def test_other_numbers_are_made_of_the_same_samples(words, tmp_path):
+    out = tmp_path / "out"
+    assert main([*words, "--output_dir", str(out)]) == 0
+    before = read_evaluation(out)["numbers"][0]
+    asked(tmp_path)
+    more = ["--pass_at", "100", "--strata", "actions", "--cluster_by", "id"]
+    assert main([*words, *more, "--output_dir", str(out)]) == 0
+    after = read_evaluation(out)
+    assert not (tmp_path / "asked").exists() and after["protocol"]["passes"]["at"] == 100
+    assert after["numbers"][0]["scores"]["passes"]["mean"] == 0 < before["scores"]["passes"]["mean"]
+    assert {each.cluster for each in read_samples(out).values()} == {"clip", *(f"text-{n}" for n in range(5))}
+    assert after["strata"] and after["numbers"][0]["scores"]["letters"] == before["scores"]["letters"]
+
+
+def test_a_bad_clip_is_left_out_and_named(words, tmp_path, make_clip, capsys):
+    (tmp_path / "clip.mp4").write_bytes(b"no clip")
+    out = tmp_path / "out"
+    assert main([*words, "--controls", "text_only", "--output_dir", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"left out: 1 records, which no number above counts\n  .*data\.json\[5\] \(id clip\): ", shown), (
+        shown
+    )
+    found = read_evaluation(out)
+    assert [(each["control"], each["doc_id"]) for each in found["left_out"]] == [("none", 5)]
+    assert {each["control"]: each["records"] for each in found["numbers"]} == {"none": 5, "text_only": 1}
+    [drop] = found["drops"]
+    assert drop["records"] == 0 and drop["scores"] == {}
+    asked(tmp_path)
+    assert main([*words, "--controls", "text_only", "--output_dir", str(out)]) == 0
+    assert not (tmp_path / "asked").exists()  # it is known to be left out

@@ -1,0 +1,156 @@
+"""The whole command on a tiny model: what it asks, finds, prints and writes."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from qwenvl.evaluate.evaluation import pending_blocks
+from qwenvl.evaluate.held_out import main
+from qwenvl.evaluate.questions import BLOCK, Questions
+from qwenvl.runlog.evaluation import SampleKey, read_evaluation, read_samples
+from qwenvl.train.card.document import Metadata, write_card
+from qwenvl.types import TOTAL, Record
+from tests.train.test_distributed import launch_ranks
+
+PLUGIN = """
+from qwenvl.rewards import reward
+
+@reward("letters")
+def letters(completions, **columns):
+    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]
+"""
+SETTINGS = ("--use_cpu", "--generation_max_length", "6", "--base_interval", "0.5", "--seed", "3")
+
+
+@pytest.fixture
+def models(tiny_checkpoint) -> list[str]:
+    return [str(tiny_checkpoint(initializer_range=0.1)), str(tiny_checkpoint(initializer_range=0.1, seed=1))]
+
+
+@pytest.fixture
+def flags(tmp_path) -> list[str]:
+    plugin = tmp_path / "rewards_of_the_test.py"
+    plugin.write_text(PLUGIN)
+    scored = ["--reward_funcs", "format", "letters", "--pass_by", "letters", "--pass_at", "0.5"]
+    return [*SETTINGS, "--external_plugins", str(plugin), *scored]
+
+
+def evaluated(models: list[str], flags: list[str], out: Path, *more: str) -> tuple[dict, dict]:
+    assert main([*models, "example", *flags, *more, "--output_dir", str(out)]) == 0
+    return read_evaluation(out), read_samples(out)
+
+
+def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at_full_size):
+    facts, samples = evaluated(models, flags, tmp_path / "out", "--controls", "all", "--strata", "dataset,duration")
+    shown = capsys.readouterr().out
+    assert [model["path"] for model in facts["models"]] == models and facts["ended"] is not None
+    names = [model["name"] for model in facts["models"]]
+    assert facts["models"][0]["weights"] != facts["models"][1]["weights"]
+    assert facts["models"][0]["prompts_hash"] == facts["models"][1]["prompts_hash"]
+    controls = ["none", "blank", "shuffled", "single_frame", "other_clip", "text_only"]
+    assert facts["controls"] == controls
+    # The example has three clips, an image and a record of text.
+    asked = {each["control"]: each["records"] for each in facts["numbers"] if each["model"] == names[0]}
+    videos = sum(bool(each.clips) for each in samples.values() if (each.control, each.model) == ("none", names[0]))
+    assert asked["none"] == 5 and asked["blank"] == asked["text_only"] == 4
+    assert asked["shuffled"] == asked["single_frame"] == videos
+    by_hand = {}
+    for each in samples.values():
+        by_hand.setdefault((each.model, each.control), {})[each.doc_id] = {**each.rewards, TOTAL: each.total}
+    for each in facts["numbers"]:
+        own = by_hand[each["model"], each["control"]].values()
+        for name in ("format", "letters", TOTAL):
+            assert each["scores"][name]["mean"] == pytest.approx(sum(row[name] for row in own) / len(own))
+    for each in facts["drops"]:
+        full, less = by_hand[each["model"], "none"], by_hand[each["model"], each["control"]]
+        expected = sum(full[n]["letters"] - less[n]["letters"] for n in less) / len(less)
+        assert each["scores"]["letters"]["mean"] == pytest.approx(expected)
+    [difference] = [each for each in facts["differences"] if each["control"] == "none"]
+    before, after = by_hand[names[0], "none"], by_hand[names[1], "none"]
+    expected = sum(after[n]["letters"] - before[n]["letters"] for n in before) / 5
+    assert difference["scores"]["letters"]["mean"] == pytest.approx(expected)
+    assert difference["better"] + difference["equal"] + difference["worse"] == 5
+    assert "Does it look?" in shown and f"{names[1]} - {names[0]}: letters" in shown
+    assert {each["by"] for each in facts["strata"]} == {"dataset", "duration"}
+
+
+def test_json_is_what_the_folder_holds(models, flags, tmp_path, capsys):
+    facts, _ = evaluated(models[:1], flags, tmp_path / "out", "--json", "--limit", "2")
+    assert json.loads(capsys.readouterr().out) == facts and facts["protocol"]["data"]["records"] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["MODEL"], 2, "expected MODEL DATA before the flags, got"),
+        (["MODEL", "MODEL", "example"], 2, "is given twice"),
+        (["MODEL", "example", "--controls", "blind"], 2, "--controls blind: no such control; there are blank, shuf"),
+        (["MODEL", "example", "--controls", "blank,blank"], 2, "--controls names blank twice"),
+        (["MODEL", "example", "--samples", "0"], 2, "--samples must be at least 1"),
+        (["MODEL", "example", "--generation_top_p", "1"], 2, "no effect: with --samples 1 the greedy completion"),
+        (["MODEL", "example", "--grpo_sample_size", "8"], 2, "--samples says how many"),
+        (["MODEL", "example", "--learning_rate", "1"], 2, "it is of training, and an evaluation takes no step"),
+        (["MODEL", "example", "--temporal_contrast"], 2, "--controls shuffled compares"),
+        (["FOLDER", "example"], 2, "no weights in it; expected a model"),
+        (["MODEL", "example", "--strata", "colour"], 1, r"no field 'colour'.*; it has "),
+        (["MODEL", "example", "--cluster_by", "colour"], 1, r"no field 'colour'"),
+        (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no evaluation wrote"),
+        (["./none", "example"], 2, "./none: no such folder"),
+    ],
+)
+def test_wrong_input_ends_with_one_line(argv, code, message, models, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    words = {"MODEL": models[0], "FOLDER": str(tmp_path / "folder")}
+    try:
+        ended = main([*(words.get(word, word) for word in argv), "--use_cpu", "--generation_max_length", "2"])
+    except SystemExit as exit:
+        ended = exit.code
+    error = capsys.readouterr().err
+    assert ended == code and "Traceback" not in error
+    assert re.search(message, error.strip().splitlines()[-1]), error
+
+
+def test_the_card_of_a_model_gets_the_numbers(tiny_checkpoint, tmp_path, capsys):
+    model, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(tiny_checkpoint(initializer_range=0.1), model)
+    write_card(model, "# Run\n", {}, Metadata("run", "transformers"))
+    flags = ["--use_cpu", "--generation_max_length", "4", "--limit", "2", "--controls", "blank", "--update_card"]
+    assert main([str(model), "example", *flags, "--output_dir", str(out)]) == 0
+    assert f"wrote the numbers into {model / 'README.md'}" in capsys.readouterr().err
+    [found] = [each for each in read_evaluation(out)["numbers"] if each["control"] == "none"]
+    card = ModelCard.load(Path(model) / "README.md")
+    assert {each.metric_type: each.metric_value for each in card.data.eval_results} == {
+        name: round(interval["mean"], 4) for name, interval in found["scores"].items()
+    }
+    assert "drop by blank" in card.content
+
+
+def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, write_rows, tmp_path, capsys):
+    make_clip("clip.mp4", 20)
+    rows = [make_row(prompt=f"Which of {n} steps?", id=f"text-{n}") for n in range(BLOCK)]
+    rows.append(make_row(prompt="<video>\nWhich steps?", video="clip.mp4", id="clip"))  # the second process's only one
+    words = [str(tiny_checkpoint(initializer_range=0.1)), str(write_rows(rows))]
+    words += ["--use_cpu", "--generation_max_length", "6", "--samples", "2", "--controls", "blank,text_only"]
+    launch_ranks("evaluate", 2, [*words, "--output_dir", str(tmp_path / "two")])
+    launch_ranks("evaluate", 1, [*words, "--output_dir", str(tmp_path / "one")])
+    one, two = ((tmp_path / name / "samples.jsonl").read_text() for name in ("one", "two"))
+    assert one == two and one.count("\n") == 2 * (BLOCK + 1 + 2)
+    numbers = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("one", "two")]
+    same = ("models", "protocol", "numbers", "drops", "left_out")
+    assert [numbers[0][name] for name in same] == [numbers[1][name] for name in same]
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["evaluation.json", "samples.jsonl"]
+
+
+def test_blocks_with_missing_samples_are_pending():
+    count = 5 * BLOCK
+    records = {n: Record(str(n), (), "", (), (), (), {}, str(n)) for n in range(count)}
+    questions = Questions(records, {}, ("none",))
+    done = {SampleKey("m", "none", n, 0) for n in [*range(BLOCK), *range(2 * BLOCK, 3 * BLOCK), count - 1]}
+    done -= {SampleKey("m", "none", 2 * BLOCK, 0)}  # of the third block one is missing, which was left out
+    pending = pending_blocks(questions, "m", 1, done, {("none", 2 * BLOCK)})
+    assert [block[0] // BLOCK for block in pending] == [1, 3, 4]

@@ -1,0 +1,116 @@
+"""What each control takes away, and what it leaves."""
+
+import pytest
+import torch
+
+from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import load_dataset
+from qwenvl.evaluate.questions import Questions, QuestionSamples, blank, clusters_of, partners, shuffled, single_frame
+from qwenvl.evaluate.settings import EvaluateOptions
+from qwenvl.rewards import build_rubric
+from qwenvl.train.collect.contrast import TemporalContrast
+from qwenvl.types import Message, Record
+
+TEXT_TENSORS = ("input_ids", "attention_mask", "video_grid_thw", "image_grid_thw", "seconds_per_grid")
+
+
+def record(name: str, solution: str = "(1)", videos=(), images=()) -> Record:
+    asked = (Message("user", "<video>\n" * len(videos) + "<image>" * len(images) + "Which?"),)
+    return Record(
+        name, asked, solution, tuple(videos), tuple(images), (None,) * len(videos), {"id": name}, f"d[{name}]"
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return load_dataset("example", base_interval=0.5, training=False)
+
+
+@pytest.fixture
+def collator(tiny_pair):
+    return GRPOCollator(tiny_pair()[1])
+
+
+def test_three_controls_keep_all_but_the_pixels(dataset, collator):
+    sample = next(dataset[n] for n in range(len(dataset)) if dataset[n].videos)
+    before = collator([sample])["prompts"]
+    frames = len(sample.videos[0].frames)
+    assert frames > 2
+    for control in (blank, shuffled, single_frame):
+        changed = control(sample, 5)
+        after = collator([changed])["prompts"]
+        for name in TEXT_TENSORS:
+            ours, theirs = getattr(before, name), getattr(after, name)
+            assert (ours is None and theirs is None) or torch.equal(ours, theirs), name
+        assert after.frames == before.frames
+        assert not torch.equal(after.pixel_values_videos, before.pixel_values_videos)
+    assert set(blank(sample, 5).videos[0].frames.unique().tolist()) == {128}
+    alone = single_frame(sample, 5).videos[0].frames
+    assert len(alone) == frames
+    assert all(torch.equal(frame, sample.videos[0].frames[frames // 2]) for frame in alone)
+
+
+def test_shuffled_frames_are_those_of_the_bonus_for_order(dataset, collator):
+    contrast = TemporalContrast(0.5, 0.0, 0.3, build_rubric(["accuracy"]), 2)
+    sample = next(dataset[n] for n in range(len(dataset)) if dataset[n].videos)
+    theirs = contrast.shuffled(collator([sample])["prompts"], seed=5)
+    ours = collator([shuffled(sample, 5)])["prompts"]
+    assert torch.equal(ours.pixel_values_videos, theirs.pixel_values_videos)
+
+
+def test_images_are_grey_too(dataset):
+    sample = next(dataset[n] for n in range(len(dataset)) if dataset[n].images)
+    grey = blank(sample, 0)
+    assert [image.shape for image in grey.images] == [image.shape for image in sample.images]
+    assert set(grey.images[0].unique().tolist()) == {128}
+
+
+def test_a_partner_has_as_many_media_none_in_common_and_another_solution():
+    records = {
+        0: record("a", "<answer>(1) lid</answer>", ["a.mp4"]),
+        1: record("b", "(1) Lid.", ["b.mp4"]),  # reads the same as a
+        2: record("c", "(2) fan", ["c.mp4"]),
+        3: record("again", "(2) fan", ["a.mp4"]),
+        4: record("picture", "x", images=["p.png"]),
+        5: record("text"),
+        6: record("two", "y", ["a.mp4", "b.mp4"]),
+    }
+    for seed in range(5):
+        found = partners(records, seed)
+        assert set(found) == {0, 1, 2, 3}  # the others have nobody alike
+        assert found[0] == 2 and found[1] in (2, 3) and found[2] in (0, 1) and found[3] == 1
+    assert partners({n: records[n] for n in (0, 1)}, 0) == {0: 1, 1: 0}  # better one with the same solution than none
+    questions = Questions(records, {}, ("other_clip",), {0: 2})
+    shown = questions.record("other_clip", 0)
+    assert (shown.videos, shown.solution, shown.id) == (("c.mp4",), records[0].solution, "a")
+
+
+def test_without_media_the_prompt_is_text(dataset, collator):
+    questions = Questions.of(dataset, EvaluateOptions(controls="text_only,other_clip"), seed=0)
+    samples = QuestionSamples(dataset, questions, seed=0)
+    number = next(n for n in range(len(dataset)) if dataset.record(n).videos)
+    sample = samples["text_only", number]
+    batch = collator([sample])["prompts"]
+    assert batch.pixel_values_videos is None and batch.frames == [[]]
+    text = collator.processor.tokenizer.decode(batch.input_ids[0])
+    asked = dataset.record(number).messages[-1].text
+    assert asked.startswith("<video>\n") and asked.removeprefix("<video>\n") in text and "<video>" not in text
+    other = samples["other_clip", number]
+    partner = dataset.record(questions.partners[number])
+    assert [clip.info.path for clip in other.videos] == list(partner.videos) != list(sample.record.videos)
+    assert other.record.solution == dataset.record(number).solution and other.record.index == number
+
+
+def test_records_that_share_a_clip_belong_together():
+    records = {
+        0: record("a", videos=["1.mp4"]),
+        1: record("b", videos=["1.mp4", "2.mp4"]),
+        2: record("c", videos=["2.mp4"]),
+        3: record("d", videos=["3.mp4"]),
+        4: record("e"),
+        5: record("f", images=["3.png"]),
+    }
+    clusters = clusters_of(records)
+    assert clusters[0] == clusters[1] == clusters[2]
+    assert len(set(clusters.values())) == 4 and clusters[4] == "d[e]"
+    assert clusters_of(records, "id") == dict(enumerate("abcdef"))

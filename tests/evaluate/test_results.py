@@ -1,0 +1,181 @@
+"""From samples to numbers, redone by hand."""
+
+import pytest
+
+from qwenvl.data.errors import RecordError
+from qwenvl.evaluate.results import MAJORITY, PASSES, majority, results_of
+from qwenvl.runlog import SeenClip
+from tests.evaluate.made import sample
+
+
+def scored(doc_id, values, model="base", control="none", answers=None, **changes):
+    """The completions of a record with these values of accuracy."""
+    answers = answers or [f"({n})" for n in range(len(values))]
+    rewards = [{"format": 1.0, "accuracy": value} for value in values]
+    return [
+        sample(doc_id, control, n, model, rewards=rewards[n], total=values[n], answer=answers[n], **changes)
+        for n in range(len(values))
+    ]
+
+
+def numbers(results, model="base", control="none"):
+    [found] = [each for each in results["numbers"] if (each["model"], each["control"]) == (model, control)]
+    return found
+
+
+def test_one_model_by_hand():
+    rows = [
+        *scored(0, [1.0, 0.0, 1.0, 0.0], answers=["(1)", "(2)", "(1) lid", ""], tokens=10, fitted=None),
+        *scored(1, [0.0, 0.0, 0.5, 0.0], finish_reason="length", tokens=30, prompt_tokens=110),
+    ]
+    found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
+    assert (found["records"], found["clusters"]) == (2, 2)
+    assert found["scores"]["accuracy"]["mean"] == pytest.approx((0.5 + 0.125) / 2)
+    assert found["scores"][PASSES]["mean"] == pytest.approx((2 / 4 + 0) / 2)
+    # Of the first record (1) has two votes, of the second each answer has one.
+    assert found["scores"][MAJORITY]["mean"] == pytest.approx((1.0 + 0.125) / 2)
+    # Two of four pass: 1 - C(2, 2) / C(4, 2) = 5/6 for two.
+    assert {k: each["mean"] for k, each in found["pass_at_k"].items()} == pytest.approx(
+        {"1": 0.25, "2": 5 / 12, "4": 0.5}
+    )
+    assert found["no_answer"]["mean"] == pytest.approx(1 / 8) and found["truncated"]["mean"] == 0.5
+    assert (found["tokens"], found["longest"], found["prompt_tokens"]) == (20, 30, 100)
+    assert found["fitted"] == 1
+    assert found["scores"]["accuracy"]["low"] == pytest.approx(0.125) and found["scores"]["accuracy"][
+        "high"
+    ] == pytest.approx(0.5)
+
+
+def test_drops_and_differences_are_paired():
+    rows = [
+        *scored(0, [1.0]),
+        *scored(1, [0.5]),
+        *scored(2, [0.0]),
+        *scored(0, [0.0], control="blank"),
+        *scored(1, [0.5], control="blank"),
+        *scored(0, [1.0], "after"),
+        *scored(1, [0.0], "after"),
+        *scored(2, [1.0], "after"),
+        *scored(3, [1.0], "after"),  # the first model had to leave it out
+    ]
+    results = results_of(rows, ["base", "after"], ["none", "blank"], "accuracy", 1.0)
+    [drop] = [each for each in results["drops"] if each["model"] == "base"]
+    assert drop["records"] == 2 and drop["scores"]["accuracy"]["mean"] == 0.5
+    [difference] = [each for each in results["differences"] if each["control"] == "none"]
+    assert difference["records"] == 3 and difference["scores"]["accuracy"]["mean"] == pytest.approx((0 - 0.5 + 1) / 3)
+    assert (difference["better"], difference["equal"], difference["worse"]) == (1, 1, 1)
+    assert numbers(results, "after")["records"] == 4
+    assert ("after", "blank") not in {(each["model"], each["control"]) for each in results["numbers"]}
+    assert results["numbers"][0]["scores"]["accuracy"]["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("full", "unread", "comparable", "answered"),
+    [
+        (["(1)"] * 20, 2, True, (18, 0.5)),  # 10 %
+        (["(1)"] * 20, 3, False, (17, 0.5)),
+        (["(1)"] * 20, 20, False, (0, None)),  # the control breaks the form of every answer
+        (["(1)"] * 19 + [""], 3, False, (16, 0.5)),  # a record counts where both sides have an answer
+        ([""] * 20, 20, True, (0, None)),  # its rewards read no answer block, with the evidence neither
+    ],
+)
+def test_a_control_that_breaks_the_form_is_not_comparable(full, unread, comparable, answered):
+    rows = [row for n, text in enumerate(full) for row in scored(n, [1.0], answers=[text])]
+    for n in range(20):  # 0.5 where there is an answer
+        text, value = ("", 0.0) if n < unread else ("(2)", 0.5)
+        rows += scored(n, [value], control="blank", answers=[text])
+    [drop] = results_of(rows, ["base"], ["none", "blank"], "accuracy", 1.0)["drops"]
+    assert drop["no_answer"]["mean"] == unread / 20 and drop["comparable"] is comparable
+    assert drop["scores"]["accuracy"]["mean"] == pytest.approx((unread + 0.5 * (20 - unread)) / 20)
+    among = drop["answered"]["scores"]["accuracy"]["mean"] if drop["answered"]["scores"] else None
+    assert (drop["answered"]["records"], among) == answered
+
+
+def test_of_several_completions_those_with_an_answer_are_compared():
+    rows = [*scored(0, [1.0, 0.0]), *scored(0, [0.5, 0.0], control="blank", answers=["(1)", ""])]
+    [drop] = results_of(rows, ["base"], ["none", "blank"], "accuracy", 1.0)["drops"]
+    assert drop["no_answer"]["mean"] == 0.5 and not drop["comparable"]
+    assert (drop["scores"]["accuracy"]["mean"], drop["answered"]["scores"]["accuracy"]["mean"]) == (0.25, 0.0)
+
+
+def test_questions_about_one_clip_are_one_cluster():
+    rows = [row for n in range(4) for row in scored(n, [float(n < 2)], cluster="ab"[n // 2])]
+    found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
+    assert (found["records"], found["clusters"]) == (4, 2)
+    assert (found["scores"]["accuracy"]["low"], found["scores"]["accuracy"]["high"]) == (0.0, 1.0)
+
+
+def test_shares_that_are_0_or_1_everywhere_have_an_interval_with_width():
+    rows = [row for n in range(20) for row in scored(n, [0.5])]
+    found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
+    for each in (found["scores"][PASSES], found["pass_at_k"]["1"], found["truncated"]):
+        assert (each["mean"], each["low"]) == (0, 0) and each["high"] == pytest.approx(
+            0.161, abs=1e-3
+        )  # Wilson: z2 / (n + z2)
+    assert (found["scores"]["accuracy"]["low"], found["scores"]["accuracy"]["high"]) == (0.5, 0.5)
+
+
+def test_a_reward_that_does_not_apply_does_not_count():
+    rows = [*scored(0, [1.0]), *scored(1, [None]), *scored(2, [0.0])]
+    found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
+    assert found["records"] == 3
+    assert found["scores"]["accuracy"]["mean"] == found["scores"][PASSES]["mean"] == 0.5
+    assert found["pass_at_k"]["1"]["mean"] == 0.5
+    assert found["scores"]["accuracy"]["n"] == 2
+
+
+def test_strata():
+    clip = {seconds: (SeenClip("c", (0, 9), (0.0, seconds)),) for seconds in (1.0, 7.0)}
+    rows = [
+        *scored(0, [1.0], target="<answer>(1) lid (2) fan</answer>", clips=clip[1.0], doc={"meta": {"view": "top"}}),
+        *scored(1, [0.0], target="lid, fan, cover", clips=clip[7.0], doc={"meta": {"view": "side"}}),
+        *scored(2, [0.5], target="(10)", clips=(), doc={"meta": {"view": "top"}}, dataset="other"),
+        *scored(0, [0.0], "after"),
+    ]
+    by = ["dataset", "actions", "duration", "meta.view"]
+    results = results_of(rows, ["base", "after"], ["none"], "accuracy", 1.0, by)
+    found = {
+        (each["by"], each["value"]): each["numbers"][0]["scores"]["accuracy"]["mean"] for each in results["strata"]
+    }
+    assert found == {
+        ("dataset", ""): 0.5,
+        ("dataset", "other"): 0.5,
+        ("actions", "1"): 0.5,
+        ("actions", "2"): 1.0,
+        ("actions", "3"): 0.0,
+        ("duration", "no clip"): 0.5,
+        ("duration", "0 to 2 s"): 1.0,
+        ("duration", "5 to 10 s"): 0.0,
+        ("meta.view", "side"): 0.0,
+        ("meta.view", "top"): 0.75,
+    }
+    [two] = [each for each in results["strata"] if each["value"] == "2"]
+    assert two["differences"][0]["scores"]["accuracy"]["mean"] == -1.0
+    with pytest.raises(RecordError, match=r"data\.json\[0\]: no field 'colour'"):
+        results_of(rows, ["base"], ["none"], "accuracy", 1.0, ["colour"])
+    # Unasked: by data set, as there are two.
+    assert {each["by"] for each in results_of(rows, ["base"], ["none"], "accuracy", 1.0)["strata"]} == {"dataset"}
+
+
+@pytest.mark.parametrize(
+    ("reward", "answers", "values", "expected"),
+    [
+        ("accuracy", ["(1) lid (2)", "(2) (1)", "(3)"], [1.0, 1.0, 0.0], 1.0),  # the same set, written otherwise
+        ("action_order", ["(1) (2)", "(2) (1)", "(2)(1)"], [1.0, 0.0, 0.0], 0.0),  # an order is another answer
+        ("multiple_choice", ["B", "(b)", "C", "C", "B. a cat"], [1.0, 1.0, 0.0, 0.0, 1.0], 1.0),
+        ("yes_no", ["Yes.", "yes, it is", "no"], [0.0, 0.0, 1.0], 0.0),
+        ("exact_match", [" The Fan. ", "the fan", "a fan"], [1.0, 1.0, 0.0], 1.0),
+        ("exact_match", ["a", "b"], [1.0, 0.0], 0.5),  # as many votes
+        ("exact_match", ["", "", "b"], [0.0, 0.0, 1.0], 1.0),  # who says nothing does not vote
+        ("exact_match", ["", ""], [0.0, 0.5], 0.25),
+    ],
+)
+def test_majority(reward, answers, values, expected):
+    assert majority(answers, values, reward) == expected
+
+
+def test_actions_by_name_vote_with_those_by_number():
+    prompt = [{"role": "user", "text": "Which?\n(1) insert the fan\n(2) fasten the screw"}]
+    answers, values = ["(1)", "Insert the fan.", "(2)", "insert the fan, wait"], [1.0, 1.0, 0.0, 0.5]
+    assert majority(answers, values, "accuracy", prompt) == 1.0
+    assert majority(answers, values, "accuracy") == pytest.approx(2.5 / 4)  # without the list each is its own

@@ -1,0 +1,259 @@
+"""The whole command on tiny models: what it says of what was seen and answered is what training has."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qwenvl.cli import main as qwenvl
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.options import FrameOptions, PromptOptions
+from qwenvl.data.saved_processor import PromptSettings
+from qwenvl.evaluate.try_command import as_text
+from qwenvl.train.grpo_trainer import GRPOTrainer
+from tests.made_clips import write_clip
+
+QUESTION = "Which steps? (1) pick (2) insert"
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_checkpoint, tmp_path_factory):
+    """A folder with a run of one step in ``run``, with settings of its own, on a clip of 60 frames; and its trainer."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_clip(folder / "17.mp4", 60, size=(320, 240))
+    turns = [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": "<answer>(1) pick</answer>"}]
+    (folder / "data.json").write_text(json.dumps([{"id": 17, "video": "17.mp4", "conversations": turns}]))
+    (folder / "plugin.py").write_text(
+        "from qwenvl.rewards import reward\n\n@reward('letters')\ndef letters(completions, **columns):\n"
+        "    return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]\n"
+    )
+    (folder / "template.txt").write_text("Look well. {prompt}")
+    config = GRPOConfig(
+        str(folder / "run"),
+        dataset_use=str(folder / "data.json"),
+        eval_dataset_use=str(folder / "data.json"),
+        max_steps=1,
+        learning_rate=1e-3,
+        base_interval=0.5,
+        video_max_frame_pixels=4 * 28 * 28,
+        system="Be brief.",
+        prompt_template=str(folder / "template.txt"),
+        generation_max_length=7,
+        generation_temperature=1.3,
+        external_plugins=[str(folder / "plugin.py")],
+        reward_funcs=["format", "letters"],
+        reward_weights=[0.25, 0.75],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = GRPOTrainer(str(tiny_checkpoint(initializer_range=0.1)), config)
+    trainer.train()
+    trainer.save_model()
+    (folder / "template.txt").unlink()  # its text is saved with the model
+    return folder, trainer
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """The trainer of that run. The working folder is a copy of its folder."""
+    folder, trainer = trained
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return trainer
+
+
+def told(*argv: str, capsys) -> dict:
+    capsys.readouterr()
+    assert qwenvl(["try", *argv, "--json", "--use_cpu"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_it_sees_and_answers_as_the_evaluation_of_the_run(run, capsys, never_at_full_size):
+    answers = told("run", "17.mp4", QUESTION, "--solution", "<answer>(1) pick</answer>", capsys=capsys)
+    batch = run.data_collator([run.eval_dataset[0]])["prompts"]
+    [(rollout, rewards)] = run.collector.answer(run.model, [batch], 1)
+    [answer] = answers["answers"]
+    assert answer["text"] == rollout.texts[0] and answer["finish_reason"] == rollout.finish_reasons[0]
+    assert answer["rewards"] == pytest.approx({name: values[0] for name, values in rewards.columns().items()})
+    assert set(answer["rewards"]) == {"format", "letters", "total"}
+    [seen] = answers["media"]
+    assert seen["times"] == list(batch.frames[0][0].times) and len(seen["times"]) == 8
+    assert seen["size"] == [n * 14 for n in batch.video_grid_thw[0, 1:].tolist()]
+    assert answers["prompt_tokens"] == [batch.input_ids.shape[1], seen["tokens"]]
+    assert "Be brief." in answers["prompt"] and "Look well. <|vision_start|><video: 8 frames" in answers["prompt"]
+    assert answers["settings"] == "those of its run" and answers["sampling"] == "greedy"
+
+
+def test_the_picture_has_the_pixels_that_the_model_sees(run, capsys):
+    answers = told("run", "17.mp4", QUESTION, "--picture", "shown/frames.png", capsys=capsys)
+    height, width = answers["media"][0]["size"]
+    factor = -(-120 // width)
+    sheet = np.asarray(Image.open("shown/frames.png"))
+    batch = run.data_collator([run.eval_dataset[0]])["prompts"]
+    grid = batch.video_grid_thw[0].tolist()
+    # t, h/2, w/2, 2, 2, channel, frame of the pair, 14, 14
+    patches = batch.pixel_values_videos.view(grid[0], grid[1] // 2, grid[2] // 2, 2, 2, 3, 2, 14, 14)
+    frames = patches.permute(0, 6, 1, 3, 7, 2, 4, 8, 5).reshape(-1, height, width, 3).numpy()
+    assert len(frames) == 8
+    for n, frame in enumerate(frames):
+        left = 4 + n * (width * factor + 4)
+        shown = sheet[4 : 4 + height * factor : factor, left : left + width * factor : factor]
+        assert np.array_equal(shown, frame), n
+
+
+def test_several_answers_are_sampled_as_in_training(run, capsys):
+    answers = told("run", "17.mp4", QUESTION, "-n", "4", capsys=capsys)
+    assert answers["sampling"] == "sampled at temperature 1.3" and len(answers["answers"]) == 4
+    assert len({answer["text"] for answer in answers["answers"]}) > 1
+    assert all(answer["tokens"] <= 7 and not answer["rewards"] for answer in answers["answers"])
+    again = told("run", "17.mp4", QUESTION, "-n4", "--generation_max_length", "3", capsys=capsys)
+    assert all(answer["tokens"] <= 3 for answer in again["answers"])
+
+
+def test_flags_stand_above_the_settings_of_the_run(run, capsys):
+    answers = told("run", "17.mp4", QUESTION, "--video_fps", "0.5", "--system", "Speak.", capsys=capsys)
+    assert len(answers["media"][0]["times"]) == 4 and "Speak." in answers["prompt"]
+    assert "Be brief." not in answers["prompt"]
+
+
+def test_images_and_several_clips_stand_where_the_tags_are(run, capsys):
+    Image.new("RGB", (90, 60), (200, 30, 30)).save("part.dat", "PNG")  # what a file is its bytes say
+    answers = told("run", "part.dat", "17.mp4", "17.mp4", "What <video> or <image> is in <video>?", capsys=capsys)
+    assert [Path(seen["path"]).name for seen in answers["media"]] == ["17.mp4", "17.mp4", "part.dat"]
+    assert re.search(r"What .*<video:.* or .*<image:.* is in .*<video:", answers["prompt"])
+    plain = told("run", "part.dat", "17.mp4", "Which?", capsys=capsys)
+    assert re.search(r"<image: .*>\S*\n\S*<video: .*>\S*\nWhich\?", plain["prompt"])
+    text = told("run", "1 + 1 =", capsys=capsys)
+    assert text["picture"] is None and "1 + 1 =" in text["prompt"]
+
+
+def test_the_question_and_the_solution_may_be_files(run, capsys):
+    Path("question.txt").write_text(f"{QUESTION}\n(3) fasten\n")
+    Path("solution.txt").write_text("<answer>(1) pick</answer>\n")
+    answers = told("run", "17.mp4", "question.txt", "--solution", "solution.txt", capsys=capsys)
+    assert "(3) fasten" in answers["prompt"] and answers["solution"] == "<answer>(1) pick</answer>"
+
+
+def test_a_run_that_has_not_ended_is_asked_by_its_newest_checkpoint(run, capsys):
+    for step in (2, 10):
+        shutil.copytree("run", f"other/checkpoint-{step}", ignore=shutil.ignore_patterns("rollouts", "run.json"))
+    shutil.copy("run/run.json", "other/run.json")
+    Path("other/checkpoint-11").mkdir()
+    answers = told("other", "17.mp4", QUESTION, capsys=capsys)
+    assert answers["model"] == "other/checkpoint-10"
+    assert answers["answers"] == told("run", "17.mp4", QUESTION, capsys=capsys)["answers"]
+
+
+def test_the_text_for_a_terminal(run, capsys):
+    capsys.readouterr()
+    assert qwenvl(["try", "run", "17.mp4", QUESTION, "-n", "2", "--solution", "(1) pick", "--use_cpu"]) == 0
+    shown = capsys.readouterr().out
+    for expected in (
+        r"^run\nsettings: those of its run\n\n17\.mp4: 8 frames, 320 x 240 pixels, the model sees \d+ x \d+, \d+ tok",
+        r"^  at 0\.00 \d\.\d\d .* s$",
+        r"^what it saw: try\.png$",
+        r"^prompt: \d+ tokens, \d+ of them vision\n  <\|im_start\|>system\n  Be brief\.",
+        r"^solution:\n  \(1\) pick$",
+        r"^answer 2 of 2 \(sampled at temperature 1\.3\): \d+ tokens",
+        r"^  rewards: format \d\.\d{3}, letters \d\.\d{3}, total \d\.\d{3}$",
+    ):
+        assert re.search(expected, shown, re.MULTILINE), (expected, shown)
+    assert Path("try.png").is_file()
+
+
+def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, capsys):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForImageTextToText
+
+    base = str(tiny_checkpoint(initializer_range=0.1))
+    plain = told(base, "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
+    assert plain["settings"].startswith("the defaults of training") and plain["base"] is None
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForImageTextToText.from_pretrained(base), lora).save_pretrained(tmp_path / "adapter")
+    adapted = told("adapter", "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
+    assert adapted["base"] == base and adapted["answers"] != plain["answers"]
+    PromptSettings(FrameOptions(video_min_frames=2, video_max_frames=2), PromptOptions(), base, "Speak.", None).save(
+        "adapter"
+    )
+    with_settings = told("adapter", "17.mp4", QUESTION, "--generation_max_length", "5", capsys=capsys)
+    assert len(with_settings["media"][0]["times"]) == 2 and "Speak." in with_settings["prompt"]
+    assert with_settings["settings"].startswith("frames, sizes and prompt as in its training")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["run"], 2, "expected MODEL, clips or images, and a question in quotes"),
+        (["run", "17.mp4"], 2, "expected MODEL, clips or images, and a question in quotes"),
+        (["run", "18.mp4", "Which?"], 2, "18.mp4: no such file; expected a clip or an image"),
+        (["run", "data.json", "Which?"], 1, "data.json: not a video: it is "),
+        (["run", "17.mp4", "<video> or <video>?"], 1, "the prompt has 2 <video> tags but `video` names 1 files"),
+        (["./none", "17.mp4", "Which?"], 2, "./none: no such folder; expected a checkpoint, or a name on the hub"),
+        (["empty", "17.mp4", "Which?"], 2, "empty: no weights in it; expected a model, an adapter, or a run's folder"),
+        (["run", "17.mp4", "Which?", "-n", "0"], 2, "--n must be at least 1, got 0"),
+        (["run", "17.mp4", "Which?", "--learning_rate", "1"], 2, "--learning_rate has no effect: it is of training"),
+        (["run", "17.mp4", "Which?", "--generation_top_p", "1"], 2, "--generation_top_p has no effect on the greedy"),
+        (["run", "17.mp4", "Which?", "--reward_funcs", "format"], 2, "--reward_funcs has no effect without --solution"),
+        (["run", "17.mp4", "Which?", "--dataset_use", "x"], 2, "qwenvl evaluate asks about a data set"),
+        (["run", "17.mp4", "Which?", "--max_prompt_length", "9"], 1, "the question .*tokens"),
+        (["run", "17.mp4", "Which?", "--solution", " "], 1, "the solution is empty"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(run, capsys, argv, code, message):
+    Path("empty").mkdir()
+    capsys.readouterr()
+    try:
+        found = qwenvl(["try", *argv, "--use_cpu"])
+    except SystemExit as ended:
+        found = ended.code
+    error = capsys.readouterr().err
+    assert found == code and "Traceback" not in error and re.search(message, error.strip().splitlines()[-1]), error
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; from qwenvl.cli import main; main(['try', '--help']); assert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "--solution" in shown and "--video_max_frames" in shown and "--learning_rate" not in shown
+
+
+def test_text_of_an_adapter_an_image_and_a_truncated_answer():
+    seen = {"indices": (0, 8), "file_size": (240, 320), "size": (56, 84), "tokens": 6}
+    answers = [
+        {"text": "one\ntwo", "tokens": 4, "finish_reason": "length", "rewards": {"format": 1.0, "accuracy": None}},
+        {"text": "", "tokens": 1, "finish_reason": "stop", "rewards": {}},
+    ]
+    answered = {
+        **{"model": "runs/sop", "base": "org/base", "settings": "its run", "picture": "try.png", "prompt": "Q?\n"},
+        "media": [{"path": "clips/17.mp4", "times": (0.0, 0.53), **seen}, {"path": "part.png", "times": (), **seen}],
+        **{"prompt_tokens": (20, 12), "sampling": "sampled at temperature 0.7", "solution": "(1) pick"},
+        "answers": answers,
+    }
+    assert "\n".join(as_text(answered)) == (
+        "runs/sop, an adapter on org/base\n"
+        "settings: its run\n"
+        "\n"
+        "17.mp4: 2 frames, 320 x 240 pixels, the model sees 84 x 56, 6 tokens\n"
+        "  at 0.00 0.53 s\n"
+        "part.png: an image, 320 x 240 pixels, the model sees 84 x 56, 6 tokens\n"
+        "what it saw: try.png\n"
+        "\n"
+        "prompt: 20 tokens, 12 of them vision\n"
+        "  Q?\n"
+        "\n"
+        "solution:\n"
+        "  (1) pick\n"
+        "\n"
+        "answer 1 of 2 (sampled at temperature 0.7): 4 tokens, cut there by --generation_max_length\n"
+        "  one\n"
+        "  two\n"
+        "  rewards: format 1.000, accuracy does not apply\n"
+        "\n"
+        "answer 2 of 2 (sampled at temperature 0.7): 1 token\n"
+        "  "
+    )

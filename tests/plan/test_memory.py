@@ -1,0 +1,382 @@
+"""Bytes redone by hand on a small model, and against what autograd saves and PyTorch's allocator gives out."""
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from peft import get_peft_model
+from torch.profiler import ProfilerActivity, profile
+
+from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.model.families import FAMILIES
+from qwenvl.model.inputs import PromptInputs
+from qwenvl.model.loading import apply_tuning, lora_config, unwrap
+from qwenvl.model.options import LoraOptions, TuneOptions
+from qwenvl.model.sharing import shared_prefix
+from qwenvl.model.vision import tower
+from qwenvl.model.vision.tower import encode_vision
+from qwenvl.plan.memory import (
+    PARTS,
+    PIECE,
+    cache_bytes,
+    embedded_bytes,
+    estimate,
+    features_bytes,
+    layer_bytes,
+    memory_lines,
+    merger_bytes,
+    optimizer_bytes,
+    reference_bytes,
+    sampled_bytes,
+    sampling_logits_bytes,
+    saved_bytes,
+    scores_bytes,
+    shares_of,
+    tower_bytes,
+    trained_logits_bytes,
+)
+from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Precision, Shapes, Text, Vision
+from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.prefill import sample_shared
+
+TEXT = Text(
+    layers=("full_attention",) * 2,
+    hidden=8,
+    heads=2,
+    key_value_heads=1,
+    head=4,
+    intermediate=16,
+    vocabulary=100,
+    normed_heads=False,
+    gated=False,
+)
+VISION = Vision(
+    blocks=2, hidden=4, intermediate=8, saved_products=4, matrices=3, root_mean_square=True, patch_values=12, merged=4,
+    mergers=1, window=0, full_blocks=2,
+)  # fmt: skip
+SHAPES = Shapes(TEXT, VISION)
+JOB = Job(tokens=10, patches=16, group=3, length=5)
+PARAMETERS = [
+    ("model.language_model.embed_tokens.weight", (100, 8), 4, True),
+    ("model.language_model.layers.0.mlp.up_proj.weight", (16, 8), 4, True),
+    ("model.language_model.layers.1.mlp.up_proj.weight", (16, 8), 4, True),
+    ("model.language_model.layers.1.norm.weight", (8,), 4, True),
+    ("model.visual.blocks.0.weight", (4, 4), 4, False),
+]
+WEIGHTS = ModelWeights.of(PARAMETERS, layers=2)
+
+
+def test_weights_are_counted():
+    assert WEIGHTS.trained == 800 + 128 + 128 + 8
+    assert WEIGHTS.held == 4 * (WEIGHTS.trained + 16)
+    assert (WEIGHTS.layer, WEIGHTS.head) == ((128 + 128 + 8) // 2, 800)
+    assert WEIGHTS.rounded == 800 + 128 + 128  # no norms
+    whole, half = (estimate(SHAPES, WEIGHTS, replace(JOB, precision=Precision(4, b))).phases for b in (4, 2))
+    assert whole[-1].parts["gradients"] == half[-1].parts["gradients"] == 4 * WEIGHTS.trained
+    assert (whole[1].parts["one-time buffers"], half[1].parts["one-time buffers"]) == (0, 2 * WEIGHTS.rounded)
+
+
+@pytest.mark.parametrize(
+    ("reference", "engine", "expected"),
+    [
+        ("none", "none", 0),
+        ("adapter", "none", 0),
+        ("copy", "none", 4 * 1064),
+        ("other", "none", 4 * 1080),
+        ("copy", "zero3", 4 * 1080),
+    ],
+)
+def test_the_reference_shares_what_is_frozen(reference, engine, expected):
+    assert reference_bytes(WEIGHTS, Job(tokens=1, patches=0, reference=reference, engine=engine)) == expected
+    rounded = Job(tokens=1, patches=0, reference="copy", reference_rounded=True, precision=Precision(4, 2))
+    assert reference_bytes(WEIGHTS, rounded) == 4 * 1064 - 2 * (128 + 128)  # neither the embedding nor norms
+
+
+def test_a_prompt_is_computed_once_for_all_its_completions():
+    assert JOB.row_tokens == 10 + 3 * 4  # a completion's last token predicts nothing
+    assert Job(tokens=10, patches=16, group=3, length=5, shared=False).row_tokens == 3 * 15
+    assert Job(tokens=10, patches=16, prompts=4, group=3, length=5, token_budget=60).sampled_together == 2
+    assert Job(tokens=10, patches=16, prompts=4, group=3, length=5, token_budget=1).sampled_together == 1
+
+
+def test_what_a_layer_keeps():
+    norms = 2 * (3 * 8 + 1)  # input, normalised input, output, and the root
+    attention = 8 + 4 + 4 + 8 + 2  # queries, keys, values, output, log-sum-exp
+    products = 4 * 16
+    each = norms + attention + products
+    assert layer_bytes(TEXT, "full_attention", JOB) == 22 * 4 * each
+    assert saved_bytes(TEXT, TEXT.layers, JOB) == 2 * 22 * 4 * each
+    checkpointed = Job(tokens=10, patches=16, group=3, length=5, checkpointing=True)
+    assert saved_bytes(TEXT, TEXT.layers, checkpointed) == 2 * 22 * 4 * 8
+    offloaded = Job(tokens=10, patches=16, group=3, length=5, activation_offload=True)
+    assert saved_bytes(TEXT, TEXT.layers, offloaded) == 0
+
+
+def test_sampling_keeps_keys_and_values_or_a_state():
+    assert cache_bytes(TEXT, JOB) == 2 * (4 + 4) * (10 + 3 * 5) * 4
+    assert scores_bytes(TEXT, JOB) == 3 * 2 * 15 * 3 * 4
+    linear = LinearAttention(heads=2, key_width=3, value_width=5, channels=22, kernel=4)
+    mixed = Text(("linear_attention", "full_attention"), 8, 2, 1, 4, 16, 100, True, True, linear=linear)
+    assert cache_bytes(mixed, JOB) == (4 + 4) * 25 * 4 + 3 * (22 * 4 * 4 + 2 * 3 * 5 * 4)
+
+
+def test_logits_are_a_chunk():
+    assert trained_logits_bytes(100, JOB) == 15 * 100 * 16  # fewer tokens than fit
+    assert trained_logits_bytes(100, Job(tokens=1, patches=0, logit_bytes=3200)) == 2 * 100 * 16
+    assert sampling_logits_bytes(100, JOB) == 3 * 100 * 36
+    assert sampling_logits_bytes(100, Job(tokens=1, patches=0, group=3, narrows=False)) == 3 * 100 * 16
+
+
+def test_features_and_pixels():
+    job = Job(tokens=10, patches=16, prompts=2, micro_batches=3)
+    assert features_bytes(VISION, job, 2) == features_bytes(VISION, job, 9) == 6 * 16 * 4 * 4
+    assert features_bytes(VISION, replace(job, on_host=True), 2) == 6 * 16 * 4 * 4 + 6 * 16 * 12
+    assert features_bytes(VISION, Job(tokens=10, patches=16, encoded=False), 1) == 16 * 12 * 4
+    for waiting in (replace(job, in_files=True), replace(job, in_files=True, on_host=True)):
+        assert features_bytes(VISION, waiting, 2) == 2 * 16 * 4 * 4
+        assert features_bytes(VISION, waiting, 9) == 6 * 16 * 4 * 4
+    assert merger_bytes(VISION, JOB) == (16 * 4 * 4 * 4, 0)
+    assert merger_bytes(VISION, Job(tokens=10, patches=16, mergers_learn=False)) == (0, 0)
+
+
+def test_the_tower_is_given_the_pixels_of_one_micro_batch():
+    job = Job(tokens=10, patches=16, prompts=2, micro_batches=3)
+    on_host = replace(job, on_host=True)  # where they are in memory already, if not in files
+    for each, pixels in ((job, 2 * 16 * 12), (on_host, 0), (replace(on_host, in_files=True), 2 * 16 * 12)):
+        vision = estimate(SHAPES, WEIGHTS, each).phases[0]
+        assert vision.name == "vision" and vision.parts["activations"] == tower_bytes(VISION, job, 32) + pixels
+
+
+def test_a_tower_that_runs_once_takes_some_frames_at_a_time():
+    assert PIECE == tower.PIECE
+    of_piece = tower_bytes(VISION, JOB, PIECE)
+    assert tower_bytes(VISION, JOB, PIECE - 4) < of_piece == tower_bytes(VISION, JOB, 10 * PIECE)
+    assert tower_bytes(VISION, replace(JOB, encoded=False), 10 * PIECE) == 10 * of_piece
+
+
+def test_mergers_keep_nothing_where_they_run_again():
+    again = replace(JOB, checkpointing=True)
+    assert merger_bytes(VISION, again) == (0, (4 + 2) * 16 * 4 * 4)
+    assert merger_bytes(VISION, replace(again, encoded=False)) == (16 * 4 * 4 * 4, 0)
+    moments = {phase.name: phase for phase in estimate(SHAPES, WEIGHTS, again).phases}
+    angles, streams = 22 * 2 * 4 * 4, 22 * 8 * 4  # 10 + 3 x 4 tokens, heads of width 4, embeddings of width 8
+    assert moments["backward of the mergers"].parts["activations"] == 6 * 16 * 4 * 4 + angles + 3 * streams
+
+
+def test_a_forward_holds_embeddings_and_features():
+    angles = 10 * 2 * 4 * 4
+    # 10 embeddings of width 8, 16 / 4 merged patches as they were made and as they were put among them.
+    assert embedded_bytes(TEXT, VISION, 10, 16, JOB) == 10 * 8 * 4 + angles + 2 * 4 * 8 * 4
+    deeper = replace(VISION, mergers=3)  # two of them, each of whose features are there twice
+    more = embedded_bytes(TEXT, deeper, 10, 16, JOB) - embedded_bytes(TEXT, VISION, 10, 16, JOB)
+    assert more == 2 * 2 * 4 * 8 * 4
+    half = replace(JOB, precision=Precision(4, 2))  # what mergers make is in half precision
+    assert embedded_bytes(TEXT, deeper, 10, 16, half) == 10 * 8 * 4 + angles + 4 * 8 * (2 + 4 + 4 * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adamw_torch_fused", 8.0),
+        ("adamw_8bit", 2 * (1 + 4 / 256)),
+        ("paged_lion_32bit", 4.0),
+        ("sgd", 0.0),
+        ("new", 8),
+    ],
+)
+def test_what_optimizers_keep(name, expected):
+    assert optimizer_bytes(WEIGHTS, Job(tokens=1, patches=0, optimizer=name)) == round(expected * 1064)
+
+
+def test_processes_share():
+    shares = {"none": (1, 1, 1), "ddp": (1, 2, 1), "zero2": (1, 0.25, 0.25), "zero3": (0.25,) * 3, "fsdp": (0.25,) * 3}
+    for engine, expected in shares.items():
+        assert shares_of(Job(tokens=1, patches=0, engine=engine, processes=4)) == expected
+
+
+def test_weights_while_completions_are_sampled():
+    def sampled(engine, gathers):
+        return sampled_bytes(WEIGHTS, replace(JOB, engine=engine, processes=4, gathers=gathers))
+
+    assert (WEIGHTS.layer_held, WEIGHTS.outside, WEIGHTS.widest) == (4 * 136, 4 * 800, 4 * 800)
+    assert {sampled(engine, True) for engine in ("none", "ddp", "zero2", "zero3", "fsdp")} == {4 * 1080}
+    assert sampled("ddp", False) == 4 * 1080
+    assert sampled("zero3", False) == 1080 + 4 * 800  # its share, and the embeddings
+    assert sampled("fsdp", False) == 4 * 800 + 4 * 136 + (4 * 1080 - 4 * 936) / 4
+    made = estimate(SHAPES, WEIGHTS, replace(JOB, engine="zero3", processes=4, gathers=False))
+    weights = {phase.name: phase.parts["weights"] for phase in made.phases}
+    assert (weights["vision"], weights["prefill"], weights["backward"]) == (1080, 4280, 1080)
+
+
+def test_phases_sum_up_their_parts():
+    made = estimate(SHAPES, WEIGHTS, JOB)
+    for phase in made.phases:
+        assert tuple(phase.parts) == PARTS and phase.total == sum(phase.parts.values())
+        assert phase.parts["weights"] == WEIGHTS.held and phase.parts["optimizer"] == 8 * 1064
+    assert made.peak == max(phase.total for phase in made.phases) == made.fullest.total
+    update = made.phases[-1].parts
+    assert (update["gradients"], update["activations"]) == (4 * 1064, 0)
+
+
+def test_where_servers_sample_nothing_of_sampling_is_here():
+    names = [phase.name for phase in estimate(SHAPES, WEIGHTS, replace(JOB, samples=False)).phases]
+    assert "vision" in names and not {"prefill", "decoding"} & set(names)
+
+
+def test_a_warm_up_samples_nothing_and_makes_features_when_it_is_their_turn():
+    job = replace(JOB, micro_batches=3, samples=False, reference="none")
+    warmup = replace(job, warmup=True)
+    assert features_bytes(VISION, warmup, 1) == 16 * 4 * 4 and features_bytes(VISION, job, 1) == 3 * 16 * 4 * 4
+    phases = {phase.name: phase.parts for phase in estimate(SHAPES, WEIGHTS, warmup).phases}
+    assert list(phases)[:2] == ["vision", "backward"]
+    assert phases["vision"]["gradients"] == 4 * 1064  # of the micro-batches before
+    assert phases["vision"]["features"] == 16 * 4 * 4
+    header = next(memory_lines(estimate(SHAPES, WEIGHTS, warmup)))
+    assert header.split() == ["vision", "training"]
+    assert next(memory_lines(estimate(SHAPES, WEIGHTS, JOB))).split() == ["sampling", "training"]
+
+
+def test_gradients_of_earlier_micro_batches_stay():
+    once, again = (
+        estimate(SHAPES, WEIGHTS, Job(tokens=10, patches=16, group=3, length=5, micro_batches=n)) for n in (1, 2)
+    )
+    named = {phase.name: phase for phase in again.phases}
+    assert named["backward"].parts["gradients"] == 4 * 1064
+    assert {phase.name: phase for phase in once.phases}["backward"].parts["gradients"] == 0
+
+
+def test_memory_grows_with_the_prompt_once():
+    """P L + G T: eight times the completions do not cost eight prompts."""
+    few, many = (estimate(SHAPES, WEIGHTS, Job(tokens=1000, patches=0, group=g, length=2)) for g in (2, 16))
+    grown = many.fullest.parts["activations"] / few.fullest.parts["activations"]
+    assert grown < 1.05
+
+
+def kept_by_layers(model: torch.nn.Module, rounded: bool) -> list[int]:
+    """Bytes of the tensors that autograd keeps in each layer of a forward, parameters and their copies left out."""
+    bare = unwrap(model)
+    weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    numbers = {each.numel() for each in bare.model.language_model.layers.parameters()}
+    known, kept, now = {}, {}, [-1]
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        copied = rounded and tensor.dtype == torch.bfloat16 and tensor.numel() in numbers
+        if storage.data_ptr() not in weights | known.keys() and not copied:
+            known[storage.data_ptr()] = storage  # alive, so that no other takes its place
+            kept[now[0]] = kept.get(now[0], 0) + storage.nbytes()
+        return tensor
+
+    for number, layer in enumerate(bare.model.language_model.layers):
+        layer.register_forward_pre_hook(lambda module, args, number=number: now.__setitem__(0, number))
+        layer.register_forward_hook(lambda module, args, out: now.__setitem__(0, -1))
+    prompts = PromptInputs.of_text(torch.randint(0, 250, (1, 200)))
+    ids = torch.randint(0, 250, (3, 20))
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=rounded)
+    with cast, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        shared_prefix.completion_logprobs(
+            model.train(), prompts, ids, torch.ones_like(ids, dtype=torch.bool), temperature=1.0, logit_chunk_tokens=512
+        )
+    return [kept[number] for number in range(len(bare.model.language_model.layers))]
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        *((family, "full") for family in FAMILIES),
+        *(("qwen2_5_vl", how) for how in ("lora", "bfloat16", "lora in bfloat16")),
+        ("qwen3_5", "lora"),
+    ],
+)
+def test_layers_keep_what_is_counted(family, how):
+    rounded, adapted = "bfloat16" in how, "lora" in how
+    model = make_model(family, make_processor(family), hidden_size=128, num_layers=4)
+    apply_tuning(model, TuneOptions())
+    if adapted:
+        model = model.to(torch.bfloat16) if rounded else model
+        model = get_peft_model(model, lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 4, 8)))
+    shapes = Shapes.of(unwrap(model).config)
+    half = Precision(2 if adapted else 4, 2)
+    precision = half if rounded else Precision()
+    job = Job(tokens=200, patches=0, group=3, length=20, rank=4 if adapted else 0, precision=precision)
+    kept = kept_by_layers(model, rounded)
+    for number in range(1, len(kept)):  # the first one's input is no activation where nothing before it learns
+        counted = layer_bytes(shapes.text, shapes.text.layers[number], job)
+        assert counted == pytest.approx(kept[number], rel=0.06), (number, shapes.text.layers[number])
+
+
+NOTHING = ModelWeights(held=0, trained=0, trained_held=0, layer=0, head=0, rounded=0)
+UNITS = (300, 900)
+"""Merged patches of a prompt. What is looked at is how much more the larger one takes."""
+GROUP, LENGTH = 2, 3
+
+
+def held(run) -> tuple[int, int]:
+    """Bytes that are allocated within ``run``: the most at a time, and at its end, its result still there."""
+    gc.collect()  # else what is released is counted
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        result = run()
+    events = record.profiler.kineto_results.events()
+    changes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
+    sums = np.cumsum([size for _, size in changes])
+    del result
+    return int(sums.max()), int(sums[-1])
+
+
+def prompt(model: torch.nn.Module, units: int) -> PromptInputs:
+    """A video of ``units`` frames between ten tokens of text, with features in the place of pixels."""
+    visual = model.model.visual
+    side, embed = visual.spatial_merge_size, visual.patch_embed
+    pixels = torch.rand(units * side**2, 3 * embed.temporal_patch_size * embed.patch_size**2)
+    ids = torch.tensor([[7] * 5 + [model.config.video_token_id] * units + [7] * 5])
+    video = {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([[units, side, side]])}
+    return encode_vision(model, replace(PromptInputs.of_text(ids), **video, videos_per_prompt=[1]))
+
+
+def model_of(family: str, checkpointing: bool = False) -> torch.nn.Module:
+    """Wide enough for activations to be more than what is not counted."""
+    model = make_model(family, make_processor(family), hidden_size=128, num_layers=4)
+    apply_tuning(model, TuneOptions())
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def counted(model: torch.nn.Module, prompts: PromptInputs, phase: str, *parts: str, **job: object) -> int:
+    """Bytes of some parts of a phase."""
+    of_prompt = Job(prompts.input_ids.shape[1], len(prompts.pixel_values_videos), group=GROUP, length=LENGTH, **job)
+    phases = {each.name: each.parts for each in estimate(Shapes.of(model.config), NOTHING, of_prompt).phases}
+    return sum(phases[phase][part] for part in parts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prefill_holds_what_is_counted(family):
+    model = model_of(family).eval()
+    params = SamplingParams(max_new_tokens=1)
+    sizes = [prompt(model, units) for units in UNITS]
+    most = [
+        held(lambda prompts=prompts: sample_shared(model, prompts, GROUP, params, suppress=[], end_ids=[], pad_id=0))[0]
+        for prompts in sizes
+    ]
+    planned = [counted(model, prompts, "prefill", "activations", "cache") for prompts in sizes]
+    assert planned[1] - planned[0] == pytest.approx(most[1] - most[0], rel=0.2)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_forward_keeps_what_is_counted(family, checkpointing):
+    model = model_of(family, checkpointing).train()
+    ids = torch.randint(0, 250, (GROUP, LENGTH))
+    sizes = [prompt(model, units) for units in UNITS]
+    kept = [
+        held(
+            lambda prompts=prompts: shared_prefix.completion_logprobs(
+                model, prompts, ids, torch.ones_like(ids, dtype=torch.bool), temperature=1.0, logit_chunk_tokens=512
+            )
+        )[1]
+        for prompts in sizes
+    ]
+    planned = [counted(model, prompts, "backward", "activations", checkpointing=checkpointing) for prompts in sizes]
+    assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.12)

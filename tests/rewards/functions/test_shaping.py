@@ -1,0 +1,206 @@
+from functools import partial
+
+import pytest
+
+from qwenvl.rewards import RewardError, RewardSettings, build_rubric
+from qwenvl.rewards.function import RewardFunction
+from qwenvl.rewards.functions.shaping import (
+    cosine,
+    format_reward,
+    length_window,
+    repetition,
+    soft_overlong,
+    strict_format,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<think>a</think><answer>b</answer>", 1.0),
+        ("x <think>a\nb</think> y <answer>\nb\n</answer> z", 1.0),
+        ("<answer>b</answer><think>a</think>", 0.6),
+        ("<think>a<answer>b</answer></think>", 0.6),
+        ("<think>a</think>b", 0.3),
+        ("<answer>b</answer>", 0.3),
+        ("<think>a<answer>b</answer>", 0.3),
+        ("<think>a</think><answer>b", 0.3),
+        ("</think><think></answer><answer>", 0.0),
+        ("", 0.0),
+        # The first blocks decide: a second answer before the thinking's end does not help or harm.
+        ("<think>a</think><answer>b</answer><think>c</think>", 1.0),
+        # The thinking opens twice: its first block still ends before the answer.
+        ("<think><think>a</think><answer>b</answer>", 1.0),
+    ],
+)
+def test_format_by_hand(text, score):
+    assert format_reward([text]) == [score]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<answer>b</answer>", 1.0),
+        ("well: <answer>\nb</answer> so", 1.0),
+        ("<answer>a</answer><answer>b</answer>", 0.0),
+        ("<answer>a", 0.0),
+        ("</answer><answer>", 0.0),
+        ("<think>a</think><answer>b</answer>", 0.0),
+        ("</think><answer>b</answer>", 0.0),
+        ("b", 0.0),
+    ],
+)
+def test_answer_only_format_by_hand(text, score):
+    assert format_reward([text], response_format="answer_only") == [score]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<think>a</think><answer>b</answer>", 1.0),
+        ("\n<think>\na </think>\n \n<answer> b\n</answer> ", 1.0),
+        ("<think>a</think> so <answer>b</answer>", 0.0),
+        ("x<think>a</think><answer>b</answer>", 0.0),
+        ("<think>a</think><answer>b</answer>x", 0.0),
+        ("<think> </think><answer>b</answer>", 0.0),
+        ("<think>a</think><answer>\n</answer>", 0.0),
+        ("<think>a</think><answer>b</answer><answer>c</answer>", 0.0),
+        ("<think>a<think></think><answer>b</answer>", 0.0),
+        ("<answer>b</answer><think>a</think>", 0.0),
+        ("<think>a<answer>b</answer></think>", 0.0),
+        ("<answer>b</answer>", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_strict_format_by_hand(text, score):
+    assert strict_format([text]) == [score]
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        (" <answer>b</answer>\n", 1.0),
+        ("<answer> </answer>", 0.0),
+        ("it is <answer>b</answer>", 0.0),
+        ("<think>a</think><answer>b</answer>", 0.0),
+        ("</think><answer>b</answer>", 0.0),
+    ],
+)
+def test_strict_answer_only_by_hand(text, score):
+    assert strict_format([text], response_format="answer_only") == [score]
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "strict"),
+    [
+        ("\na</think>\n<answer>b</answer>", 1.0, 1.0),  # all that a thinking checkpoint is asked for
+        ("a</think> so <answer>b</answer>", 1.0, 0.0),
+        ("<think>a</think><answer>b</answer>", 1.0, 0.0),  # opened twice
+        (" </think><answer>b</answer>", 1.0, 0.0),  # nothing thought
+        ("a<answer>b</answer></think>", 0.6, 0.0),
+        ("a<answer>b</answer>", 0.3, 0.0),
+        ("a</think>b", 0.3, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_a_prompt_may_end_inside_a_think_block(text, score, strict):
+    assert format_reward([text], opened_think=[True]) == [score]
+    assert strict_format([text], opened_think=[True]) == [strict]
+
+
+def test_each_prompt_for_itself():
+    texts, opened = ["a</think><answer>b</answer>"] * 2, [True, False]
+    assert format_reward(texts, opened_think=opened) == [1.0, 0.3]
+    assert strict_format(texts, opened_think=opened) == [1.0, 0.0]
+
+
+def test_no_thinking_cannot_be_asked_of_a_prompt_that_opens_a_think_block():
+    columns = {"id": ["plain", "thinking"], "opened_think": [False, True]}
+    for name in ("format", "strict_format"):
+        rubric = build_rubric([name], response_format="answer_only")
+        with pytest.raises(
+            RewardError, match=f"\"{name}\" failed on record 'thinking'.*--response_format think_answer"
+        ):
+            rubric.score(["<answer>b</answer>"] * 2, columns)
+
+
+def tokens(*lengths):
+    return [[0] * length for length in lengths]
+
+
+def right(completions, verdict):
+    return verdict
+
+
+RIGHT = RewardFunction("right", right)
+
+
+def test_cosine_by_hand():
+    reward = partial(cosine, correctness_func=RIGHT, max_len=1024)
+    ids = tokens(0, 256, 512, 768, 1024, 5000)
+    correct = reward(["x"] * 6, ids, verdict=[1.0] * 6)
+    assert correct == pytest.approx([1, 0.926777, 0.75, 0.573223, 0.5, 0.5], abs=1e-6)
+    wrong = reward(["x"] * 6, ids, verdict=[0.0, 0.99, 0.5, 0.0, 0.0, 0.0])
+    assert wrong == pytest.approx([-0.5, -0.426777, -0.25, -0.073223, 0, 0], abs=1e-6)
+    assert reward(["x"], tokens(9), verdict=[None]) == [None]
+
+
+def test_cosine_with_other_values():
+    values = dict(
+        zip(
+            ("min_len_value_correct", "max_len_value_correct", "min_len_value_wrong", "max_len_value_wrong"),
+            (2.0, 1.0, -10.0, -5.0),
+            strict=True,
+        )
+    )
+    reward = partial(cosine, correctness_func=RIGHT, max_len=10, **values)
+    assert reward(["x"] * 4, tokens(0, 10, 0, 10), verdict=[1, 1, 0, 0]) == pytest.approx([2.0, 1.0, -10.0, -5.0])
+
+
+def test_cosine_by_name_uses_the_correctness_that_is_chosen():
+    rubric = build_rubric(["cosine(correctness_func='count')"], settings=RewardSettings(generation_max_length=4))
+    columns = {"solution": ["3", "3"], "completion_ids": tokens(4, 0)}
+    assert rubric.score(["<answer>3</answer>", "<answer>4</answer>"], columns).total.tolist() == [0.5, -0.5]
+    assert "exactly one number" in rubric.check_solution("three")
+
+
+def test_repetition_by_hand():
+    reward = repetition
+    assert reward(["a b c a b c a b c"]) == [pytest.approx(-0.571429, abs=1e-6)]
+    # Six 3-grams of "a a a a a a a a", one different; none repeated; case does not matter; too short.
+    assert reward(["a a a a a a a a", "a b c d", "A b C a B c", "a b", ""]) == [
+        pytest.approx(-5 / 6),
+        0.0,
+        pytest.approx(-1 / 4),
+        0.0,
+        0.0,
+    ]
+
+
+def test_repetition_counts_characters_where_there_are_no_spaces():
+    # 看看看看看: three 3-grams, all the same. In an English text a few characters change nothing.
+    assert repetition(["看看看看看", "カメラ", "the word 看看看看看 here"]) == [pytest.approx(-2 / 3), 0.0, 0.0]
+
+
+def test_repetition_settings():
+    assert repetition(["a a b"], n_grams=1, max_penalty=-0.5) == [pytest.approx(-0.5 / 3)]
+
+
+def test_soft_overlong_by_hand():
+    got = soft_overlong(["x"] * 6, tokens(0, 80, 85, 95, 100, 200), max_len=100, cache=20)
+    assert got == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
+    with pytest.raises(ValueError, match=r"cache must be at most max_len \(100\), got 101"):
+        build_rubric(["soft_overlong(max_len=100, cache=101)"])
+
+
+def test_soft_overlong_by_name_ends_at_the_longest_completion():
+    rubric = build_rubric(["soft_overlong"], settings=RewardSettings(generation_max_length=10))
+    assert rubric.score(["x"] * 3, {"completion_ids": tokens(8, 9, 10)}).total.tolist() == [0.0, -0.5, -1.0]
+
+
+def test_length_window_by_hand():
+    reward = partial(length_window, correctness_func=RIGHT, min=3, max=5, bonus=0.2)
+    got = reward(["x"] * 6, tokens(2, 3, 5, 6, 4, 4), verdict=[1, 1, 1, 1, 0, None])
+    assert got == [0.0, 0.2, 0.2, 0.0, 0.0, None]
+    with pytest.raises(ValueError, match="above"):
+        build_rubric(["length_window(min=6, max=5)"])
