@@ -34,9 +34,9 @@ a completion is the weighted sum, and the parts are logged as `reward/<name>`. W
 | `--on_reward_error` | `error` (stop) or `skip` |
 | `--response_format` | the form that `format` and `strict_format` expect |
 
-Arguments are given in brackets: `--reward_funcs accuracy "cosine(max_len=512)"`. Their values are numbers, texts in quotes,
-`True`, `False` and `None` (the default). `GRPOTrainer(..., reward_funcs=[...])` takes the same texts, and a settings
-file also a mapping:
+Arguments are given in brackets: `--reward_funcs accuracy "cosine(max_len=512)"`. Their values are numbers, texts in
+quotes, `True`, `False` and `None` (the default). `GRPOTrainer(..., reward_funcs=[...])` takes the same texts, and a
+settings file also a mapping:
 
 ```yaml
 reward_funcs:
