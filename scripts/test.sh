@@ -20,4 +20,4 @@ fi
 "$BIN/ruff" check .
 "$BIN/python" -m mypy
 # Several at a time, as many as there are cores: most of the time is that of single threads and of waiting for processes.
-exec "$BIN/python" -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal "$@"
+exec "$BIN/python" -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --durations 15 "$@"

@@ -20,7 +20,6 @@ pytest_plugins = [
     "tests.fake_server",
     "tests.left_behind",
     "tests.forked",
-    "tests.budget",
     "tests.scheduling",
 ]
 
