@@ -57,8 +57,8 @@ def commands() -> list:
         if line.strip() and not line.lstrip().startswith("#")
     ]
     table = ROOT / "docs" / "commands.md"
-    cells = re.findall(r"`((?:qwenvl|bash) [^`]*)`", text_of(table))
-    lines += [(table, line.replace("MODEL", "Qwen/Qwen3.5-4B")) for line in cells if "..." not in line and " " in line]
+    cells = re.findall(r"`((?:qwenvl|bash) [^`]*)`", text_of(table).split("|---|---|")[1].split("\n\n")[0])
+    lines += [(table, line.replace("MODEL", "Qwen/Qwen3.5-4B")) for line in cells if "..." not in line]
     return [pytest.param(line, id=f"{page.name}: {line[:60]}") for page, line in lines]
 
 

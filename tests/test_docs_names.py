@@ -61,7 +61,7 @@ def rows(page: Path, section: str) -> list[list[str]]:
     """The cells of the table in a section of a page, without its head."""
     body = page.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
     lines = [line for line in body.split("\n") if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    return [[cell.strip() for cell in re.split(r" \|(?= |$)", line[1:-2])] for line in lines[2:]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
