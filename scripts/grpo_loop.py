@@ -11,7 +11,7 @@ Group Relative Policy Optimization (arXiv:2402.03300). A step takes P prompts, e
     5. loss         -A * ratio + beta * KL(policy || reference) per token, averaged over the step
 
 The pieces are those of ``qwenvl train``, and a test holds the gradient of this loop to the trainer's. Each prompt and
-each frame is computed once for its whole group (docs/sharing.md).
+each frame is computed once for its whole group (docs/training.md).
 
 Left out, and in ``qwenvl train``: several processes and GPUs, gradient accumulation and checkpointing, LoRA and 4 bits,
 several steps on the same completions, a tower that learns, resume, evaluation, the run folder and its report, vLLM, the

@@ -71,36 +71,11 @@ def test_the_records_benchmark_runs(fork_python, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_report_of_a_gpu(monkeypatch, tmp_path):
-    """Parts of one kind in one table, with the columns of all of its rows."""
-    monkeypatch.syspath_prepend(str(BENCH / "gpu"))
-    every = importlib.import_module("all")
-    results = tmp_path / "results.jsonl"
-    rows = [{"part": "waits", "busy": 0.5}, {"part": "exact", "model": "3b"}, {"part": "waits", "waits": 4}]
-    results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    lines = every.report({"waits": "done in 3 s"}, results).splitlines()
-    assert lines[2:5] == ["| part | end |", "| --- | --- |", "| waits | done in 3 s |"]
-    assert lines[6:12] == ["## waits", "", "| busy | waits |", "| --- | --- |", "| 0.5 |  |", "|  | 4 |"]
-    assert lines[13:] == ["## exact", "", "| model |", "| --- |", "| 3b |"]
-
-
-def test_waits_are_counted_for_each_phase(monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(str(BENCH / "gpu"))
+@pytest.mark.parametrize("part", ["exact", pytest.param("phases", marks=pytest.mark.slow), "decoding"])
+def test_what_a_gpu_is_asked_runs_on_a_cpu(part, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCH))
     monkeypatch.setattr(sys, "path", list(sys.path))  # which the script adds to
-    words = ["--model", "tiny_qwen2_5_vl", "--case", "200,2,4", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["waits.py", *words, "--profiles", str(tmp_path / "profiles")])
-    importlib.import_module("waits").main()
-    phases = [line.split("phase ")[1].split()[0] for line in capsys.readouterr().out.splitlines() if "phase " in line]
-    assert phases == ["sampling", "vision", "reference", "policy"]
-    assert len([*(tmp_path / "profiles").iterdir()]) == 4
-
-
-@pytest.mark.slow
-def test_what_a_gpu_is_asked_runs_on_a_cpu(tmp_path):
-    parts = ["exact", "attention", "phases_linear", "decoding"]
-    command = [sys.executable, str(BENCH / "gpu" / "all.py"), "--out", str(tmp_path), "--rehearse"]
-    command += ["--minutes", "60", "--parts", *parts]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert all(f"| {part} | done in " in out for part in parts)
-    kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert all(row["logprobs_ratio"] < 3 for row in kept if "logprobs_ratio" in row)
+    importlib.import_module("gpu").main([part, "--rehearse", "--plain", "--results", str(tmp_path / "rows.jsonl")])
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {row["model"] for row in rows} == {"tiny_qwen2_5_vl", "tiny_qwen3_5"}
+    assert all(row["logprobs_ratio"] < 3 and row["parity_mean"] < 0.01 for row in rows if part == "exact")

@@ -14,7 +14,7 @@ from qwenvl.rewards.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-MIGRATIONS = sorted((ROOT / "docs").glob("from_*.md"))
+MIGRATION = ROOT / "docs" / "coming_from.md"
 FENCED = re.compile(r"^ *```.*?^ *```$", flags=re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
 
@@ -44,16 +44,16 @@ def flags() -> set[str]:
 
 
 def is_logged(name: str) -> bool:
-    """Whether a number of this name stands in the source, or in what the page of concepts says of the Trainer's."""
+    """Whether a number of this name stands in the source, or in what the page on training says of the Trainer's."""
     written = name.replace("<name>", "\0")
-    return written in strings() or f"`{name}`" in (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    return written in strings() or f"`{name}`" in (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 def ours(page: Path) -> str:
-    """The text of a page without blocks, and in migration pages without the column that names what is elsewhere."""
+    """The text of a page without blocks, and of a migration table only the column of our names."""
     lines = FENCED.sub("", page.read_text(encoding="utf-8")).split("\n")
-    if page in MIGRATIONS:
-        lines = [line.split(" | ", 1)[1] if line.startswith("| ") else line for line in lines]
+    if page == MIGRATION:
+        lines = [line.split(" | ")[0] if line.startswith("| `--") else line for line in lines]
     return "\n".join(lines)
 
 
@@ -61,7 +61,7 @@ def rows(page: Path, section: str) -> list[list[str]]:
     """The cells of the table in a section of a page, without its head."""
     body = page.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
     lines = [line for line in body.split("\n") if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    return [[cell.strip() for cell in re.split(r" \|(?= |$)", line[1:-2])] for line in lines[2:]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -71,11 +71,10 @@ def test_the_flags_that_a_page_names_exist(page):
     assert [flag for flag in named if flag.removeprefix("no_") not in flags()] == []
 
 
-@pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.name)
-def test_the_command_and_the_page_name_the_same_flag_for_one_of_another_library(page):
+def test_the_command_and_the_page_name_the_same_flag_for_one_of_another_library():
     here_of: dict[str, str] = {}
-    for there, here, *_ in rows(page, "Setting for setting" if page.stem == "from_verl" else "Flag for flag"):
-        for name in (code.lstrip("-").split()[0] for code in CODE.findall(there)):
+    for here, *there in rows(MIGRATION, "Flag for flag"):
+        for name in (code for cell in there for code in CODE.findall(cell)):
             here_of[name] = here_of.get(name, "") + here
     for name in here_of.keys() & SUCCESSORS.keys():
         [said] = re.findall(r"^--\w+|length_window", SUCCESSORS[name])
@@ -83,20 +82,18 @@ def test_the_command_and_the_page_name_the_same_flag_for_one_of_another_library(
 
 
 def test_what_trl_has_and_we_have_not_is_refused_with_our_name():
-    there = [name for row in rows(ROOT / "docs" / "from_trl.md", "Flag for flag") for name in CODE.findall(row[0])]
+    there = [name for row in rows(MIGRATION, "Flag for flag") for name in CODE.findall(row[1])]
     assert [name for name in there if name not in {*flags(), *SUCCESSORS}] == []
 
 
-@pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.name)
-def test_each_reward_of_another_library_leads_to_one_that_exists(page):
-    for there, here, *_ in rows(page, "Reward for reward"):
+def test_each_reward_of_another_library_leads_to_one_that_exists():
+    for there, here, *_ in rows(MIGRATION, "Reward for reward"):
         for name in CODE.findall(here):
             assert name in TABLE or name.removeprefix("--") in flags(), f"{there}: {name}"
 
 
-@pytest.mark.parametrize("page", ["from_trl", "from_verl"])
-def test_each_number_of_another_log_leads_to_one_that_is_logged(page):
-    for there, here in rows(ROOT / "docs" / f"{page}.md", "In the log"):
+def test_each_number_of_another_log_leads_to_one_that_is_logged():
+    for *there, here in rows(MIGRATION, "In the log"):
         for name in CODE.findall(here):
             assert is_logged(name), f"{there}: {name}"
 

@@ -1,4 +1,4 @@
-"""The tutorial on a folder of clips is followed to its end: its files, and every command in its order."""
+"""The quickstart is followed from its first step to its tenth: its files, and every command in its order."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from qwenvl.cli import main
 from qwenvl.runlog import read_config, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "procedure_videos.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").split("\n## 1. ")[1].split("\n## Details\n")[0]
 MODEL = "Qwen/Qwen3.5-4B"
 # As the page has it, but on tiny things.
 SMALL = {

@@ -86,7 +86,7 @@ def groups_of(experience: Experience, entropies: Tensor | None = None) -> list[P
 def numbers_of(
     question: dict[str, Any], groups: Sequence[PromptGroup], left_out: Sequence[BadSample], seconds: dict[str, float]
 ) -> dict[str, Any]:
-    """The numbers of at least one group, as ``probe.json`` has them: docs/concepts.md explains each.
+    """The numbers of at least one group, as ``probe.json`` has them: docs/evaluation.md explains each.
 
     Args:
         question: the first rows of the numbers. ``model`` and ``data``, ``samples`` and ``group_size`` (completions

@@ -43,7 +43,7 @@ def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardO
     """What is in the way of training, the most urgent first, or that nothing is.
 
     Completions that are truncated or lack the form do not show what the model knows, so difficulty and diversity are
-    judged without these two findings only. docs/concepts.md has the rules.
+    judged without these two findings only. docs/evaluation.md has the rules.
 
     Args:
         numbers: of ``numbers_of``.

@@ -181,7 +181,7 @@ class ObjectiveOptions(TermOptions):
     )
     loss_type: LossType = option(
         "grpo",
-        "The objective, by the name of its paper; docs/objectives.md has the formulas. Each brings the settings of its "
+        "The objective, by the name of its paper; docs/training.md has the formulas. Each brings the settings of its "
         "paper, which flags override. Objectives differ in what has an importance ratio, in how it is limited and in "
         "how tokens are averaged. grpo: over each completion's tokens, then over completions. dr_grpo: their sum "
         "divided by completions x --generation_max_length. dapo: over all tokens of the step.",

@@ -203,4 +203,4 @@ TABLE: tuple[Maker, ...] = (
     _smaller_groups,
     _more_processes,
 )
-"""The cheapest first. ``--auto_fit`` may take the first four. docs/memory.md has more flags that take less memory."""
+"""The cheapest first. ``--auto_fit`` may take the first four. docs/training.md has more flags that take less memory."""

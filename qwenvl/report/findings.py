@@ -100,7 +100,7 @@ TRENDS = (
 
 
 def summary(runs: Sequence[Run], rows: Sequence[Sequence[Row]]) -> dict[str, Any]:
-    """What ``summary.json`` holds. ``docs/report.md`` says what each name means.
+    """What ``summary.json`` holds. ``docs/evaluation.md`` says what each name means.
 
     Args:
         rows: the groups of each run.

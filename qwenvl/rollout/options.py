@@ -19,7 +19,7 @@ class EngineOptions(Options):
         "local",
         "What samples completions. local: the policy itself. vllm_server: vLLM in processes that you start with "
         "scripts/serve_vllm.sh, on other GPUs or machines. vllm_colocate: the same, started by each process of the run "
-        "on its own GPU, asleep while it trains. See docs/engines.md.",
+        "on its own GPU, asleep while it trains. See docs/scaling.md.",
     )
     vllm_server: list[str] | None = option(
         None,

@@ -122,7 +122,7 @@ def message_lines(case: Case, phase: str) -> Iterator[str]:
     """The memory table and the best remedies."""
     phases = SAMPLING if phase in ("sampling completions", "running the vision tower") else None
     made = case.estimate()
-    yield f"What a step with prompts of {case.job.tokens:,} tokens takes, computed (docs/memory.md):"
+    yield f"What a step with prompts of {case.job.tokens:,} tokens takes, computed (docs/training.md, Memory):"
     yield from (f"  {line}" for line in memory_lines(made))
     yield "What helps most, the cheapest first:"
     if phase == "decoding clips":

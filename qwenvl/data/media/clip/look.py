@@ -1,7 +1,7 @@
 """How much the picture of a clip changes from frame to frame, told by small grey pictures.
 
 Small pictures were measured against the sizes of the encoded frames, which cost no decoding: sizes said little where
-the camera has noise, the encoder holds a bit rate, or each frame is coded by itself (docs/scaling.md).
+the camera has noise, the encoder holds a bit rate, or each frame is coded by itself (docs/benchmarks.md).
 """
 
 from __future__ import annotations

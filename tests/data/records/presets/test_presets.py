@@ -214,7 +214,7 @@ def test_who_says_himself_how_to_answer_is_not_told_twice(files, tmp_path):
 
 
 def test_the_page_names_every_format_with_its_rewards():
-    page = (Path(__file__).parents[4] / "docs" / "formats.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "data.md").read_text(encoding="utf-8")
     for name, preset in PRESETS.items():
         [line] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         assert line.endswith(f"| {', '.join(f'`{reward}`' for reward in preset.rewards)} |")
