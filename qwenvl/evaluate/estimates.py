@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
+from qwenvl.grpo.diagnostics import Interval, clustered_interval
+from qwenvl.health.rules import SAME_REWARD
 
 Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
-RESAMPLES = 5000  # of the bootstrap: its ends then move by a few hundredths of the interval from seed to seed
-SAME = 1e-6  # rewards that differ by no more are equal, as in qwenvl.grpo.diagnostics
-
-
-class Interval(NamedTuple):
-    """A mean over ``n`` independent clusters of values and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -60,54 +50,15 @@ def equal_chance(rewards: Sequence[float | None], k: int) -> float:
         raise ValueError(f"groups of {k} out of {len(rewards)} completions")
     known = sorted(reward for reward in rewards if reward is not None)
     missing = len(rewards) - len(known)
-    alike: list[int] = []  # completions of each value
-    for n, reward in enumerate(known):
-        if n and reward - known[n - 1] <= SAME:
-            alike[-1] += 1
+    alike: list[list[float]] = []  # the rewards of each value
+    for reward in known:
+        if alike and reward - alike[-1][0] <= SAME_REWARD:
+            alike[-1].append(reward)
         else:
-            alike.append(1)
+            alike.append([reward])
     without_any = math.comb(missing, k)
-    equal = without_any + sum(math.comb(count + missing, k) - without_any for count in alike)
+    equal = without_any + sum(math.comb(len(own) + missing, k) - without_any for own in alike)
     return equal / math.comb(len(rewards), k)
-
-
-def clustered_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None, seed: int = 0) -> Interval:
-    """The mean of values that depend on each other within clusters, such as the questions about one clip.
-
-    The interval is that of the percentile bootstrap over clusters: as many clusters as there are, drawn with
-    replacement, each with all of its values (Davison and Hinkley, 1997, section 3.8). Drawing single values would treat
-    those of a clip as independent, and the interval would be too narrow.
-
-    Args:
-        values: one for each record.
-        clusters: the cluster of each record. None: each is its own.
-        seed: of the draws. The same seed gives the same interval.
-
-    Returns:
-        The mean over records. Its ends are NaN where there are fewer than two clusters. ``n`` counts clusters.
-
-    Raises:
-        ValueError: a value is NaN or infinite.
-
-    Example:
-        >>> clustered_interval([1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"])  # all a, all b, or one of each
-        Interval(mean=0.5, low=0.0, high=1.0, n=2)
-    """
-    if not all(math.isfinite(value) for value in values):
-        raise ValueError("clustered_interval: a value is NaN or infinite")
-    clusters = range(len(values)) if clusters is None else clusters
-    mean = math.fsum(values) / len(values) if values else math.nan
-    places = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters))}
-    n = len(places)
-    if n < 2:
-        return Interval(mean, math.nan, math.nan, n)
-    sums, counts = np.zeros(n), np.zeros(n)
-    for value, cluster in zip(values, clusters, strict=True):
-        sums[places[cluster]] += value
-        counts[places[cluster]] += 1
-    times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
-    low, high = np.quantile((times @ sums) / (times @ counts), [0.025, 0.975])
-    return Interval(mean, float(low), float(high), n)
 
 
 def share_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Interval:

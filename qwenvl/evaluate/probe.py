@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,8 @@ def _run(request: ProbeRequest) -> str:
         numbers = probe(request)
         findings = verdict(numbers, SamplingOptions.of(config), RewardOptions.of(config))
         command = next_command(findings, request, base_of_adapter(str(config.model_name_or_path)))
-        numbers |= {"verdict": [asdict(finding) for finding in findings], "next": command}
+        shown = [{"name": each.code, "words": each.message, "flags": each.flags} for each in findings]
+        numbers |= {"verdict": shown, "next": command}
         written = json.dumps(numbers, indent=1, ensure_ascii=False)
         if options.output_dir is not None:
             with written_whole(Path(options.output_dir) / NUMBERS) as file:

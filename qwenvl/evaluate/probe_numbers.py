@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from qwenvl.evaluate.estimates import (
-    SAME,
     Interval,
     as_json,
     clustered_interval,
@@ -19,6 +18,7 @@ from qwenvl.evaluate.estimates import (
     sample_counts,
     share_interval,
 )
+from qwenvl.health.rules import SAME_REWARD
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.functions.shaping import format_reward
 from qwenvl.train.step import Experience
@@ -146,7 +146,7 @@ def numbers_of(
 
 def passed(group: PromptGroup, pass_by: str, pass_at: float) -> list[bool]:
     """Whether each completion passes, without those for which ``pass_by`` has no value."""
-    return [value >= pass_at - SAME for value in _known(group, pass_by)]
+    return [value >= pass_at - SAME_REWARD for value in _known(group, pass_by)]
 
 
 def _known(group: PromptGroup, name: str) -> list[float]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.evaluate.estimates import (
-    SAME,
     Interval,
     as_json,
     clustered_interval,
@@ -20,6 +19,7 @@ from qwenvl.evaluate.estimates import (
     share_interval,
 )
 from qwenvl.evaluate.questions import field_of
+from qwenvl.health.rules import SAME_REWARD
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
 from qwenvl.rewards.functions.matching import affirms, letters
 from qwenvl.rewards.functions.text import normalized, solution_of
@@ -50,7 +50,7 @@ class _Record:
         columns[TOTAL] = [sample.total for sample in samples]
         known = {name: [value for value in values if value is not None] for name, values in columns.items()}
         scores = {name: sum(values) / len(values) for name, values in known.items() if values}
-        passed = [value >= pass_at - SAME for value in known[pass_by]]
+        passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
         if passed:
             scores[PASSES] = sum(passed) / len(passed)
         if len(samples) > 1 and len(passed) == len(samples):
@@ -195,7 +195,7 @@ def _difference(before: str, after: str, control: str, of_before: _Records, of_a
         for n, record in of_before.items()
         if n in of_after and pass_by in record.scores and pass_by in of_after[n].scores
     ]
-    better, worse = sum(gain > SAME for gain in gains), sum(gain < -SAME for gain in gains)
+    better, worse = sum(gain > SAME_REWARD for gain in gains), sum(gain < -SAME_REWARD for gain in gains)
     return {
         **{"before": before, "after": after, "control": control, **_paired(of_before, of_after)},
         **{"better": better, "equal": len(gains) - better - worse, "worse": worse},

@@ -1,7 +1,7 @@
-"""Is a run healthy? A table of rules over what it has logged, and what to do where one of them holds.
+"""Rules over the log of a run: faults, the thresholds for them, and remedies. Probe, report and log share these.
 
-A rule is a pure function of the history. It counts groups and optimizer steps, not log entries. It compares a window at
-the end of the history with what came before. A rule that needs more than there is says nothing.
+A rule is a pure function of the history. It counts groups and optimizer steps, not log entries, and compares the last
+window of the history with earlier ones. A rule that needs a longer history finds nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import Any
 
-EQUAL_SHARE = 0.9
-CUT_OFF_SHARE = 0.25
+SAME_REWARD = 1e-6  # rewards that differ by no more are equal
+EQUAL_SHARE = 0.9  # of groups with equal rewards, above which training is mostly wasted
+CUT_OFF_SHARE = 0.1  # of truncated completions, from which rewards measure the limit
 ALL_CUT_GROUPS = 8  # on end without a completion that was not cut off: no need to wait for two windows
 ENTROPY_SHARE = 0.2
 HIGH_KL = 0.5
@@ -23,18 +24,43 @@ FALLING = 0.9  # of the window before
 SMALLER_STEPS = 3  # what a learning rate that was too high is divided by
 
 
+def all_equal(rewards: Sequence[float]) -> bool:
+    """Whether a group's rewards are equal: no policy gradient. So is a group with one reward or none.
+
+    ``qwenvl.grpo.diagnostics.equal_groups`` is the same for tensors.
+    """
+    return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault of a run or of a probe.
+
+    Attributes:
+        code: name for scripts.
+        message: the fault in a sentence.
+        advice: the remedy, where ``message`` does not name it.
+        flags: training flags that would help.
+    """
+
+    code: str
+    message: str
+    advice: str = ""
+    flags: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Rule:
-    """Something that may go wrong.
+    """A fault that a run may have.
 
     Attributes:
         name: for people.
         code: for scripts.
-        judge: what was seen, in words, where it has gone wrong. None where it has not, or not yet.
-        remedy: what to do.
-        flags: what to change in the command of the run, given its settings (a ``GRPOConfig``). None where no
-            flag helps, and the data is to be looked at.
-        judge_at_end: the same for a run that has ended, and was too short for ``judge``.
+        judge: returns the fault in words, or None without a fault.
+        remedy: advice to the user.
+        flags: returns changes to the command of the run, given its settings (a ``GRPOConfig``). None: no flag helps,
+            and the user should look at the data.
+        judge_at_end: as ``judge``, for a run that has ended and was too short for ``judge``.
     """
 
     name: str
@@ -73,10 +99,7 @@ def format_never_reached(history: History) -> str | None:
 
 
 def cut_off(history: History) -> str | None:
-    """A quarter of the completions of the last 24 groups are cut off at the limit, and it does not get better.
-
-    Or all of the last 8 groups are.
-    """
+    """A tenth of the completions of the last 24 groups are cut off, no fewer than before; or all of the last 8."""
     name = "completion/truncated_frac"
     all_cut = takewhile(lambda entry: entry.values[name] == 1, reversed(having(history, name)))
     if (groups := sum(entry.groups for entry in all_cut)) >= ALL_CUT_GROUPS:
@@ -203,23 +226,23 @@ RULES: tuple[Rule, ...] = (
 """What is warned of, once each. Where several hold, the first says most about what to do."""
 
 
-def findings(history: History, ended: bool = False) -> Iterator[tuple[Rule, str]]:
-    """Each rule that holds at the end of the history, and what was seen.
+def findings(history: History, ended: bool = False) -> Iterator[Finding]:
+    """The faults at the end of the history, in the order of ``RULES``.
 
     Args:
         ended: the run has ended, so rules for the end of a short run count too.
 
     Example:
         >>> history = [Entry(3, 3, 24, {"group/zero_std_frac": 1.0, "reward/total": 0.0})]
-        >>> [rule.name for rule, seen in findings(history)]
-        ['equal rewards']
+        >>> [finding.code for finding in findings(history)]
+        ['equal_rewards']
     """
     for rule in RULES:
         seen = rule.judge(history)
         if seen is None and ended and rule.judge_at_end is not None:
             seen = rule.judge_at_end(history)
         if seen is not None:
-            yield rule, seen
+            yield Finding(rule.code, seen, rule.remedy)
 
 
 def _equal(groups: str, reward: float) -> str:

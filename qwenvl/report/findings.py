@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from qwenvl.health.rules import findings
+from qwenvl.health.rules import Finding, findings
 from qwenvl.report.curves import finite, is_phase, trend
 from qwenvl.report.groups import DROPPED, EQUAL, SUSPECT, TRUNCATED, History, Row, hardest, histories, most_improved
 from qwenvl.report.run import Evaluated, Run, differing_settings
 
 MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One warning: a word for scripts, what was seen, and what to try."""
-
-    code: str
-    message: str
-    advice: str
 
 
 def warnings(run: Run, rows: Sequence[Row]) -> list[Finding]:
@@ -33,9 +24,7 @@ def warnings(run: Run, rows: Sequence[Row]) -> list[Finding]:
     """
     falls = _falls(run)
     found = [falls, _worse(run), _left_out(run), _skipped(run), _suspect(rows)]
-    ruled = [Finding(rule.code, seen, rule.remedy) for rule, seen in findings(run.history(), ended=True)]
-    if falls is not None:
-        ruled = [each for each in ruled if each.code != "reward_flat"]
+    ruled = [each for each in findings(run.history(), ended=True) if falls is None or each.code != "reward_flat"]
     return [*_not_finite(run), *ruled, *(each for each in found if each is not None)]
 
 
@@ -122,7 +111,9 @@ def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
         "finished": run.finished,
         "evaluations": {name: _evaluation(points) for name, points in run.evaluations().items()},
         "trends": {name: _trend(run, name) for name in dict.fromkeys(names) if run.values(name)},
-        "warnings": [asdict(each) for each in warnings(run, rows)],
+        "warnings": [
+            {"code": each.code, "message": each.message, "advice": each.advice} for each in warnings(run, rows)
+        ],
         "groups": {
             "trained": len(trained),
             "dropped": len(sampled) - len(trained),

@@ -11,11 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from qwenvl.health.rules import all_equal
 from qwenvl.runlog import Parity, Rollout
 
 EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
-"""Marks of a group, added up: all rewards are equal; a completion was cut; half or more of the texts occur twice;
-reward hacking is suspected; a completion has no reward; it was sampled and not trained on (``--filter_groups``)."""
+"""Marks of a group, added up: its rewards are equal, as the log counts them; a completion was truncated; half or more of
+the texts occur twice; reward hacking is suspected; a completion has no reward; it was not trained on
+(``--filter_groups``)."""
 
 MOST_GAP = 1e9  # stands for an infinite difference of log-probs, which JSON has no number for
 HIGH_FORMAT = 0.9  # a format reward from here on counts as kept
@@ -105,7 +107,7 @@ def marks(group: Group) -> int:
     """
     totals = group.totals
     found = 0
-    if len(totals) > 1 and max(totals) - min(totals) < 1e-9:
+    if all_equal(totals) and len(group.rollouts) > 1:  # an evaluation may have one completion of each prompt
         found |= EQUAL
     if any(each.finish_reason == "length" for each in group.rollouts):
         found |= TRUNCATED

@@ -99,10 +99,10 @@ class HealthWarnings(TrainerCallback):
         self._step = step
 
     def _tell(self, ended: bool = False) -> None:
-        for rule, seen in findings(self._history, ended):
-            if rule.name not in self._told:
-                self._told.add(rule.name)
-                logger.warning(f"{seen}. {rule.remedy}")
+        for finding in findings(self._history, ended):
+            if finding.code not in self._told:
+                self._told.add(finding.code)
+                logger.warning(f"{finding.message}. {finding.advice}")
 
 
 def require_trackers(names: Iterable[str]) -> None:
