@@ -27,7 +27,7 @@ from qwenvl.demo.clips import make_clips, tokenizer_texts
 from qwenvl.demo.results import Score, example, in_words, read_scores, table
 from qwenvl.demo.settings import CHECKS, CLIPS, FAMILY, LINEAR_ATTENTION_STEPS, MODEL, STEPS, Demo, usual_steps
 from qwenvl.model.families import FAMILIES
-from qwenvl.runlog.evaluation import AS_IT_IS
+from qwenvl.runlog import AS_IT_IS
 
 WARMUP = "warmup.yaml"
 

@@ -26,7 +26,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.evaluate.settings import EvaluateOptions
 from qwenvl.rewards.functions.text import normalized, solution_of
-from qwenvl.runlog.evaluation import AS_IT_IS
+from qwenvl.runlog import AS_IT_IS
 from qwenvl.train.collect.contrast import random_order
 from qwenvl.train.evaluation import clusters_by
 from qwenvl.types import BadSample, Message, Record, Sample

@@ -23,7 +23,7 @@ from qwenvl.health.rules import SAME_REWARD
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
 from qwenvl.rewards.functions.matching import affirms, letters
 from qwenvl.rewards.functions.text import normalized, solution_of
-from qwenvl.runlog.evaluation import AS_IT_IS, Sample
+from qwenvl.runlog import AS_IT_IS, EvaluationSample
 from qwenvl.types import TOTAL
 
 PASSES, MAJORITY = "passes", "majority"
@@ -39,12 +39,12 @@ class _Record:
         scores: means over the completions, by reward, ``total``, ``passes`` and ``majority``.
     """
 
-    samples: list[Sample]
+    samples: list[EvaluationSample]
     scores: dict[str, float]
     passed: list[bool]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], pass_by: str, pass_at: float) -> _Record:
+    def of(cls, samples: Sequence[EvaluationSample], pass_by: str, pass_at: float) -> _Record:
         samples = sorted(samples, key=lambda sample: sample.sample)
         columns = {name: [sample.rewards[name] for sample in samples] for name in samples[0].rewards}
         columns[TOTAL] = [sample.total for sample in samples]
@@ -68,7 +68,7 @@ _Row = dict[str, Any]
 
 
 def results_of(
-    samples: Iterable[Sample],
+    samples: Iterable[EvaluationSample],
     models: Sequence[str],
     controls: Sequence[str],
     pass_by: str,
@@ -92,7 +92,7 @@ def results_of(
     Raises:
         RecordError: a record lacks a field that ``strata`` names.
     """
-    by_model: dict[tuple[str, str], dict[int, list[Sample]]] = {}
+    by_model: dict[tuple[str, str], dict[int, list[EvaluationSample]]] = {}
     for sample in samples:
         by_model.setdefault((sample.model, sample.control), {}).setdefault(sample.doc_id, []).append(sample)
     found: dict[tuple[str, str], _Records] = {
@@ -149,7 +149,7 @@ def _numbers(model: str, control: str, found: _Records) -> _Row:
     }
 
 
-def _share(records: Sequence[_Record], of: Callable[[Sample], bool]) -> Interval:
+def _share(records: Sequence[_Record], of: Callable[[EvaluationSample], bool]) -> Interval:
     """The share of completions for which ``of`` is true."""
     shares = [sum(map(of, record.samples)) / len(record.samples) for record in records]
     return share_interval(shares, [record.cluster for record in records])
@@ -224,7 +224,7 @@ def _strata(full: Mapping[str, _Records], pass_by: str, strata: Sequence[str] | 
             }
 
 
-def stratum_of(sample: Sample, by: str) -> tuple[float, str]:
+def stratum_of(sample: EvaluationSample, by: str) -> tuple[float, str]:
     """The stratum of a record: a number to sort by, and its name.
 
     Raises:

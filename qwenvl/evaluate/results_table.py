@@ -9,7 +9,7 @@ from typing import Any
 from qwenvl.evaluate.results import MAJORITY, MANY_UNREAD, PASSES
 from qwenvl.health.rules import CUT_OFF_SHARE
 from qwenvl.rewards.table import SHAPING, TABLE
-from qwenvl.runlog.evaluation import AS_IT_IS
+from qwenvl.runlog import AS_IT_IS
 
 SHOWN = 3  # records that were left out
 _GAP = "   "

@@ -233,7 +233,7 @@ def findings(history: History, ended: bool = False) -> Iterator[Finding]:
         ended: the run has ended, so rules for the end of a short run count too.
 
     Example:
-        >>> history = [Entry(3, 3, 24, {"group/zero_std_frac": 1.0, "reward/total": 0.0})]
+        >>> history = [LogEntry(3, 3, 24, {"group/zero_std_frac": 1.0, "reward/total": 0.0})]
         >>> [finding.code for finding in findings(history)]
         ['equal_rewards']
     """
@@ -277,7 +277,7 @@ WINDOW = 24
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One entry of the log.
 
     Attributes:
@@ -293,12 +293,12 @@ class Entry:
     values: Mapping[str, float]
 
     @classmethod
-    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> Entry:
+    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> LogEntry:
         """An entry with what rules read of the log: a run has thousands."""
         return cls(step, steps, groups, {name: v for name, v in logs.items() if name in WATCHED or is_format(name)})
 
 
-History = Sequence[Entry]
+History = Sequence[LogEntry]
 
 
 @dataclass(frozen=True)
@@ -316,14 +316,14 @@ class Sampled:
     iterations: int = 1
     totals_tell: bool = True
 
-    def entry(self, before: int, step: int, values: Mapping[str, float]) -> Entry:
+    def entry(self, before: int, step: int, values: Mapping[str, float]) -> LogEntry:
         """The entry of a line of the log that was written after ``step``, the one before it being of ``before``."""
         sampled = sum(each % self.iterations == 0 for each in range(before, step))
         if not self.totals_tell:
             values = {name: value for name, value in values.items() if name != "reward/total"}
-        return Entry.of(step, step - before, sampled * self.prompts, values)
+        return LogEntry.of(step, step - before, sampled * self.prompts, values)
 
-    def history(self, rows: Sequence[Mapping[str, float]]) -> list[Entry]:
+    def history(self, rows: Sequence[Mapping[str, float]]) -> list[LogEntry]:
         """The entries of the lines of ``metrics.jsonl`` that are of optimizer steps.
 
         Example:
@@ -339,24 +339,24 @@ def is_format(name: str) -> bool:
     return name.startswith("reward/") and "format" in name and name.count("/") == 1
 
 
-def having(history: History, name: str) -> list[Entry]:
+def having(history: History, name: str) -> list[LogEntry]:
     """The entries that have a finite number of this name."""
     return [entry for entry in history if math.isfinite(entry.values.get(name, math.nan))]
 
 
-def last_of(entries: History, unit: str, enough: int = WINDOW) -> list[Entry]:
+def last_of(entries: History, unit: str, enough: int = WINDOW) -> list[LogEntry]:
     """The last entries that are about so many groups or steps, all of them where there are fewer."""
     sums = accumulate(getattr(entry, unit) for entry in reversed(entries))
     count = next((n for n, so_far in enumerate(sums, 1) if so_far >= enough), len(entries))
     return list(entries[len(entries) - count :])
 
 
-def first_of(entries: History, unit: str, enough: int = WINDOW) -> list[Entry]:
+def first_of(entries: History, unit: str, enough: int = WINDOW) -> list[LogEntry]:
     """The same of the first entries."""
     return last_of(entries[::-1], unit, enough)[::-1]
 
 
-def last_two_of(entries: History, unit: str) -> tuple[list[Entry], list[Entry]]:
+def last_two_of(entries: History, unit: str) -> tuple[list[LogEntry], list[LogEntry]]:
     """The last window and the one before it, earlier one first. Both are empty where there is not enough for two."""
     last = last_of(entries, unit)
     before = last_of(entries[: len(entries) - len(last)], unit)

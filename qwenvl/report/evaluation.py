@@ -23,7 +23,7 @@ from qwenvl.report.pages import (
     write_script,
 )
 from qwenvl.report.write import APP, HERE, STYLE, ReportError, Written, require_report_folder, write_pictures
-from qwenvl.runlog.evaluation import AS_IT_IS, Sample, read_evaluation, read_samples
+from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 
 SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
 NO_ANSWER, TRUNCATED = 1, 2
@@ -31,17 +31,17 @@ NO_ANSWER, TRUNCATED = 1, 2
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordAnswers:
     """One record and what all models answered, under all controls.
 
     Attributes:
         samples: by control, model and place among the completions, in the order of the evaluation.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[EvaluationSample, ...]
 
     @property
-    def head(self) -> Sample:
+    def head(self) -> EvaluationSample:
         """The first completion, of the record as it is."""
         return self.samples[0]
 
@@ -104,19 +104,21 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     return Written(folder / "index.html", facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
 
 
-def asked_of(facts: Mapping[str, Any], samples: Iterable[Sample]) -> list[Asked]:
+def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> list[RecordAnswers]:
     """The records in their order, each with its completions by control, model and place."""
     models = {each["name"]: n for n, each in enumerate(facts["models"])}
     controls = {name: n for n, name in enumerate(facts["controls"])}
 
-    def key(each: Sample) -> tuple[int, int, int, int]:
+    def key(each: EvaluationSample) -> tuple[int, int, int, int]:
         return each.doc_id, controls[each.control], models[each.model], each.sample
 
     known = (each for each in samples if each.model in models and each.control in controls)
-    return [Asked(tuple(own)) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
+    return [RecordAnswers(tuple(own)) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
 
 
-def index(facts: Mapping[str, Any], records: Sequence[Asked], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def index(
+    facts: Mapping[str, Any], records: Sequence[RecordAnswers], places: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
     """What filters and jumps need of all records: columns of numbers, and the texts that these count in."""
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record.head) for record in records))
@@ -139,11 +141,11 @@ def index(facts: Mapping[str, Any], records: Sequence[Asked], places: Sequence[t
     }
 
 
-def _dataset(sample: Sample) -> str:
+def _dataset(sample: EvaluationSample) -> str:
     return sample.dataset or dataset_of(sample.where)
 
 
-def _paged(records: Sequence[Asked], names: Sequence[str], read: Reading) -> Iterator[list[str]]:
+def _paged(records: Sequence[RecordAnswers], names: Sequence[str], read: Reading) -> Iterator[list[str]]:
     """The texts of records, as many as a page holds."""
     page: list[str] = []
     for record in records:
@@ -155,7 +157,7 @@ def _paged(records: Sequence[Asked], names: Sequence[str], read: Reading) -> Ite
         yield page
 
 
-def _as_shown(record: Asked, names: Sequence[str], read: Reading) -> dict[str, Any]:
+def _as_shown(record: RecordAnswers, names: Sequence[str], read: Reading) -> dict[str, Any]:
     """A record as the page shows it: what is shared once, then each control with the completions of each model."""
     head = record.head
     views = []
@@ -182,6 +184,6 @@ def _as_shown(record: Asked, names: Sequence[str], read: Reading) -> dict[str, A
     }
 
 
-def _strips(record: Asked) -> list[Strip]:
+def _strips(record: RecordAnswers) -> list[Strip]:
     shown = {(each.clips, each.images): None for each in record.samples}
     return [strip for clips, images in shown for strip in strips_shown(clips, images)]

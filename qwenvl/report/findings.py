@@ -10,13 +10,23 @@ from typing import Any
 
 from qwenvl.health.rules import Finding, findings
 from qwenvl.report.curves import finite, is_phase, trend
-from qwenvl.report.groups import DROPPED, EQUAL, SUSPECT, TRUNCATED, History, Row, hardest, histories, most_improved
-from qwenvl.report.run import Evaluated, Run, differing_settings
+from qwenvl.report.groups import (
+    DROPPED,
+    EQUAL,
+    SUSPECT,
+    TRUNCATED,
+    GroupRow,
+    History,
+    hardest,
+    histories,
+    most_improved,
+)
+from qwenvl.report.run import EvaluationPoint, Run, differing_settings
 
 MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
 
 
-def warnings(run: Run, rows: Sequence[Row]) -> list[Finding]:
+def warnings(run: Run, rows: Sequence[GroupRow]) -> list[Finding]:
     """All warnings of a run: those of the rules that the run itself warns by, at its last row, and those of the report.
 
     Args:
@@ -72,7 +82,7 @@ def _skipped(run: Run) -> Finding | None:
     return Finding("skipped_steps", message, "the folder nonfinite of the run says what they were made of")
 
 
-def _suspect(rows: Sequence[Row]) -> Finding | None:
+def _suspect(rows: Sequence[GroupRow]) -> Finding | None:
     trained = sorted((row for row in rows if row.split == "train"), key=lambda row: row.step)
     last = trained[-max(1, len(trained) // 5) :]
     share = fmean(bool(row.marks & SUSPECT) for row in last) if last else 0.0
@@ -88,7 +98,7 @@ TRENDS = (
 )
 
 
-def summary(runs: Sequence[Run], rows: Sequence[Sequence[Row]]) -> dict[str, Any]:
+def summary(runs: Sequence[Run], rows: Sequence[Sequence[GroupRow]]) -> dict[str, Any]:
     """What ``summary.json`` holds. ``docs/report.md`` says what each name means.
 
     Args:
@@ -98,7 +108,7 @@ def summary(runs: Sequence[Run], rows: Sequence[Sequence[Row]]) -> dict[str, Any
     return {"runs": each, "differing_settings": differing_settings(runs)}
 
 
-def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
+def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
     """The part of ``summary.json`` about one run."""
     sampled = [row for row in rows if row.split == "train"]
     trained = [row for row in sampled if not row.marks & DROPPED]
@@ -128,7 +138,7 @@ def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _evaluation(points: Sequence[Evaluated]) -> dict[str, Any]:
+def _evaluation(points: Sequence[EvaluationPoint]) -> dict[str, Any]:
     best = max(points, key=lambda each: each.reward)
     return {name: asdict(point) for name, point in (("first", points[0]), ("last", points[-1]), ("best", best))}
 

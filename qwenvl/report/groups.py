@@ -15,8 +15,8 @@ from qwenvl.health.rules import all_equal
 from qwenvl.runlog import Parity, Rollout
 
 EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
-"""Marks of a group, added up: its rewards are equal, as the log counts them; a completion was truncated; half or more of
-the texts occur twice; reward hacking is suspected; a completion has no reward; it was not trained on
+"""Marks of a group, added up: its rewards are equal, as the log counts them; a completion was truncated; half or more
+of the texts occur twice; reward hacking is suspected; a completion has no reward; it was not trained on
 (``--filter_groups``)."""
 
 MOST_GAP = 1e9  # stands for an infinite difference of log-probs, which JSON has no number for
@@ -167,7 +167,7 @@ def _most_frequent(group: Group) -> tuple[str, int]:
 
 
 @dataclass(frozen=True)
-class Row:
+class GroupRow:
     """What the index of the page has of a group.
 
     Attributes:
@@ -194,11 +194,11 @@ class Row:
     gap: float | None = None
 
 
-def row_of(group: Group, page: int, place: int) -> Row:
+def row_of(group: Group, page: int, place: int) -> GroupRow:
     """The row of the index for a group that stands there."""
     head, totals = group.head, group.totals
     names = dict.fromkeys(name for each in group.rollouts for name in each.rewards)
-    return Row(
+    return GroupRow(
         page=page,
         place=place,
         split=head.split,
@@ -235,7 +235,7 @@ class History:
         return self.means[-1] - self.means[0]
 
 
-def histories(rows: Sequence[Row]) -> list[History]:
+def histories(rows: Sequence[GroupRow]) -> list[History]:
     """The history of each record that was trained on, in the order of their first steps."""
     found: dict[tuple[str, str], list[float]] = {}
     for row in sorted(rows, key=lambda each: each.step):
@@ -258,7 +258,7 @@ _NUMBERED = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """One part of an answer: its text, and what it is compared by (the number of a numbered part)."""
 
     text: str
@@ -292,19 +292,19 @@ def compared(answer: str | None, truth: str) -> Compared:
     )
 
 
-def parts_of(text: str) -> list[Part]:
+def parts_of(text: str) -> list[AnswerPart]:
     """Numbered parts ``(2) insert the fan`` where there are any, else what stands between commas and line ends.
 
     Example:
         >>> parts_of("(2) insert the fan (3)")
-        [Part(text='(2) insert the fan', key='2'), Part(text='(3)', key='3')]
+        [AnswerPart(text='(2) insert the fan', key='2'), AnswerPart(text='(3)', key='3')]
         >>> parts_of("Left, right")
-        [Part(text='Left', key='left'), Part(text='right', key='right')]
+        [AnswerPart(text='Left', key='left'), AnswerPart(text='right', key='right')]
     """
     marks = list(_NUMBERED.finditer(text))
     if marks:
         ends = [*(mark.start() for mark in marks[1:]), len(text)]
         pieces = [(text[mark.start() : end], mark[1]) for mark, end in zip(marks, ends, strict=True)]
-        return [Part(piece.strip(" ,;\n"), str(int(number))) for piece, number in pieces]
+        return [AnswerPart(piece.strip(" ,;\n"), str(int(number))) for piece, number in pieces]
     pieces_of_words = (" ".join(piece.split()) for piece in _SEPARATOR.split(text))
-    return [Part(piece, piece.casefold().rstrip(".")) for piece in pieces_of_words if piece]
+    return [AnswerPart(piece, piece.casefold().rstrip(".")) for piece in pieces_of_words if piece]

@@ -18,7 +18,7 @@ from qwenvl.report.curves import finite
 from qwenvl.report.groups import (
     SUSPECT,
     Group,
-    Row,
+    GroupRow,
     compared,
     dataset_of,
     grouped,
@@ -30,8 +30,7 @@ from qwenvl.report.groups import (
     with_gaps,
 )
 from qwenvl.report.run import Run
-from qwenvl.runlog import Rollout, SeenClip, read_parity, read_rollouts
-from qwenvl.runlog.evaluation import Sample
+from qwenvl.runlog import EvaluationSample, Rollout, SeenClip, read_parity, read_rollouts
 
 PAGE_BYTES = 300_000  # a page of groups is closed when its text is longer
 
@@ -61,7 +60,7 @@ class Strip:
 class WrittenGroups:
     """What became of a run's groups: their rows of the index, and the strips of each, in the same order."""
 
-    rows: list[Row]
+    rows: list[GroupRow]
     strips: list[list[Strip]]
 
     def wanted(self) -> list[Strip]:
@@ -90,7 +89,7 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenG
         RunLogError: a line of the rollouts is none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    rows: list[GroupRow] = []
     strips: list[list[Strip]] = []
     page = -1
     found = with_gaps(grouped(read_rollouts(run.folder, split=None)), read_parity(run.folder))
@@ -121,7 +120,7 @@ def _paged(groups: Iterator[Group], read: Reading) -> Iterator[list[tuple[Group,
         yield page
 
 
-def index(rows: Sequence[Row]) -> dict[str, Any]:
+def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
     """What filters and jumps need of all groups: columns of numbers, and the texts that these count in.
 
     ``records`` has ``[id, place, number of the data set]``, ``improved`` has ``[number of the record, gain]``.
@@ -189,7 +188,7 @@ def media_as_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> dict[str
 
 
 def completion_as_shown(
-    each: Rollout | Sample, solution: str, advantage: float | None, names: Sequence[str], read: Reading
+    each: Rollout | EvaluationSample, solution: str, advantage: float | None, names: Sequence[str], read: Reading
 ) -> dict[str, Any]:
     """A completion as the page shows it, of a run or of an evaluation.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwenvl.health.rules import Entry, Sampled
+from qwenvl.health.rules import LogEntry, Sampled
 from qwenvl.runlog import RunLogError, read_config, read_metrics
 
 EVALUATED = "_total_reward"  # ends the name of an evaluation's mean reward, which begins with the evaluation's own name
@@ -16,7 +16,7 @@ TELL_NOTHING = {"run", "runs", "out", "output", "results"}  # names of folders
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationPoint:
     """One evaluation: the mean total reward after optimizer step ``step``.
 
     Attributes:
@@ -62,7 +62,7 @@ class Run:
         """The names of all metrics, in the order they first occur."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
-    def history(self) -> list[Entry]:
+    def history(self) -> list[LogEntry]:
         """What rules about its health read: the rows of optimizer steps.
 
         A run that does not tell how many processes it had is taken for one of a single process.
@@ -76,16 +76,16 @@ class Run:
         )
         return sampled.history([row for row in self.rows if "loss" in row])
 
-    def evaluations(self) -> dict[str, list[Evaluated]]:
+    def evaluations(self) -> dict[str, list[EvaluationPoint]]:
         """By the name of the evaluation. Where a step was evaluated twice, the later row counts."""
-        found: dict[str, dict[int, Evaluated]] = {}
+        found: dict[str, dict[int, EvaluationPoint]] = {}
         for name in self.metrics():
             if name.endswith(EVALUATED):
                 by_step = found.setdefault(name.removesuffix(EVALUATED), {})
                 for row in self.rows:
                     if name in row:
                         n = row.get(f"{name}_n")
-                        by_step[int(row["step"])] = Evaluated(
+                        by_step[int(row["step"])] = EvaluationPoint(
                             int(row["step"]), row[name], row.get(f"{name}_ci95"), None if n is None else int(n)
                         )
         return {name: [by_step[step] for step in sorted(by_step)] for name, by_step in found.items()}

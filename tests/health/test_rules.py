@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from qwenvl.health.rules import RULES, Entry, Sampled, findings
+from qwenvl.health.rules import RULES, LogEntry, Sampled, findings
 
 
-def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[Entry]:
+def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[LogEntry]:
     """A log of so many groups a step, from the values of each step by metric, ``a__b`` for ``a/b``.
 
     Args:
@@ -23,14 +23,14 @@ def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[Entr
         values = {name: sum(values[k] for k in part) / len(part) for name, values in named.items()}
         if "reward/max" in named:
             values["reward/max"] = max(named["reward/max"][k] for k in part)
-        entries.append(Entry(part[-1] + 1, len(part), groups * len(part), values))
+        entries.append(LogEntry(part[-1] + 1, len(part), groups * len(part), values))
     return entries
 
 
 NAMES = {rule.code: rule.name for rule in RULES}
 
 
-def first_found(entries: list[Entry], name: str) -> int | None:
+def first_found(entries: list[LogEntry], name: str) -> int | None:
     """The step at which a rule holds for the first time. None where it never does."""
     for count in range(1, len(entries) + 1):
         if name in [NAMES[finding.code] for finding in findings(entries[:count])]:
@@ -79,7 +79,7 @@ def test_completions_that_are_cut_off():
 
     assert cut([0.11] * 20) == 12  # two windows of 24 groups
     assert cut([0.09] * 30) is None
-    assert cut([0.0] * 20 + [0.3] * 20) == 22  # a third of the last window
+    assert cut([0.0] * 20 + [0.31] * 20) == 22  # a third of the last window
     assert cut(ramp(1.0, 0.0, 24)) is None  # the model learns to stop
     assert cut([1.0] * 20) == 2  # all of 8 groups
     assert cut([0.0] + [1.0] * 20) == 3
