@@ -24,8 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(request: ProbeRequest) -> str:
-    from qwenvl.evaluate.probe_numbers import table
-    from qwenvl.evaluate.probe_verdict import next_command, verdict
+    from qwenvl.evaluate.probe_results import next_command, table, verdict
     from qwenvl.model.loading import base_of_adapter
     from qwenvl.rewards.options import RewardOptions
     from qwenvl.rollout.options import SamplingOptions
@@ -48,7 +47,7 @@ def _run(request: ProbeRequest) -> str:
 def probe(request: ProbeRequest) -> dict[str, Any]:
     """The numbers of a model on a data set. With ``--output_dir`` every completion is written there as it comes."""
     from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
-    from qwenvl.evaluate.probe_numbers import groups_of, numbers_of
+    from qwenvl.evaluate.probe_results import groups_of, numbers_of
     from qwenvl.evaluate.respondent import ProbeAnswers, pass_reward, with_progress
     from qwenvl.rewards import RewardError
     from qwenvl.runlog import RunLog

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from qwenvl.page.render import render
 from qwenvl.report.curves import finite
 from qwenvl.report.groups import dataset_of
 from qwenvl.report.pages import (
-    PAGE_BYTES,
     Reading,
     Strip,
     as_json,
     completion_as_shown,
     media_as_shown,
-    strips_shown,
+    strips_of,
+    write_pages,
     write_script,
 )
-from qwenvl.report.write import APP, HERE, STYLE, ReportError, Written, require_report_folder, write_pictures
+from qwenvl.report.write import ReportError, Written, require_report_folder, write_index
 from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 
 SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
@@ -82,26 +81,14 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     if not records:
         raise ReportError(f"{source}: the evaluation has written no completion yet")
     require_report_folder(folder)
-    data = folder / "data"
-    (folder / "app").mkdir(parents=True, exist_ok=True)
+    data = folder / "data" / "run-0"
     names = list(dict.fromkeys(name for record in records for name in record.head.rewards))
-    places = []
-    for number, texts in enumerate(_paged(records, names, read)):
-        places += [(number, place) for place in range(len(texts))]
-        body = ",\n".join(texts)
-        write_script(data / "run-0" / f"page-{number}.js", f"report.page(0, {number}, [\n{body}\n]);\n")
-    for old in (data / "run-0").glob("page-*.js"):
-        if int(old.stem.removeprefix("page-")) > places[-1][0]:
-            old.unlink()
-    write_script(data / "run-0" / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
-    if not (data / "pictures.js").exists():
-        write_pictures(folder, {})
-    for name in (*SCRIPTS, STYLE):
-        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
+    shown = ((record, _as_shown(record, names, read)) for record in records)
+    places = write_pages(shown, 0, data, lambda record, page, place: (page, place))
+    write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
-    page = render(HERE / "evaluation.html", title=title, facts=facts, scripts=SCRIPTS, as_it_is=AS_IT_IS)
-    write_script(folder / "index.html", page)
-    return Written(folder / "index.html", facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
+    page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, as_it_is=AS_IT_IS)
+    return Written(page, facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
 
 
 def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> list[RecordAnswers]:
@@ -145,18 +132,6 @@ def _dataset(sample: EvaluationSample) -> str:
     return sample.dataset or dataset_of(sample.where)
 
 
-def _paged(records: Sequence[RecordAnswers], names: Sequence[str], read: Reading) -> Iterator[list[str]]:
-    """The texts of records, as many as a page holds."""
-    page: list[str] = []
-    for record in records:
-        page.append(as_json(_as_shown(record, names, read)))
-        if sum(map(len, page)) > PAGE_BYTES:
-            yield page
-            page = []
-    if page:
-        yield page
-
-
 def _as_shown(record: RecordAnswers, names: Sequence[str], read: Reading) -> dict[str, Any]:
     """A record as the page shows it: what is shared once, then each control with the completions of each model."""
     head = record.head
@@ -186,4 +161,4 @@ def _as_shown(record: RecordAnswers, names: Sequence[str], read: Reading) -> dic
 
 def _strips(record: RecordAnswers) -> list[Strip]:
     shown = {(each.clips, each.images): None for each in record.samples}
-    return [strip for clips, images in shown for strip in strips_shown(clips, images)]
+    return [strip for clips, images in shown for strip in strips_of(clips, images)]

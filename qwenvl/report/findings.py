@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -16,7 +16,7 @@ from qwenvl.report.groups import (
     SUSPECT,
     TRUNCATED,
     GroupRow,
-    History,
+    RecordHistory,
     hardest,
     histories,
     most_improved,
@@ -26,16 +26,30 @@ from qwenvl.report.run import EvaluationPoint, Run, differing_settings
 MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
 
 
+COUNTED = (
+    (
+        "data/bad_samples", "left_out", "samples were left out because they could not be read",
+        "qwenvl data check names each with its reason",
+    ),
+    (
+        "nonfinite/skipped_steps", "skipped_steps",
+        "steps changed no weight because their loss or gradients were not finite",
+        "the folder nonfinite of the run says what they were made of",
+    ),
+)  # fmt: skip
+"""Metrics whose sum should be 0, each with the code, message and advice of its finding."""
+
+
 def warnings(run: Run, rows: Sequence[GroupRow]) -> list[Finding]:
-    """All warnings of a run: those of the rules that the run itself warns by, at its last row, and those of the report.
+    """All warnings of a run: of the rules by which the run itself warns, at its last row, and those of the report.
 
     Args:
         rows: the groups of the run.
     """
-    falls = _falls(run)
-    found = [falls, _worse(run), _left_out(run), _skipped(run), _suspect(rows)]
-    ruled = [each for each in findings(run.history(), ended=True) if falls is None or each.code != "reward_flat"]
-    return [*_not_finite(run), *ruled, *(each for each in found if each is not None)]
+    own = list(_of_the_report(run, rows))
+    falls = any(each.code == "reward_falls" for each in own)
+    ruled = [each for each in findings(run.history(), ended=True) if not (falls and each.code == "reward_flat")]
+    return [*_not_finite(run), *ruled, *own]
 
 
 def _not_finite(run: Run) -> list[Finding]:
@@ -47,49 +61,27 @@ def _not_finite(run: Run) -> list[Finding]:
     return []
 
 
-def _falls(run: Run) -> Finding | None:
-    found = trend([value for _, value in run.values("reward/total")])
-    if found is None or found.verdict != "falls":
-        return None
-    message = f"the reward fell from {found.first:.3g} to {found.last:.3g} (± {found.ci95:.2g})"
-    return Finding("reward_falls", message, "lower --learning_rate, or raise --grpo_beta")
-
-
-def _worse(run: Run) -> Finding | None:
+def _of_the_report(run: Run, rows: Sequence[GroupRow]) -> Iterator[Finding]:
+    moved = trend([value for _, value in run.values("reward/total")])
+    if moved is not None and moved.verdict == "falls":
+        message = f"the reward fell from {moved.first:.3g} to {moved.last:.3g} (± {moved.ci95:.2g})"
+        yield Finding("reward_falls", message, "lower --learning_rate, or raise --grpo_beta")
     for name, points in run.evaluations().items():
         best, last = max(points, key=lambda each: each.reward), points[-1]
-        if best.ci95 is None or last.ci95 is None:
+        if best.ci95 is None or last.ci95 is None or last.reward + last.ci95 >= best.reward - best.ci95:
             continue
-        if last.reward + last.ci95 < best.reward - best.ci95:
-            message = f"{name} is {last.reward:.3g} at step {last.step} and was {best.reward:.3g} at step {best.step}"
-            return Finding("evaluation_worse", message, f"take the checkpoint of step {best.step}, or stop earlier")
-    return None
-
-
-def _left_out(run: Run) -> Finding | None:
-    count = sum(value for _, value in run.values("data/bad_samples"))
-    if not count:
-        return None
-    message = f"{count:.0f} samples were left out because they could not be read"
-    return Finding("left_out", message, "qwenvl data check names each with its reason")
-
-
-def _skipped(run: Run) -> Finding | None:
-    count = sum(value for _, value in run.values("nonfinite/skipped_steps"))
-    if not count:
-        return None
-    message = f"{count:.0f} steps changed no weight because their loss or gradients were not finite"
-    return Finding("skipped_steps", message, "the folder nonfinite of the run says what they were made of")
-
-
-def _suspect(rows: Sequence[GroupRow]) -> Finding | None:
+        message = f"{name} is {last.reward:.3g} at step {last.step} and was {best.reward:.3g} at step {best.step}"
+        yield Finding("evaluation_worse", message, f"take the checkpoint of step {best.step}, or stop earlier")
+        break
+    for metric, code, message, advice in COUNTED:
+        if count := sum(value for _, value in run.values(metric)):
+            yield Finding(code, f"{count:.0f} {message}", advice)
     trained = sorted((row for row in rows if row.split == "train"), key=lambda row: row.step)
-    last = trained[-max(1, len(trained) // 5) :]
-    share = fmean(bool(row.marks & SUSPECT) for row in last) if last else 0.0
-    if share <= MOST_SUSPECT:
-        return None
-    message = f"reward hacking is suspected in {share:.0%} of the last {len(last)} groups"
-    return Finding("suspected_hacking", message, "read them in the browser of groups, and weigh the format less")
+    last_rows = trained[-max(1, len(trained) // 5) :]
+    share = fmean(bool(row.marks & SUSPECT) for row in last_rows) if last_rows else 0.0
+    if share > MOST_SUSPECT:
+        message = f"reward hacking is suspected in {share:.0%} of the last {len(last_rows)} groups"
+        yield Finding("suspected_hacking", message, "read them in the browser of groups, and weigh the format less")
 
 
 TRENDS = (
@@ -147,13 +139,13 @@ def _trend(run: Run, metric: str) -> dict[str, Any] | None:
     found = trend([value for _, value in run.values(metric)])
     if found is None:
         return None
-    first, last, change, ci95 = finite([found.first, found.last, found.change, found.ci95])
-    return {"first": first, "last": last, "change": change, "ci95": ci95, "verdict": found.verdict}
+    numbers = ("first", "last", "change", "ci95")
+    return dict(zip(numbers, finite([getattr(found, name) for name in numbers]), strict=True)) | {
+        "verdict": found.verdict
+    }
 
 
-def _history(history: History) -> dict[str, Any]:
+def _history(history: RecordHistory) -> dict[str, Any]:
     mean, first, last = finite([fmean(history.means), history.means[0], history.means[-1]])
-    groups = len(history.means)
-    return {
-        "record": history.record, "where": history.where, "groups": groups, "mean": mean, "first": first, "last": last
-    }  # fmt: skip
+    named = {"record": history.record, "where": history.where, "groups": len(history.means)}
+    return named | {"mean": mean, "first": first, "last": last}

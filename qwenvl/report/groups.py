@@ -217,7 +217,7 @@ def row_of(group: Group, page: int, place: int) -> GroupRow:
 
 
 @dataclass(frozen=True)
-class History:
+class RecordHistory:
     """A record over the training groups that had it.
 
     Attributes:
@@ -235,21 +235,21 @@ class History:
         return self.means[-1] - self.means[0]
 
 
-def histories(rows: Sequence[GroupRow]) -> list[History]:
+def histories(rows: Sequence[GroupRow]) -> list[RecordHistory]:
     """The history of each record that was trained on, in the order of their first steps."""
     found: dict[tuple[str, str], list[float]] = {}
     for row in sorted(rows, key=lambda each: each.step):
         if row.split == "train" and row.mean is not None:
             found.setdefault((row.where, row.record), []).append(row.mean)
-    return [History(record, where, tuple(means)) for (where, record), means in found.items()]
+    return [RecordHistory(record, where, tuple(means)) for (where, record), means in found.items()]
 
 
-def hardest(histories: Sequence[History], most: int = 20) -> list[History]:
+def hardest(histories: Sequence[RecordHistory], most: int = 20) -> list[RecordHistory]:
     """The records with the lowest mean reward, those seen more often first among equals."""
     return sorted(histories, key=lambda each: (fmean(each.means), -len(each.means)))[:most]
 
 
-def most_improved(histories: Sequence[History], most: int = 20) -> list[History]:
+def most_improved(histories: Sequence[RecordHistory], most: int = 20) -> list[RecordHistory]:
     """The records that gained most from their first group to their last. Those that gained nothing are left out."""
     return sorted((each for each in histories if each.gain > 0), key=lambda each: -each.gain)[:most]
 

@@ -87,33 +87,37 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
     folder = Path(folder)
     data = folder / "data"
     require_report_folder(folder)
-    (folder / "app").mkdir(parents=True, exist_ok=True)
     groups = [write_groups(run, number, data / f"run-{number}", read) for number, run in enumerate(runs)]
     for old in data.glob("run-*"):
         if int(old.name.removeprefix("run-")) >= len(runs):
             shutil.rmtree(old)
     curves = {"runs": [run.name for run in runs], "sections": charts(runs), "phases": phases(runs)}
     write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
-    if not (data / "pictures.js").exists():
-        write_pictures(folder, {})
     facts = summary(runs, [each.rows for each in groups])
     write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
-    for name in (*SCRIPTS, STYLE):
-        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
-    title = "Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs")
-    page = render(
-        HERE / "index.html",
-        title=title,
+    page = write_index(
+        folder,
+        "index.html",
+        SCRIPTS,
+        title="Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"),
         runs=facts["runs"],
         settings=_shown_settings(runs),
         sections=SECTIONS,
-        scripts=SCRIPTS,
         tiles=TILES,
         evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
         metrics={name for run in facts["runs"] for name in run["trends"]},
     )
-    write_script(folder / "index.html", page)
-    return Written(folder / "index.html", facts, _merged([each.wanted() for each in groups]))
+    return Written(page, facts, _merged([each.wanted() for each in groups]))
+
+
+def write_index(folder: Path, template: str, scripts: Sequence[str], **values: Any) -> Path:
+    """Write ``index.html``, its scripts and style, and an empty list of pictures if there is none. Return the page."""
+    if not (folder / "data" / "pictures.js").exists():
+        write_pictures(folder, {})
+    for name in (*scripts, STYLE):
+        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
+    write_script(folder / "index.html", render(HERE / template, scripts=scripts, **values))
+    return folder / "index.html"
 
 
 def require_report_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from qwenvl.evaluate.estimates import equal_chance, pass_at_k, share_interval
+from qwenvl.evaluate.results import equal_chance, pass_at_k, share_interval
 from qwenvl.grpo.diagnostics import clustered_interval
 
 

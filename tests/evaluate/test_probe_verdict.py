@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.evaluate.probe_verdict import next_command, verdict
+from qwenvl.evaluate.probe_results import next_command, verdict
 from qwenvl.evaluate.settings import ProbeOptions, ProbeRequest, probe_request
 from qwenvl.health.rules import Finding
 from qwenvl.rewards.options import RewardOptions
