@@ -26,12 +26,12 @@ from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samp
 
 SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
 NO_ANSWER, TRUNCATED = 1, 2
-"""Marks of a record, added up: a completion without an answer, and one that was cut, of any model asked as it is."""
+"""Marks of a record, added up: without a control a completion of any model has no answer, or is truncated."""
 
 
 @dataclass(frozen=True)
 class RecordAnswers:
-    """One record and what all models answered, under all controls.
+    """One record and the completions of all models under all controls.
 
     Attributes:
         samples: by control, model and place among the completions, in the order of the evaluation.
@@ -66,14 +66,14 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     """Write ``index.html``, the page's scripts and its data into a folder. Pictures of an earlier page stay.
 
     Args:
-        source: what ``qwenvl evaluate`` wrote.
+        source: the folder of an evaluation.
         read: reads answers and solutions.
 
     Returns:
         ``evaluation.json`` as its summary, and the strips of all records in their order.
 
     Raises:
-        ReportError: the folder holds something that is no report, or the evaluation has not asked anything yet.
+        ReportError: the folder holds something that is no report, or the evaluation has no completion yet.
         RunLogError: a file of the evaluation is not what it should be.
     """
     facts = read_evaluation(source)
@@ -106,7 +106,7 @@ def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> l
 def index(
     facts: Mapping[str, Any], records: Sequence[RecordAnswers], places: Sequence[tuple[int, int]]
 ) -> dict[str, Any]:
-    """What filters and jumps need of all records: columns of numbers, and the texts that these count in."""
+    """The index of all records for filters and jumps: columns of numbers, and the texts that they number."""
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record.head) for record in records))
     numbers = {name: n for n, name in enumerate(datasets)}
@@ -133,7 +133,7 @@ def _dataset(sample: EvaluationSample) -> str:
 
 
 def _as_shown(record: RecordAnswers, names: Sequence[str], read: Reading) -> dict[str, Any]:
-    """A record as the page shows it: what is shared once, then each control with the completions of each model."""
+    """The page's object of a record: the shared fields, then each control with the completions of each model."""
     head = record.head
     views = []
     for control, own in groupby(record.samples, key=lambda each: each.control):

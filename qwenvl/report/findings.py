@@ -91,7 +91,7 @@ TRENDS = (
 
 
 def summary(runs: Sequence[Run], rows: Sequence[Sequence[GroupRow]]) -> dict[str, Any]:
-    """What ``summary.json`` holds. ``docs/report.md`` says what each name means.
+    """The content of ``summary.json``. ``docs/report.md`` explains each name.
 
     Args:
         rows: the groups of each run.

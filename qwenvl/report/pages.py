@@ -33,15 +33,16 @@ from qwenvl.report.run import Run
 from qwenvl.runlog import EvaluationSample, Rollout, SeenClip, read_parity, read_rollouts
 
 PAGE_BYTES = 300_000  # a page is closed when its text is longer
-Item, Kept = TypeVar("Item"), TypeVar("Kept")
+Item = TypeVar("Item")
+Kept = TypeVar("Kept")
 
 Reading = Callable[[str, str], tuple[str | None, str]]
-"""What a completion answers (None: nothing) and what its solution says, read as the reward functions read them."""
+"""Returns the answer of a completion (None: no answer) and of its solution, as the reward functions read them."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Pictures of a prompt that lie in one file: the frames of a clip as they were seen, or one image.
+    """The pictures of one file: the frames of a clip that a prompt shows, or one image.
 
     Attributes:
         path: of the clip or image.
@@ -59,16 +60,13 @@ class Strip:
 
 @dataclass(frozen=True)
 class WrittenGroups:
-    """What became of a run's groups: their rows of the index, and the strips of each, in the same order."""
+    """The groups of a run as written: their rows of the index, and the strips of each, in the same order."""
 
     rows: list[GroupRow]
     strips: list[list[Strip]]
 
     def wanted(self) -> list[Strip]:
-        """Each strip once, those that are likely to be looked at first.
-
-        These are of suspected groups and of the records that improved most or are hardest. Then the newest come.
-        """
+        """Each strip once: of suspected groups and of the most improved and the hardest records, then the newest."""
         seen = histories(self.rows)
         told = {(each.record, each.where) for each in (*most_improved(seen), *hardest(seen))}
 
@@ -138,7 +136,7 @@ def write_pages(
 
 
 def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
-    """What filters and jumps need of all groups: columns of numbers, and the texts that these count in.
+    """The index of all groups for filters and jumps: columns of numbers, and the texts that they number.
 
     ``records`` has ``[id, place, number of the data set]``, ``improved`` has ``[number of the record, gain]``.
     """
@@ -172,7 +170,7 @@ def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
 
 
 def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
-    """A group as the page shows it: what its completions share once, then each of them."""
+    """The page's object of a group: the fields that its completions share, then each completion."""
     head = group.head
     names = list(dict.fromkeys(name for each in group.rollouts for name in each.rewards))
     return {
@@ -193,7 +191,7 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
 
 
 def media_as_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> dict[str, Any]:
-    """What a prompt shows, each with the key of its strip."""
+    """The clips and images of a prompt, each with the key of its strip."""
     return {
         "clips": [{**vars(clip), "strip": Strip(clip.path, clip.indices).key} for clip in clips],
         "images": [{"path": path, "strip": Strip(path).key} for path in images],
@@ -203,7 +201,7 @@ def media_as_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> dict[str
 def completion_as_shown(
     each: Rollout | EvaluationSample, solution: str, advantage: float | None, names: Sequence[str], read: Reading
 ) -> dict[str, Any]:
-    """A completion as the page shows it, of a run or of an evaluation.
+    """The page's object of a completion, of a run or of an evaluation.
 
     Args:
         names: of the rewards, in the order of the page.
@@ -229,12 +227,12 @@ def strips_of(clips: Iterable[SeenClip], images: Iterable[str]) -> list[Strip]:
 
 
 def as_json(value: Any) -> str:
-    """A value as it may stand in a script, without spaces."""
+    """A value as JSON for a script, without spaces."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def write_script(path: Path, text: str) -> None:
-    """Write a file as a whole, unless it says the same already."""
+    """Write a file as a whole, unless it has the same content already."""
     data = text.encode()
     if path.exists() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return
