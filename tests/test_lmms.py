@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.runlog.evaluation import read_evaluation, read_samples
+from qwenvl.runlog import read_evaluation, read_samples
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ["bash", str(ROOT / "scripts" / "evaluate.sh")]

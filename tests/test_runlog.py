@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import subprocess
@@ -7,17 +8,24 @@ import numpy as np
 import pytest
 
 from qwenvl.runlog import (
+    AS_IT_IS,
+    EvaluationLog,
     Parity,
     Rollout,
     RunLog,
     RunLogError,
+    SampleKey,
     SeenClip,
+    hash_of,
     installed_versions,
     read_config,
+    read_evaluation,
     read_metrics,
     read_parity,
     read_rollouts,
+    read_samples,
 )
+from tests.evaluate.made import sample
 
 
 def rollout(step, completion="<answer>(1)</answer>", **changes):
@@ -199,7 +207,7 @@ def test_other_errors_say_where(tmp_path):
         read_config(tmp_path)
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "rank-0.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(RunLogError, match=r"rank-0.jsonl:1: not a rollout: KeyError 'clips'"):
+    with pytest.raises(RunLogError, match=r"rank-0.jsonl:1: not a rollout: KeyError"):
         list(read_rollouts(tmp_path))
 
 
@@ -208,3 +216,70 @@ def test_needs_the_standard_library_only(tmp_path):
         "import sys, qwenvl.runlog; sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- evaluations
+
+
+def test_an_evaluation_is_read_back(tmp_path):
+    log = EvaluationLog(tmp_path / "new")
+    log.begin({"models": []})
+    samples = [sample(), sample(1, "blank", 2, doc=None, total=None)]
+    log.log(samples)
+    assert list(read_samples(log.folder).values()) == samples
+    assert read_evaluation(log.folder) == {"format": 1, "models": []}
+    log.write({"ended": "now", "value": math.nan})
+    found = read_evaluation(log.folder)
+    assert (found["ended"], found["value"]) == ("now", "NaN")
+
+
+def test_rows_have_the_keys_of_lmms_eval():
+    row = sample().row()
+    assert {"doc_id", "doc", "target", "resps", "filtered_resps", "doc_hash"} <= set(row)
+    assert (row["resps"], row["filtered_resps"]) == ([["so <answer>(1) lid</answer>"]], ["(1) lid"])
+    # As lmms-eval takes it: SHA-256 of the row as JSON with two blanks of indentation.
+    as_json = '{\n  "a": "é"\n}'
+    assert hash_of({"a": "é"}) == hashlib.sha256(as_json.encode()).hexdigest()
+
+
+def test_lines_of_several_processes_are_one_file_at_the_end(tmp_path):
+    logs = [EvaluationLog(tmp_path, process) for process in range(3)]
+    for n, log in enumerate(logs):
+        log.begin({"by": n})
+        log.log([sample(n)])
+    assert read_evaluation(tmp_path)["by"] == 0  # only the first process writes it
+    assert {path.name for path in tmp_path.glob("samples*")} == {"samples.jsonl", "samples-1.jsonl", "samples-2.jsonl"}
+    found = read_samples(tmp_path)
+    assert set(found) == {SampleKey("base", AS_IT_IS, n, 0) for n in range(3)}
+    logs[0].join(found[key] for key in sorted(found, key=lambda key: -key.doc_id))
+    assert [path.name for path in tmp_path.glob("samples*")] == ["samples.jsonl"]
+    assert [each.doc_id for each in read_samples(tmp_path).values()] == [2, 1, 0]
+
+
+def test_a_cut_line_is_dropped_and_what_comes_twice_is_there_once(tmp_path):
+    log = EvaluationLog(tmp_path)
+    log.begin({})
+    log.log([sample(0), sample(1)])
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert [key.doc_id for key in read_samples(tmp_path)] == [0]
+    again = EvaluationLog(tmp_path)
+    again.begin({})
+    again.log([sample(0, tokens=8), sample(1)])
+    assert [(key.doc_id, each.tokens) for key, each in read_samples(tmp_path).items()] == [(0, 8), (1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("samples.jsonl", "{\n", r"samples\.jsonl:1: not JSON"),
+        ("samples.jsonl", '{"model": "m"}\n', r"samples\.jsonl:1: not a sample: KeyError"),
+        ("other.json", "", "no such file; is .* the output_dir of an evalua"),
+        ("evaluation.json", "{", "not JSON"),
+        ("evaluation.json", '{"format": 9}', "another version"),
+    ],
+)
+def test_wrong_files_of_an_evaluation_are_errors(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RunLogError, match=message):
+        (read_samples if name == "samples.jsonl" else read_evaluation)(tmp_path)

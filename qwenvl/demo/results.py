@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.demo.clips import PAIRS, STEPS
-from qwenvl.runlog import Rollout, read_rollouts
-from qwenvl.runlog.evaluation import read_evaluation
+from qwenvl.runlog import Rollout, read_evaluation, read_rollouts
 
 
 @dataclass(frozen=True)

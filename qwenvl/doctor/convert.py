@@ -1,10 +1,9 @@
-"""``qwenvl data convert``: writes records in each of the forms and kinds of file that can be read."""
+"""``qwenvl data convert``: writes records as JSON, JSON lines or Parquet."""
 
 from __future__ import annotations
 
 import argparse
 import base64
-import csv
 import gzip
 import json
 import os
@@ -34,7 +33,7 @@ _Row = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
-    parser.add_argument("out", help="a path that ends in .json, .jsonl (also .gz), .parquet, .csv or .tsv")
+    parser.add_argument("out", help="a path that ends in .json, .jsonl (also .gz) or .parquet")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,9 +66,9 @@ def summary_of(written: Conversion, path: str) -> str:
 def write_records(records: Iterable[Record], path: Path) -> Conversion:
     """Write records to a file, one record at a time in memory. The file name's suffix selects the kind of file.
 
-    ``.json`` and ``.jsonl`` (also with ``.gz``) hold the conversations form, ``.parquet`` the messages form, ``.csv``
-    and ``.tsv`` one question a row. For the last three the records are iterated twice, to know the columns. Media
-    inside the file's folder are written as relative paths, others in full. Bytes are copied to ``NAME.media``.
+    ``.json`` and ``.jsonl`` (also with ``.gz``) hold the conversations form, ``.parquet`` the messages form, for which
+    the records are iterated twice, to know the columns. Media inside the file's folder are written as relative paths,
+    others in full. Bytes are copied to ``NAME.media``.
 
     Raises:
         ValueError: another suffix, or a record that the kind of file can't hold.
@@ -79,8 +78,6 @@ def write_records(records: Iterable[Record], path: Path) -> Conversion:
         ".json": partial(_write_json, array=True),
         ".jsonl": partial(_write_json, array=False),
         ".parquet": _write_parquet,
-        ".csv": _write_csv,
-        ".tsv": _write_csv,
     }
     suffix = Path(name).suffix
     if suffix not in writers or (name != path.name.lower() and suffix not in (".json", ".jsonl")):
@@ -139,18 +136,6 @@ def _messages_row(record: Record, media: MediaPaths, own_id: bool) -> _Row:
     return row | {name: values for name, values in columns.items() if values} | _other_fields(record)
 
 
-def _text_row(record: Record, media: MediaPaths) -> dict[str, str]:
-    """A record as cells of text. Values that are not text are written as JSON."""
-    if len(record.messages) > 1:
-        raise ValueError(f"{record.where}: a CSV row holds one question; a prompt of several turns needs another kind")
-    row: _Row = {"id": record.id, "prompt": record.messages[0].text, "solution": record.solution}
-    row |= _media_columns(record, media)
-    if metas := _metas(record):
-        row["meta"] = metas
-    row |= _other_fields(record)
-    return {name: value if isinstance(value, str) else _json(value) for name, value in row.items()}
-
-
 def _write_json(records: Iterable[Record], path: Path, media: MediaPaths, array: bool) -> int:
     """Write one object per line, and for ``.json`` the brackets and commas of an array around them."""
     count = 0
@@ -160,18 +145,6 @@ def _write_json(records: Iterable[Record], path: Path, media: MediaPaths, array:
             file.write((",\n " if count > 1 else "\n ") if array else "")
             file.write(_json(_conversations_row(record, media)) + ("" if array else "\n"))
         file.write("\n]\n" if array else "")
-    return count
-
-
-def _write_csv(records: Iterable[Record], path: Path, media: MediaPaths) -> int:
-    columns = dict.fromkeys(name for record in records for name in _text_row(record, media))
-    count = 0
-    with _open(path, newline="") as file:
-        writer = csv.DictWriter(file, list(columns), delimiter="\t" if ".tsv" in path.suffixes else ",")
-        writer.writeheader()
-        for record in records:
-            writer.writerow(_text_row(record, media))
-            count += 1
     return count
 
 
@@ -199,9 +172,8 @@ def _write_parquet(records: Iterable[Record], path: Path, media: MediaPaths) -> 
     return count
 
 
-def _open(path: Path, newline: str | None = None) -> TextIO:
-    zipped = ".gz" in path.suffixes
-    return (gzip.open if zipped else open)(path, "wt", encoding="utf-8", newline=newline)
+def _open(path: Path) -> TextIO:
+    return (gzip.open if ".gz" in path.suffixes else open)(path, "wt", encoding="utf-8")
 
 
 def _json(value: Any) -> str:

@@ -14,8 +14,7 @@ from qwenvl.report.run import read_runs
 from qwenvl.report.serve import ReportServer, state_of
 from qwenvl.report.write import ReportError, Written, write_pictures, write_report
 from qwenvl.rewards.functions.text import answer_of, solution_of
-from qwenvl.runlog import RunLogError
-from qwenvl.runlog.evaluation import NUMBERS
+from qwenvl.runlog import NUMBERS, RunLogError
 
 MOST_PICTURES = 300
 MORE_PICTURES = 24  # each time --serve writes the report again: decoding takes time from the run

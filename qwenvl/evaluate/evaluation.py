@@ -17,21 +17,20 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
-from qwenvl.evaluate.estimates import as_json
-from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
+from qwenvl.evaluate.models import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples
 from qwenvl.evaluate.respondent import Respondent, build_respondent, collator_of, loader_of, pass_reward, with_progress
-from qwenvl.evaluate.results import results_of
+from qwenvl.evaluate.results import as_json, results_of
 from qwenvl.evaluate.results_table import table
 from qwenvl.evaluate.settings import EvaluationRequest
 from qwenvl.rewards import RewardError, Rubric
 from qwenvl.rewards.functions.text import answer_of
-from qwenvl.runlog import RunLogError
-from qwenvl.runlog.evaluation import (
+from qwenvl.runlog import (
     AS_IT_IS,
     NUMBERS,
     EvaluationLog,
-    Sample,
+    EvaluationSample,
+    RunLogError,
     SampleKey,
     hash_of,
     read_evaluation,
@@ -119,7 +118,7 @@ class Evaluation:
             }
         )
         self.log = EvaluationLog(request.output_dir, request.config.process_index)
-        self.done: dict[SampleKey, Sample] = {}
+        self.done: dict[SampleKey, EvaluationSample] = {}
 
     def resume(self) -> None:
         """Read what an evaluation that was cut short has written, and prepare the folder for more.
@@ -194,12 +193,12 @@ class Evaluation:
 
     def _rows(
         self, model: str, control: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch
-    ) -> Iterator[Sample]:
+    ) -> Iterator[EvaluationSample]:
         count = self.request.options.samples
         lengths = batch.attention_mask.sum(1).tolist()
         for n, row in enumerate(rollout_rows(0, control, batch, rollout, rewards)):
             record = batch.records[n // count]
-            yield Sample(
+            yield EvaluationSample(
                 model=model,
                 control=control,
                 doc_id=record.index,

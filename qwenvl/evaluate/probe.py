@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(request: ProbeRequest) -> str:
-    from qwenvl.evaluate.probe_numbers import table
-    from qwenvl.evaluate.probe_verdict import next_command, verdict
+    from qwenvl.evaluate.probe_results import next_command, table, verdict
     from qwenvl.model.loading import base_of_adapter
     from qwenvl.rewards.options import RewardOptions
     from qwenvl.rollout.options import SamplingOptions
@@ -37,7 +35,8 @@ def _run(request: ProbeRequest) -> str:
         numbers = probe(request)
         findings = verdict(numbers, SamplingOptions.of(config), RewardOptions.of(config))
         command = next_command(findings, request, base_of_adapter(str(config.model_name_or_path)))
-        numbers |= {"verdict": [asdict(finding) for finding in findings], "next": command}
+        shown = [{"name": each.code, "words": each.message, "flags": each.flags} for each in findings]
+        numbers |= {"verdict": shown, "next": command}
         written = json.dumps(numbers, indent=1, ensure_ascii=False)
         if options.output_dir is not None:
             with written_whole(Path(options.output_dir) / NUMBERS) as file:
@@ -48,7 +47,7 @@ def _run(request: ProbeRequest) -> str:
 def probe(request: ProbeRequest) -> dict[str, Any]:
     """The numbers of a model on a data set. With ``--output_dir`` every completion is written there as it comes."""
     from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
-    from qwenvl.evaluate.probe_numbers import groups_of, numbers_of
+    from qwenvl.evaluate.probe_results import groups_of, numbers_of
     from qwenvl.evaluate.respondent import ProbeAnswers, pass_reward, with_progress
     from qwenvl.rewards import RewardError
     from qwenvl.runlog import RunLog

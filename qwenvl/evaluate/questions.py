@@ -26,8 +26,9 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.seeds import stable_random
 from qwenvl.evaluate.settings import EvaluateOptions
 from qwenvl.rewards.functions.text import normalized, solution_of
-from qwenvl.runlog.evaluation import AS_IT_IS
+from qwenvl.runlog import AS_IT_IS
 from qwenvl.train.collect.contrast import random_order
+from qwenvl.train.evaluation import clusters_by
 from qwenvl.types import BadSample, Message, Record, Sample
 
 BLOCK = 16
@@ -219,18 +220,7 @@ def clusters_of(records: Mapping[int, Record], by: str | None = None) -> dict[in
     """
     if by is not None:
         return {number: str(field_of(record.fields, by, record.where)) for number, record in records.items()}
-    parent: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            name = parent[name]
-        return name
-
-    media = {number: [*record.videos, *record.images] or [record.where] for number, record in records.items()}
-    for own in media.values():
-        for other in own[1:]:
-            parent[root(other)] = root(own[0])
-    return {number: root(own[0]) for number, own in media.items()}
+    return clusters_by({n: [*record.videos, *record.images] or [record.where] for n, record in records.items()})
 
 
 def field_of(row: Mapping[str, Any], path: str, where: str) -> Any:

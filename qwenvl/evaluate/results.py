@@ -10,25 +10,19 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any
 
-from qwenvl.evaluate.estimates import (
-    SAME,
-    Interval,
-    as_json,
-    clustered_interval,
-    pass_at_k,
-    sample_counts,
-    share_interval,
-)
 from qwenvl.evaluate.questions import field_of
+from qwenvl.grpo.diagnostics import Interval, clustered_interval
+from qwenvl.health.rules import SAME_REWARD
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
 from qwenvl.rewards.functions.matching import affirms, letters
 from qwenvl.rewards.functions.text import normalized, solution_of
-from qwenvl.runlog.evaluation import AS_IT_IS, Sample
+from qwenvl.runlog import AS_IT_IS, EvaluationSample
 from qwenvl.types import TOTAL
 
 PASSES, MAJORITY = "passes", "majority"
 MANY_UNREAD = 0.1  # share of completions without an answer above which a score says more about the form
 _SECONDS = (0, 2, 5, 10, 30, 60, 180, 600, math.inf)  # edges of the strata of duration
+Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
 
 
 @dataclass(frozen=True)
@@ -39,18 +33,18 @@ class _Record:
         scores: means over the completions, by reward, ``total``, ``passes`` and ``majority``.
     """
 
-    samples: list[Sample]
+    samples: list[EvaluationSample]
     scores: dict[str, float]
     passed: list[bool]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], pass_by: str, pass_at: float) -> _Record:
+    def of(cls, samples: Sequence[EvaluationSample], pass_by: str, pass_at: float) -> _Record:
         samples = sorted(samples, key=lambda sample: sample.sample)
         columns = {name: [sample.rewards[name] for sample in samples] for name in samples[0].rewards}
         columns[TOTAL] = [sample.total for sample in samples]
         known = {name: [value for value in values if value is not None] for name, values in columns.items()}
         scores = {name: sum(values) / len(values) for name, values in known.items() if values}
-        passed = [value >= pass_at - SAME for value in known[pass_by]]
+        passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
         if passed:
             scores[PASSES] = sum(passed) / len(passed)
         if len(samples) > 1 and len(passed) == len(samples):
@@ -68,7 +62,7 @@ _Row = dict[str, Any]
 
 
 def results_of(
-    samples: Iterable[Sample],
+    samples: Iterable[EvaluationSample],
     models: Sequence[str],
     controls: Sequence[str],
     pass_by: str,
@@ -92,7 +86,7 @@ def results_of(
     Raises:
         RecordError: a record lacks a field that ``strata`` names.
     """
-    by_model: dict[tuple[str, str], dict[int, list[Sample]]] = {}
+    by_model: dict[tuple[str, str], dict[int, list[EvaluationSample]]] = {}
     for sample in samples:
         by_model.setdefault((sample.model, sample.control), {}).setdefault(sample.doc_id, []).append(sample)
     found: dict[tuple[str, str], _Records] = {
@@ -149,7 +143,7 @@ def _numbers(model: str, control: str, found: _Records) -> _Row:
     }
 
 
-def _share(records: Sequence[_Record], of: Callable[[Sample], bool]) -> Interval:
+def _share(records: Sequence[_Record], of: Callable[[EvaluationSample], bool]) -> Interval:
     """The share of completions for which ``of`` is true."""
     shares = [sum(map(of, record.samples)) / len(record.samples) for record in records]
     return share_interval(shares, [record.cluster for record in records])
@@ -195,7 +189,7 @@ def _difference(before: str, after: str, control: str, of_before: _Records, of_a
         for n, record in of_before.items()
         if n in of_after and pass_by in record.scores and pass_by in of_after[n].scores
     ]
-    better, worse = sum(gain > SAME for gain in gains), sum(gain < -SAME for gain in gains)
+    better, worse = sum(gain > SAME_REWARD for gain in gains), sum(gain < -SAME_REWARD for gain in gains)
     return {
         **{"before": before, "after": after, "control": control, **_paired(of_before, of_after)},
         **{"better": better, "equal": len(gains) - better - worse, "worse": worse},
@@ -224,7 +218,7 @@ def _strata(full: Mapping[str, _Records], pass_by: str, strata: Sequence[str] | 
             }
 
 
-def stratum_of(sample: Sample, by: str) -> tuple[float, str]:
+def stratum_of(sample: EvaluationSample, by: str) -> tuple[float, str]:
     """The stratum of a record: a number to sort by, and its name.
 
     Raises:
@@ -301,3 +295,81 @@ def majority(answers: Sequence[str], values: Sequence[float], reward: str, promp
     most = max(map(len, votes.values()))
     winners = [sum(own) / len(own) for own in votes.values() if len(own) == most]
     return sum(winners) / len(winners)
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """The chance that at least one of k completions passes, unbiased, from ``passed`` of ``samples`` that did.
+
+    1 - C(samples - passed, k) / C(samples, k) (arXiv:2107.03374, equation 1).
+
+    Raises:
+        ValueError: k is above ``samples``.
+
+    Example:
+        >>> pass_at_k(4, 1, 2)
+        0.5
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {samples} samples")
+    return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def sample_counts(most: int) -> list[int]:
+    """The k of pass@k: 1, 2, 4, ... up to 128, and ``most``. Empty for 0."""
+    return [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < most] + [most] * (most > 0)
+
+
+def equal_chance(rewards: Sequence[float | None], k: int) -> float:
+    """The chance that k of a prompt's completions all have equal rewards, by all choices of k among those at hand.
+
+    Such a group has no policy gradient. A completion without a reward (None) does not count in its group.
+
+    Raises:
+        ValueError: k is above the number of completions.
+
+    Example:
+        >>> equal_chance([1.0, 1.0, 1.0, 0.0], 2)  # 3 of the 6 pairs
+        0.5
+    """
+    if not 1 <= k <= len(rewards):
+        raise ValueError(f"groups of {k} out of {len(rewards)} completions")
+    known = sorted(reward for reward in rewards if reward is not None)
+    missing = len(rewards) - len(known)
+    alike: list[list[float]] = []  # the rewards of each value
+    for reward in known:
+        if alike and reward - alike[-1][0] <= SAME_REWARD:
+            alike[-1].append(reward)
+        else:
+            alike.append([reward])
+    without_any = math.comb(missing, k)
+    equal = without_any + sum(math.comb(len(own) + missing, k) - without_any for own in alike)
+    return equal / math.comb(len(rewards), k)
+
+
+def share_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Interval:
+    """``clustered_interval`` of values from 0 to 1, with Wilson's (1927) ends where all are 0 or all are 1.
+
+    The bootstrap's interval would be empty there.
+
+    Example:
+        >>> round(share_interval([0.0] * 20).high, 3)
+        0.161
+    """
+    interval = clustered_interval(values, clusters)
+    if not interval.n or interval.mean not in (0.0, 1.0):
+        return interval
+    z = Z_975**2 / interval.n
+    if interval.mean == 0:
+        return interval._replace(low=0.0, high=z / (1 + z))
+    return interval._replace(low=(1 + z / 2) / (1 + z) - z / 2 / (1 + z), high=1.0)
+
+
+def as_json(value: Any) -> Any:
+    """JSON values. An ``Interval`` becomes an object of its mean, its ends and ``n``, and NaN becomes None."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

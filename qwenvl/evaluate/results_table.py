@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qwenvl.evaluate.results import MAJORITY, MANY_UNREAD, PASSES
+from qwenvl.health.rules import CUT_OFF_SHARE
 from qwenvl.rewards.table import SHAPING, TABLE
-from qwenvl.runlog.evaluation import AS_IT_IS
+from qwenvl.runlog import AS_IT_IS
 
 SHOWN = 3  # records that were left out
-MANY_CUT = 0.05  # share of completions from which it is said
 _GAP = "   "
 
 
@@ -80,7 +80,7 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
             continue
         if each["fitted"]:
             yield f"{model}: of {each['fitted']:,} records less was shown than asked for, so that their prompts fit"
-        if truncated >= MANY_CUT:
+        if truncated >= CUT_OFF_SHARE:
             yield (
                 f"{model}: {truncated:.1%} of the completions were cut at {limit:,} tokens: raise "
                 "--generation_max_length before you trust its score"

@@ -3,64 +3,69 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qwenvl.grpo.advantages import nanstd
+from qwenvl.health.rules import SAME_REWARD
 
-# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
-_T_975 = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
+RESAMPLES = 5000  # of the bootstrap: its ends then move by a few hundredths of the interval from seed to seed
 
 
-class MeanInterval(NamedTuple):
-    """A mean, the half width of its 95 % interval (NaN below two values) and the number of values."""
+class Interval(NamedTuple):
+    """A mean over ``n`` independent clusters of values and its 95 % interval."""
 
     mean: float
-    half_width: float
+    low: float
+    high: float
     n: int
 
 
-def mean_interval(values: Sequence[float]) -> MeanInterval:
-    """Mean of independent values with the 95 % interval mean +- half_width, by Student's t with n-1 degrees of freedom.
+def clustered_interval(values: Sequence[float], clusters: Sequence[Hashable] | None = None, seed: int = 0) -> Interval:
+    """The mean of values that depend on each other within clusters, such as the questions about one clip.
 
-    Values of one prompt's completions are not independent: average them per prompt first.
+    The interval is that of the percentile bootstrap over clusters: as many clusters as there are, drawn with
+    replacement, each with all of its values (Davison and Hinkley, 1997, section 3.8). Drawing single values would treat
+    those of a clip as independent, and the interval would be too narrow.
+
+    Args:
+        values: one for each record.
+        clusters: the cluster of each record. None: each is its own.
+        seed: of the draws. The same seed gives the same interval.
+
+    Returns:
+        The mean over records. Its ends are NaN where there are fewer than two clusters. ``n`` counts clusters.
 
     Raises:
         ValueError: a value is NaN or infinite.
 
     Example:
-        >>> mean_interval([0.0, 1.0])  # standard error 0.5, t(1) = 12.7062
-        MeanInterval(mean=0.5, half_width=6.3531, n=2)
+        >>> clustered_interval([1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"])  # all a, all b, or one of each
+        Interval(mean=0.5, low=0.0, high=1.0, n=2)
     """
-    n = len(values)
     if not all(math.isfinite(value) for value in values):
-        raise ValueError("mean_interval: a value is NaN or infinite")
+        raise ValueError("clustered_interval: a value is NaN or infinite")
+    clusters = range(len(values)) if clusters is None else clusters
+    mean = math.fsum(values) / len(values) if values else math.nan
+    places = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters))}
+    n = len(places)
     if n < 2:
-        return MeanInterval(float(values[0]) if n else math.nan, math.nan, n)
-    mean = math.fsum(values) / n
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    return MeanInterval(mean, student_t_975(n - 1) * math.sqrt(variance / n), n)
+        return Interval(mean, math.nan, math.nan, n)
+    sums, counts = np.zeros(n), np.zeros(n)
+    for value, cluster in zip(values, clusters, strict=True):
+        sums[places[cluster]] += value
+        counts[places[cluster]] += 1
+    times = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    low, high = np.quantile((times @ sums) / (times @ counts), [0.025, 0.975])
+    return Interval(mean, float(low), float(high), n)
 
 
-def student_t_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t, above 30 degrees by the Cornish-Fisher expansion (error below 1e-4)."""
-    if degrees <= len(_T_975):
-        return _T_975[degrees - 1]
-    z = 1.959964
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-
-
-def zero_std_fraction(rewards: Tensor, group_size: int, tolerance: float = 1e-6) -> float:
-    """Share of groups whose rewards are all equal (largest - smallest <= tolerance): they carry no policy gradient.
-
-    A group with fewer than two rewards carries none either, and counts as equal.
+def zero_std_fraction(rewards: Tensor, group_size: int) -> float:
+    """Share of groups whose rewards are all equal: they have no policy gradient. See ``equal_groups``.
 
     Args:
         rewards: N floats, NaN for "no reward". N is a multiple of ``group_size``.
@@ -71,11 +76,13 @@ def zero_std_fraction(rewards: Tensor, group_size: int, tolerance: float = 1e-6)
     """
     if rewards.numel() == 0:
         return 0.0
-    return equal_groups(rewards, group_size, tolerance).float().mean().item()
+    return equal_groups(rewards, group_size).float().mean().item()
 
 
-def equal_groups(rewards: Tensor, group_size: int, tolerance: float = 1e-6) -> Tensor:
+def equal_groups(rewards: Tensor, group_size: int) -> Tensor:
     """Whether the rewards of each group are all equal, P bool. A group with fewer than two rewards counts as equal.
+
+    Equal: they differ by ``SAME_REWARD`` at most, so that the group has no policy gradient.
 
     Example:
         >>> equal_groups(torch.tensor([1.0, 1.0, 0.0, 1.0]), group_size=2).tolist()
@@ -83,7 +90,7 @@ def equal_groups(rewards: Tensor, group_size: int, tolerance: float = 1e-6) -> T
     """
     groups = rewards.view(rewards.numel() // group_size, group_size)
     spread = groups.nan_to_num(nan=-math.inf).amax(dim=1) - groups.nan_to_num(nan=math.inf).amin(dim=1)
-    return spread <= tolerance
+    return spread <= SAME_REWARD
 
 
 def unique_fraction(texts: Sequence[str], group_size: int) -> float:

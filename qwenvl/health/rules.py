@@ -1,7 +1,7 @@
-"""Is a run healthy? A table of rules over what it has logged, and what to do where one of them holds.
+"""Rules over the log of a run: faults, the thresholds for them, and remedies. Probe, report and log share these.
 
-A rule is a pure function of the history. It counts groups and optimizer steps, not log entries. It compares a window at
-the end of the history with what came before. A rule that needs more than there is says nothing.
+A rule is a pure function of the history. It counts groups and optimizer steps, not log entries, and compares the last
+window of the history with earlier ones. A rule that needs a longer history finds nothing.
 """
 
 from __future__ import annotations
@@ -12,29 +12,55 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import Any
 
-EQUAL_SHARE = 0.9
-CUT_OFF_SHARE = 0.25
-ALL_CUT_GROUPS = 8  # on end without a completion that was not cut off: no need to wait for two windows
+SAME_REWARD = 1e-6  # rewards that differ by no more are equal
+EQUAL_SHARE = 0.9  # of groups with equal rewards, above which training is mostly wasted
+CUT_OFF_SHARE = 0.1  # of truncated completions, from which rewards measure the limit
+ALL_CUT_GROUPS = 8  # consecutive groups with all completions truncated: no need for two windows
 ENTROPY_SHARE = 0.2
 HIGH_KL = 0.5
 FLAT_STEPS, FLAT_GROUPS = 100, 400
 SOLVED = 0.9  # of the highest reward that any completion had
 FALLING = 0.9  # of the window before
-SMALLER_STEPS = 3  # what a learning rate that was too high is divided by
+SMALLER_STEPS = 3  # divisor of a learning rate that was too high
+
+
+def all_equal(rewards: Sequence[float]) -> bool:
+    """Whether a group's rewards are equal: no policy gradient. So is a group with one reward or none.
+
+    ``qwenvl.grpo.diagnostics.equal_groups`` is the same for tensors.
+    """
+    return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault of a run or of a probe.
+
+    Attributes:
+        code: name for scripts.
+        message: the fault in a sentence.
+        advice: the remedy, where ``message`` does not name it.
+        flags: training flags that would help.
+    """
+
+    code: str
+    message: str
+    advice: str = ""
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Something that may go wrong.
+    """A fault that a run may have.
 
     Attributes:
         name: for people.
         code: for scripts.
-        judge: what was seen, in words, where it has gone wrong. None where it has not, or not yet.
-        remedy: what to do.
-        flags: what to change in the command of the run, given its settings (a ``GRPOConfig``). None where no
-            flag helps, and the data is to be looked at.
-        judge_at_end: the same for a run that has ended, and was too short for ``judge``.
+        judge: returns the fault in words, or None without a fault.
+        remedy: advice to the user.
+        flags: returns changes to the command of the run, given its settings (a ``GRPOConfig``). None: no flag helps,
+            and the user should look at the data.
+        judge_at_end: as ``judge``, for a run that has ended and was too short for ``judge``.
     """
 
     name: str
@@ -46,7 +72,7 @@ class Rule:
 
 
 def equal_rewards(history: History) -> str | None:
-    """Over 90 % of the last 24 groups have equal rewards, in each entry since they do."""
+    """Over 90 % of the last 24 groups have equal rewards, in each log entry."""
     name = "group/zero_std_frac"
     entries = list(takewhile(lambda entry: entry.values[name] > EQUAL_SHARE, reversed(having(history, name))))
     groups = sum(entry.groups for entry in entries)
@@ -54,7 +80,7 @@ def equal_rewards(history: History) -> str | None:
 
 
 def equal_rewards_at_end(history: History) -> str | None:
-    """The same of all groups of a run that had fewer than 24."""
+    """``equal_rewards`` over all groups of a run that had fewer than 24."""
     entries = having(history, "group/zero_std_frac")
     if not entries or min(entry.values["group/zero_std_frac"] for entry in entries) <= EQUAL_SHARE:
         return None
@@ -73,10 +99,7 @@ def format_never_reached(history: History) -> str | None:
 
 
 def cut_off(history: History) -> str | None:
-    """A quarter of the completions of the last 24 groups are cut off at the limit, and it does not get better.
-
-    Or all of the last 8 groups are.
-    """
+    """A tenth of the completions of the last 24 groups are cut off, no fewer than before; or all of the last 8."""
     name = "completion/truncated_frac"
     all_cut = takewhile(lambda entry: entry.values[name] == 1, reversed(having(history, name)))
     if (groups := sum(entry.groups for entry in all_cut)) >= ALL_CUT_GROUPS:
@@ -90,7 +113,7 @@ def cut_off(history: History) -> str | None:
 
 
 def cut_off_at_end(history: History) -> str | None:
-    """All completions of a run are, however few it had."""
+    """All completions of a run are cut off."""
     entries = having(history, "completion/truncated_frac")
     if not entries or min(entry.values["completion/truncated_frac"] for entry in entries) < 1:
         return None
@@ -98,10 +121,10 @@ def cut_off_at_end(history: History) -> str | None:
 
 
 def entropy_collapsed(history: History) -> str | None:
-    """The entropy of the last 24 groups is below a fifth of that of the first 24. The reward neither rises nor is full.
+    """The entropy of the last 24 groups is below a fifth of the first 24, and the reward neither rises nor is full.
 
-    It does not rise where it is no higher in the last quarter of the run than in the quarter before. It is full where
-    it comes to nine tenths of the highest that any completion of the run had.
+    It rises if the last quarter of the run has more than the quarter before. It is full at nine tenths of the highest
+    reward of any completion.
     """
     entries = [entry for entry in having(history, "entropy") if entry.groups]
     before, last = last_two_of(entries, "groups")
@@ -200,26 +223,26 @@ RULES: tuple[Rule, ...] = (
         "--grpo_sample_size where group/zero_std_frac is high, and see whether better completions get higher rewards",
     ),
 )
-"""What is warned of, once each. Where several hold, the first says most about what to do."""
+"""Each is warned of once. Where several hold, the remedy of the first helps most."""
 
 
-def findings(history: History, ended: bool = False) -> Iterator[tuple[Rule, str]]:
-    """Each rule that holds at the end of the history, and what was seen.
+def findings(history: History, ended: bool = False) -> Iterator[Finding]:
+    """The faults at the end of the history, in the order of ``RULES``.
 
     Args:
-        ended: the run has ended, so rules for the end of a short run count too.
+        ended: the run has ended, so ``judge_at_end`` counts too.
 
     Example:
-        >>> history = [Entry(3, 3, 24, {"group/zero_std_frac": 1.0, "reward/total": 0.0})]
-        >>> [rule.name for rule, seen in findings(history)]
-        ['equal rewards']
+        >>> history = [LogEntry(3, 3, 24, {"group/zero_std_frac": 1.0, "reward/total": 0.0})]
+        >>> [finding.code for finding in findings(history)]
+        ['equal_rewards']
     """
     for rule in RULES:
         seen = rule.judge(history)
         if seen is None and ended and rule.judge_at_end is not None:
             seen = rule.judge_at_end(history)
         if seen is not None:
-            yield rule, seen
+            yield Finding(rule.code, seen, rule.remedy)
 
 
 def _equal(groups: str, reward: float) -> str:
@@ -250,18 +273,18 @@ def _solved(history: History, last: History) -> bool:
 
 WATCHED = ("reward/total", "reward/max", "group/zero_std_frac", "completion/truncated_frac", "entropy", "kl")
 WINDOW = 24
-"""Groups, or optimizer steps where a number is one of the step, that are judged together."""
+"""Groups, or optimizer steps for metrics of a step, that are judged together."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One entry of the log.
 
     Attributes:
-        step: the last optimizer step that it is about.
-        steps: how many it is about.
-        groups: how many were sampled in these, over all processes.
-        values: means over these, by the name of the metric. Those that no rule reads may be missing.
+        step: its last optimizer step.
+        steps: the number of its optimizer steps.
+        groups: sampled in these steps, over all processes.
+        values: means over these, by metric. Metrics that no rule reads may be missing.
     """
 
     step: int
@@ -270,38 +293,38 @@ class Entry:
     values: Mapping[str, float]
 
     @classmethod
-    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> Entry:
-        """An entry with what rules read of the log: a run has thousands."""
+    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> LogEntry:
+        """An entry with the metrics that rules read: a run has thousands of entries."""
         return cls(step, steps, groups, {name: v for name, v in logs.items() if name in WATCHED or is_format(name)})
 
 
-History = Sequence[Entry]
+History = Sequence[LogEntry]
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """How many groups the steps of a run sample.
+    """The number of groups that the steps of a run sample.
 
     Attributes:
         prompts: of a step that samples, over all processes.
         iterations: steps on the same completions.
-        totals_tell: whether total rewards of different groups can be compared. Some aggregations make them relative to
-            their group, and then they are 0 on average.
+        comparable: total rewards of different groups can be compared. Some aggregations make them relative to their
+            group, with a mean of 0.
     """
 
     prompts: int
     iterations: int = 1
-    totals_tell: bool = True
+    comparable: bool = True
 
-    def entry(self, before: int, step: int, values: Mapping[str, float]) -> Entry:
-        """The entry of a line of the log that was written after ``step``, the one before it being of ``before``."""
+    def entry(self, before: int, step: int, values: Mapping[str, float]) -> LogEntry:
+        """The entry of a log line written after ``step``, where the previous line was written after ``before``."""
         sampled = sum(each % self.iterations == 0 for each in range(before, step))
-        if not self.totals_tell:
+        if not self.comparable:
             values = {name: value for name, value in values.items() if name != "reward/total"}
-        return Entry.of(step, step - before, sampled * self.prompts, values)
+        return LogEntry.of(step, step - before, sampled * self.prompts, values)
 
-    def history(self, rows: Sequence[Mapping[str, float]]) -> list[Entry]:
-        """The entries of the lines of ``metrics.jsonl`` that are of optimizer steps.
+    def history(self, rows: Sequence[Mapping[str, float]]) -> list[LogEntry]:
+        """The entries of lines of ``metrics.jsonl`` of optimizer steps.
 
         Example:
             >>> [entry.groups for entry in Sampled(prompts=4).history([{"step": 2, "kl": 0.1}, {"step": 3, "kl": 0.1}])]
@@ -316,25 +339,25 @@ def is_format(name: str) -> bool:
     return name.startswith("reward/") and "format" in name and name.count("/") == 1
 
 
-def having(history: History, name: str) -> list[Entry]:
+def having(history: History, name: str) -> list[LogEntry]:
     """The entries that have a finite number of this name."""
     return [entry for entry in history if math.isfinite(entry.values.get(name, math.nan))]
 
 
-def last_of(entries: History, unit: str, enough: int = WINDOW) -> list[Entry]:
-    """The last entries that are about so many groups or steps, all of them where there are fewer."""
+def last_of(entries: History, unit: str, enough: int = WINDOW) -> list[LogEntry]:
+    """The last entries with ``enough`` groups or steps together, all entries where there are fewer."""
     sums = accumulate(getattr(entry, unit) for entry in reversed(entries))
     count = next((n for n, so_far in enumerate(sums, 1) if so_far >= enough), len(entries))
     return list(entries[len(entries) - count :])
 
 
-def first_of(entries: History, unit: str, enough: int = WINDOW) -> list[Entry]:
-    """The same of the first entries."""
+def first_of(entries: History, unit: str, enough: int = WINDOW) -> list[LogEntry]:
+    """The first entries, likewise."""
     return last_of(entries[::-1], unit, enough)[::-1]
 
 
-def last_two_of(entries: History, unit: str) -> tuple[list[Entry], list[Entry]]:
-    """The last window and the one before it, earlier one first. Both are empty where there is not enough for two."""
+def last_two_of(entries: History, unit: str) -> tuple[list[LogEntry], list[LogEntry]]:
+    """The window before the last one, and the last one. Both are empty where the history is too short for two."""
     last = last_of(entries, unit)
     before = last_of(entries[: len(entries) - len(last)], unit)
     enough = sum(getattr(entry, unit) for entry in before) >= WINDOW
@@ -342,6 +365,6 @@ def last_two_of(entries: History, unit: str) -> tuple[list[Entry], list[Entry]]:
 
 
 def mean_of(entries: History, name: str, unit: str) -> float:
-    """Weighted by groups or steps. 0 where no entry has the number."""
+    """The mean weighted by groups or steps. 0 where no entry has the metric."""
     weights = [(getattr(entry, unit), entry.values[name]) for entry in having(entries, name)]
     return sum(weight * value for weight, value in weights) / max(1, sum(weight for weight, _ in weights))

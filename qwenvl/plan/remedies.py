@@ -49,11 +49,13 @@ def remedies(case: Case, phases: Collection[str] | None = None) -> list[Remedy]:
 
 def best_remedies(case: Case, phases: Collection[str] | None = None, number: int = 3) -> list[Remedy]:
     """The cheapest remedies that save a tenth of the peak, then those that save most."""
-    found, peak = remedies(case, phases), case.estimate().peak_of(phases)
-    after = {id(each): each.case.estimate().peak_of(phases) for each in found}
-    enough = [each for each in found if peak - after[id(each)] >= 0.1 * peak][:number]
-    others = sorted((each for each in found if each not in enough), key=lambda each: after[id(each)])
-    return [*enough, *others][:number]
+    peak = case.estimate().peak_of(phases)
+
+    def order(each: Remedy) -> tuple[bool, float]:
+        after = each.case.estimate().peak_of(phases)
+        return (False, 0.0) if peak - after >= 0.1 * peak else (True, after)
+
+    return sorted(remedies(case, phases), key=order)[:number]
 
 
 def cheapest_way(case: Case, room: float, *, automatic: bool = False) -> tuple[list[Remedy], Case]:

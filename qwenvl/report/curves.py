@@ -10,18 +10,18 @@ from typing import Any, Literal
 
 from qwenvl.report.run import EVALUATED, Run
 
-MOST_POINTS = 600  # of a curve on the page: more than its pixels would not be seen
+MOST_POINTS = 600  # of a curve on the page, which has no more pixels
 
 
 @dataclass(frozen=True)
 class Trend:
-    """How a metric moved from the first fifth of its values to the last fifth.
+    """The change of a metric from the first fifth of its values to the last fifth.
 
     Attributes:
         first, last: the means of the two fifths.
         change: their difference.
         ci95: half the width of the 95 % interval of ``change``, as if the values were independent.
-        verdict: ``rises`` or ``falls`` where the interval leaves 0 out, else ``flat``. ``short`` below ten values.
+        verdict: ``rises`` or ``falls`` where the interval excludes 0, else ``flat``. ``short`` below ten values.
     """
 
     first: float
@@ -34,8 +34,8 @@ class Trend:
 def smoothed(values: Sequence[float], half_life: float) -> list[float]:
     """The exponential mean of the values so far, without the bias to the first one.
 
-    A value ``half_life`` places back weighs half as much as the newest. The weights are divided by their sum, so that
-    the mean of equal values is that value from the first place on. What is not finite is passed over.
+    A value ``half_life`` entries back weighs half as much as the newest. The weights are divided by their sum, so the
+    mean of equal values is that value from the first entry on. NaN and infinity are skipped.
 
     Example:
         >>> smoothed([1.0, 0.0, 1.0], half_life=1)
@@ -52,7 +52,7 @@ def smoothed(values: Sequence[float], half_life: float) -> list[float]:
 
 
 def half_life_of(length: int) -> float:
-    """The half-life that a curve of so many values is smoothed with: a thirtieth of it, at least 1.
+    """The half-life for smoothing a curve of ``length`` values: a thirtieth of it, at least 1.
 
     Example:
         >>> half_life_of(300), half_life_of(12)
@@ -64,7 +64,7 @@ def half_life_of(length: int) -> float:
 def thinned(
     steps: Sequence[int], values: Sequence[float], most: int = MOST_POINTS
 ) -> tuple[list[int], list[float], int]:
-    """At most so many points: the means of neighbours, each at the last of their steps, and how many go into one.
+    """At most ``most`` points: the means of neighbours, each at the last of their steps, and how many go into one.
 
     Example:
         >>> thinned([1, 2, 3, 4, 5], [1.0, 3.0, 5.0, 7.0, 9.0], most=3)
@@ -103,13 +103,13 @@ SECTIONS = {
     "data": "What did it read and write?",
 }
 
-PHASE = "time/"  # seconds of a step by phase begin so and end in _s
-WHOLE_STEP = "time/step_s"  # is no phase
+PHASE = "time/"  # prefix of the seconds of a step by phase, whose suffix is _s
+WHOLE_STEP = "time/step_s"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How a metric is shown: its section, its title, a line that says what to look for, and whether it has noise."""
+    """The section and title of a metric, a line of help, and whether it is noisy, so that its curve is smoothed."""
 
     section: str
     title: str
@@ -145,8 +145,8 @@ SHOWN = {
     "prompt/tokens": Shown("data", "prompt tokens"),
     "prompt/frames": Shown("data", "frames for each prompt"),
 }
-"""Metrics in the order they are shown. Others go to the section of their first word, behind these."""
-ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # shown at once even where they never change
+"""Metrics in the order of the page. Others follow them, in the section of their first word."""
+ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # not folded away even if they never change
 
 BY_WORD = {
     **dict.fromkeys(("reward", "group", "filter", "difficulty", "dataset", "target"), "learning"),
@@ -154,14 +154,14 @@ BY_WORD = {
     **dict.fromkeys(("time", "vision_cache", "frame_cache", "memory"), "fast"),
     **dict.fromkeys(("completion", "prompt", "data", "epoch", "num_input_tokens_seen"), "data"),
 }
-OF_EVALUATION = "eval_"  # begins the names of its numbers
-PACE = ("_runtime", "_per_second")  # end those that tell how fast it was
-AT_THE_END = ("train_", "total_flos")  # the Trainer's own line when training has ended, of one value each
+OF_EVALUATION = "eval_"  # prefix of its metrics
+PACE = ("_runtime", "_per_second")  # suffixes of its speed metrics
+AT_THE_END = ("train_", "total_flos")  # prefixes of the Trainer's own line at the end of training
 NOT_CURVES = {"step", "epoch", "num_input_tokens_seen", WHOLE_STEP}
 
 
 def shown(metric: str) -> Shown:
-    """How to show a metric.
+    """The section, title and help of a metric.
 
     Example:
         >>> shown("reward/format")
@@ -260,5 +260,5 @@ def phases(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def finite(values: Sequence[float | None]) -> list[float | None]:
-    """Six digits of each number, which is more than a screen shows. None for what JSON has no number for."""
+    """Each number with six digits, which is more than a screen shows. None for NaN and infinity."""
     return [None if value is None or not math.isfinite(value) else float(f"{value:.6g}") for value in values]

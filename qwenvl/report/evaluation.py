@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from qwenvl.page.render import render
 from qwenvl.report.curves import finite
 from qwenvl.report.groups import dataset_of
 from qwenvl.report.pages import (
-    PAGE_BYTES,
     Reading,
     Strip,
     as_json,
     completion_as_shown,
     media_as_shown,
-    strips_shown,
+    strips_of,
+    write_pages,
     write_script,
 )
-from qwenvl.report.write import APP, HERE, STYLE, ReportError, Written, require_report_folder, write_pictures
-from qwenvl.runlog.evaluation import AS_IT_IS, Sample, read_evaluation, read_samples
+from qwenvl.report.write import ReportError, Written, require_report_folder, write_index
+from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 
 SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
 NO_ANSWER, TRUNCATED = 1, 2
-"""Marks of a record, added up: a completion without an answer, and one that was cut, of any model asked as it is."""
+"""Marks of a record, added up: without a control a completion of any model has no answer, or is truncated."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One record and what all models answered, under all controls.
+class RecordAnswers:
+    """One record and the completions of all models under all controls.
 
     Attributes:
         samples: by control, model and place among the completions, in the order of the evaluation.
     """
 
-    samples: tuple[Sample, ...]
+    samples: tuple[EvaluationSample, ...]
 
     @property
-    def head(self) -> Sample:
+    def head(self) -> EvaluationSample:
         """The first completion, of the record as it is."""
         return self.samples[0]
 
@@ -67,14 +66,14 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     """Write ``index.html``, the page's scripts and its data into a folder. Pictures of an earlier page stay.
 
     Args:
-        source: what ``qwenvl evaluate`` wrote.
+        source: the folder of an evaluation.
         read: reads answers and solutions.
 
     Returns:
         ``evaluation.json`` as its summary, and the strips of all records in their order.
 
     Raises:
-        ReportError: the folder holds something that is no report, or the evaluation has not asked anything yet.
+        ReportError: the folder holds something that is no report, or the evaluation has no completion yet.
         RunLogError: a file of the evaluation is not what it should be.
     """
     facts = read_evaluation(source)
@@ -82,42 +81,32 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     if not records:
         raise ReportError(f"{source}: the evaluation has written no completion yet")
     require_report_folder(folder)
-    data = folder / "data"
-    (folder / "app").mkdir(parents=True, exist_ok=True)
+    data = folder / "data" / "run-0"
     names = list(dict.fromkeys(name for record in records for name in record.head.rewards))
-    places = []
-    for number, texts in enumerate(_paged(records, names, read)):
-        places += [(number, place) for place in range(len(texts))]
-        body = ",\n".join(texts)
-        write_script(data / "run-0" / f"page-{number}.js", f"report.page(0, {number}, [\n{body}\n]);\n")
-    for old in (data / "run-0").glob("page-*.js"):
-        if int(old.stem.removeprefix("page-")) > places[-1][0]:
-            old.unlink()
-    write_script(data / "run-0" / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
-    if not (data / "pictures.js").exists():
-        write_pictures(folder, {})
-    for name in (*SCRIPTS, STYLE):
-        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
+    shown = ((record, _as_shown(record, names, read)) for record in records)
+    places = write_pages(shown, 0, data, lambda record, page, place: (page, place))
+    write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
-    page = render(HERE / "evaluation.html", title=title, facts=facts, scripts=SCRIPTS, as_it_is=AS_IT_IS)
-    write_script(folder / "index.html", page)
-    return Written(folder / "index.html", facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
+    page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, as_it_is=AS_IT_IS)
+    return Written(page, facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
 
 
-def asked_of(facts: Mapping[str, Any], samples: Iterable[Sample]) -> list[Asked]:
+def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> list[RecordAnswers]:
     """The records in their order, each with its completions by control, model and place."""
     models = {each["name"]: n for n, each in enumerate(facts["models"])}
     controls = {name: n for n, name in enumerate(facts["controls"])}
 
-    def key(each: Sample) -> tuple[int, int, int, int]:
+    def key(each: EvaluationSample) -> tuple[int, int, int, int]:
         return each.doc_id, controls[each.control], models[each.model], each.sample
 
     known = (each for each in samples if each.model in models and each.control in controls)
-    return [Asked(tuple(own)) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
+    return [RecordAnswers(tuple(own)) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
 
 
-def index(facts: Mapping[str, Any], records: Sequence[Asked], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """What filters and jumps need of all records: columns of numbers, and the texts that these count in."""
+def index(
+    facts: Mapping[str, Any], records: Sequence[RecordAnswers], places: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    """The index of all records for filters and jumps: columns of numbers, and the texts that they number."""
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record.head) for record in records))
     numbers = {name: n for n, name in enumerate(datasets)}
@@ -139,24 +128,12 @@ def index(facts: Mapping[str, Any], records: Sequence[Asked], places: Sequence[t
     }
 
 
-def _dataset(sample: Sample) -> str:
+def _dataset(sample: EvaluationSample) -> str:
     return sample.dataset or dataset_of(sample.where)
 
 
-def _paged(records: Sequence[Asked], names: Sequence[str], read: Reading) -> Iterator[list[str]]:
-    """The texts of records, as many as a page holds."""
-    page: list[str] = []
-    for record in records:
-        page.append(as_json(_as_shown(record, names, read)))
-        if sum(map(len, page)) > PAGE_BYTES:
-            yield page
-            page = []
-    if page:
-        yield page
-
-
-def _as_shown(record: Asked, names: Sequence[str], read: Reading) -> dict[str, Any]:
-    """A record as the page shows it: what is shared once, then each control with the completions of each model."""
+def _as_shown(record: RecordAnswers, names: Sequence[str], read: Reading) -> dict[str, Any]:
+    """The page's object of a record: the shared fields, then each control with the completions of each model."""
     head = record.head
     views = []
     for control, own in groupby(record.samples, key=lambda each: each.control):
@@ -182,6 +159,6 @@ def _as_shown(record: Asked, names: Sequence[str], read: Reading) -> dict[str, A
     }
 
 
-def _strips(record: Asked) -> list[Strip]:
+def _strips(record: RecordAnswers) -> list[Strip]:
     shown = {(each.clips, each.images): None for each in record.samples}
-    return [strip for clips, images in shown for strip in strips_shown(clips, images)]
+    return [strip for clips, images in shown for strip in strips_of(clips, images)]

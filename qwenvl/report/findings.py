@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from qwenvl.health.rules import findings
+from qwenvl.health.rules import Finding, findings
 from qwenvl.report.curves import finite, is_phase, trend
-from qwenvl.report.groups import DROPPED, EQUAL, SUSPECT, TRUNCATED, History, Row, hardest, histories, most_improved
-from qwenvl.report.run import Evaluated, Run, differing_settings
+from qwenvl.report.groups import (
+    DROPPED,
+    EQUAL,
+    SUSPECT,
+    TRUNCATED,
+    GroupRow,
+    RecordHistory,
+    hardest,
+    histories,
+    most_improved,
+)
+from qwenvl.report.run import EvaluationPoint, Run, differing_settings
 
 MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One warning: a word for scripts, what was seen, and what to try."""
+COUNTED = (
+    (
+        "data/bad_samples", "left_out", "samples were left out because they could not be read",
+        "qwenvl data check names each with its reason",
+    ),
+    (
+        "nonfinite/skipped_steps", "skipped_steps",
+        "steps changed no weight because their loss or gradients were not finite",
+        "the folder nonfinite of the run says what they were made of",
+    ),
+)  # fmt: skip
+"""Metrics whose sum should be 0, each with the code, message and advice of its finding."""
 
-    code: str
-    message: str
-    advice: str
 
-
-def warnings(run: Run, rows: Sequence[Row]) -> list[Finding]:
-    """All warnings of a run: those of the rules that the run itself warns by, at its last row, and those of the report.
+def warnings(run: Run, rows: Sequence[GroupRow]) -> list[Finding]:
+    """All warnings of a run: of the rules by which the run itself warns, at its last row, and those of the report.
 
     Args:
         rows: the groups of the run.
     """
-    falls = _falls(run)
-    found = [falls, _worse(run), _left_out(run), _skipped(run), _suspect(rows)]
-    ruled = [Finding(rule.code, seen, rule.remedy) for rule, seen in findings(run.history(), ended=True)]
-    if falls is not None:
-        ruled = [each for each in ruled if each.code != "reward_flat"]
-    return [*_not_finite(run), *ruled, *(each for each in found if each is not None)]
+    own = list(_of_the_report(run, rows))
+    falls = any(each.code == "reward_falls" for each in own)
+    ruled = [each for each in findings(run.history(), ended=True) if not (falls and each.code == "reward_flat")]
+    return [*_not_finite(run), *ruled, *own]
 
 
 def _not_finite(run: Run) -> list[Finding]:
@@ -48,49 +61,27 @@ def _not_finite(run: Run) -> list[Finding]:
     return []
 
 
-def _falls(run: Run) -> Finding | None:
-    found = trend([value for _, value in run.values("reward/total")])
-    if found is None or found.verdict != "falls":
-        return None
-    message = f"the reward fell from {found.first:.3g} to {found.last:.3g} (± {found.ci95:.2g})"
-    return Finding("reward_falls", message, "lower --learning_rate, or raise --grpo_beta")
-
-
-def _worse(run: Run) -> Finding | None:
+def _of_the_report(run: Run, rows: Sequence[GroupRow]) -> Iterator[Finding]:
+    moved = trend([value for _, value in run.values("reward/total")])
+    if moved is not None and moved.verdict == "falls":
+        message = f"the reward fell from {moved.first:.3g} to {moved.last:.3g} (± {moved.ci95:.2g})"
+        yield Finding("reward_falls", message, "lower --learning_rate, or raise --grpo_beta")
     for name, points in run.evaluations().items():
         best, last = max(points, key=lambda each: each.reward), points[-1]
-        if best.ci95 is None or last.ci95 is None:
+        if best.ci95 is None or last.ci95 is None or last.reward + last.ci95 >= best.reward - best.ci95:
             continue
-        if last.reward + last.ci95 < best.reward - best.ci95:
-            message = f"{name} is {last.reward:.3g} at step {last.step} and was {best.reward:.3g} at step {best.step}"
-            return Finding("evaluation_worse", message, f"take the checkpoint of step {best.step}, or stop earlier")
-    return None
-
-
-def _left_out(run: Run) -> Finding | None:
-    count = sum(value for _, value in run.values("data/bad_samples"))
-    if not count:
-        return None
-    message = f"{count:.0f} samples were left out because they could not be read"
-    return Finding("left_out", message, "qwenvl data check names each with its reason")
-
-
-def _skipped(run: Run) -> Finding | None:
-    count = sum(value for _, value in run.values("nonfinite/skipped_steps"))
-    if not count:
-        return None
-    message = f"{count:.0f} steps changed no weight because their loss or gradients were not finite"
-    return Finding("skipped_steps", message, "the folder nonfinite of the run says what they were made of")
-
-
-def _suspect(rows: Sequence[Row]) -> Finding | None:
+        message = f"{name} is {last.reward:.3g} at step {last.step} and was {best.reward:.3g} at step {best.step}"
+        yield Finding("evaluation_worse", message, f"take the checkpoint of step {best.step}, or stop earlier")
+        break
+    for metric, code, message, advice in COUNTED:
+        if count := sum(value for _, value in run.values(metric)):
+            yield Finding(code, f"{count:.0f} {message}", advice)
     trained = sorted((row for row in rows if row.split == "train"), key=lambda row: row.step)
-    last = trained[-max(1, len(trained) // 5) :]
-    share = fmean(bool(row.marks & SUSPECT) for row in last) if last else 0.0
-    if share <= MOST_SUSPECT:
-        return None
-    message = f"reward hacking is suspected in {share:.0%} of the last {len(last)} groups"
-    return Finding("suspected_hacking", message, "read them in the browser of groups, and weigh the format less")
+    last_rows = trained[-max(1, len(trained) // 5) :]
+    share = fmean(bool(row.marks & SUSPECT) for row in last_rows) if last_rows else 0.0
+    if share > MOST_SUSPECT:
+        message = f"reward hacking is suspected in {share:.0%} of the last {len(last_rows)} groups"
+        yield Finding("suspected_hacking", message, "read them in the browser of groups, and weigh the format less")
 
 
 TRENDS = (
@@ -99,8 +90,8 @@ TRENDS = (
 )
 
 
-def summary(runs: Sequence[Run], rows: Sequence[Sequence[Row]]) -> dict[str, Any]:
-    """What ``summary.json`` holds. ``docs/evaluation.md`` says what each name means.
+def summary(runs: Sequence[Run], rows: Sequence[Sequence[GroupRow]]) -> dict[str, Any]:
+    """The content of ``summary.json``. ``docs/evaluation.md`` explains each name.
 
     Args:
         rows: the groups of each run.
@@ -109,7 +100,7 @@ def summary(runs: Sequence[Run], rows: Sequence[Sequence[Row]]) -> dict[str, Any
     return {"runs": each, "differing_settings": differing_settings(runs)}
 
 
-def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
+def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
     """The part of ``summary.json`` about one run."""
     sampled = [row for row in rows if row.split == "train"]
     trained = [row for row in sampled if not row.marks & DROPPED]
@@ -122,7 +113,9 @@ def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
         "finished": run.finished,
         "evaluations": {name: _evaluation(points) for name, points in run.evaluations().items()},
         "trends": {name: _trend(run, name) for name in dict.fromkeys(names) if run.values(name)},
-        "warnings": [asdict(each) for each in warnings(run, rows)],
+        "warnings": [
+            {"code": each.code, "message": each.message, "advice": each.advice} for each in warnings(run, rows)
+        ],
         "groups": {
             "trained": len(trained),
             "dropped": len(sampled) - len(trained),
@@ -137,7 +130,7 @@ def run_summary(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _evaluation(points: Sequence[Evaluated]) -> dict[str, Any]:
+def _evaluation(points: Sequence[EvaluationPoint]) -> dict[str, Any]:
     best = max(points, key=lambda each: each.reward)
     return {name: asdict(point) for name, point in (("first", points[0]), ("last", points[-1]), ("best", best))}
 
@@ -146,13 +139,13 @@ def _trend(run: Run, metric: str) -> dict[str, Any] | None:
     found = trend([value for _, value in run.values(metric)])
     if found is None:
         return None
-    first, last, change, ci95 = finite([found.first, found.last, found.change, found.ci95])
-    return {"first": first, "last": last, "change": change, "ci95": ci95, "verdict": found.verdict}
+    numbers = ("first", "last", "change", "ci95")
+    return dict(zip(numbers, finite([getattr(found, name) for name in numbers]), strict=True)) | {
+        "verdict": found.verdict
+    }
 
 
-def _history(history: History) -> dict[str, Any]:
+def _history(history: RecordHistory) -> dict[str, Any]:
     mean, first, last = finite([fmean(history.means), history.means[0], history.means[-1]])
-    groups = len(history.means)
-    return {
-        "record": history.record, "where": history.where, "groups": groups, "mean": mean, "first": first, "last": last
-    }  # fmt: skip
+    named = {"record": history.record, "where": history.where, "groups": len(history.means)}
+    return named | {"mean": mean, "first": first, "last": last}

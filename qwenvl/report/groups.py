@@ -1,4 +1,4 @@
-"""Groups of completions of a run folder, with their marks, and answers compared with their solutions."""
+"""Groups of completions, their marks and histories, and answers compared with their solutions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from qwenvl.health.rules import all_equal
 from qwenvl.runlog import Parity, Rollout
 
 EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
-"""Marks of a group, added up: all rewards are equal; a completion was cut; half or more of the texts occur twice;
-reward hacking is suspected; a completion has no reward; it was sampled and not trained on (``--filter_groups``)."""
+"""Marks of a group, added up: its rewards are equal, as the log counts them; a completion was truncated; half or more
+of the texts occur twice; reward hacking is suspected; a completion has no reward; it was not trained on
+(``--filter_groups``)."""
 
-MOST_GAP = 1e9  # stands for an infinite difference of log-probs, which JSON has no number for
-HIGH_FORMAT = 0.9  # a format reward from here on counts as kept
-HALF_RIGHT = 0.5  # a repeated text with an accuracy from here on is no suspect
+MOST_GAP = 1e9  # in place of an infinite difference of log-probs, for which JSON has no number
+HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
+HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
 FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a reward with such a word judges the form
 _PLACE = re.compile(r"(\[\d+\]|:\d+)$")
 
@@ -30,7 +32,7 @@ class Group:
 
     Attributes:
         rollouts: G rows, by ``sample``.
-        gaps: for each of them how far the trainer's log-probs were from the sampler's. Empty where none compared them.
+        gaps: for each the largest difference between trainer's and sampler's log-probs. Empty if not compared.
     """
 
     rollouts: tuple[Rollout, ...]
@@ -73,7 +75,7 @@ def dataset_of(where: str) -> str:
 
 
 def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
-    """Rows that follow each other and are of one prompt become a group. A group begins where ``sample`` is 0."""
+    """The groups of consecutive completions of one prompt. A group begins where ``sample`` is 0."""
     rows: list[Rollout] = []
     key: tuple[object, ...] = ()
     for each in rollouts:
@@ -88,7 +90,7 @@ def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
 
 
 def with_gaps(groups: Iterable[Group], compared: Iterable[Parity]) -> Iterator[Group]:
-    """The groups, each that was compared with the gaps of its completions."""
+    """The groups with the gaps of their completions, for those that were compared."""
     known = {(each.step, each.where): tuple(min(gap, MOST_GAP) for gap in each.gaps) for each in compared}
     for group in groups:
         head = group.head
@@ -105,7 +107,7 @@ def marks(group: Group) -> int:
     """
     totals = group.totals
     found = 0
-    if len(totals) > 1 and max(totals) - min(totals) < 1e-9:
+    if all_equal(totals) and len(group.rollouts) > 1:  # an evaluation may have one completion of each prompt
         found |= EQUAL
     if any(each.finish_reason == "length" for each in group.rollouts):
         found |= TRUNCATED
@@ -119,10 +121,10 @@ def marks(group: Group) -> int:
 
 
 def suspicions(group: Group) -> list[str]:
-    """Why a group looks like reward hacking: the form is kept and nothing is right, or one wrong text is repeated.
+    """Reasons to suspect reward hacking: completions have the form and nothing right, or repeat one wrong text.
 
-    Both ask for half of the completions or more, and for a group of at least three. A group whose completions say the
-    same and are right is none: it is solved.
+    Each needs at least half of the completions, in a group of at least three. A group that repeats a right text is
+    solved, and not suspected.
     """
     size = len(group.rollouts)
     if size < 3:
@@ -140,7 +142,7 @@ def suspicions(group: Group) -> list[str]:
 
 @cache
 def is_form(name: str) -> bool:
-    """Whether a reward judges the form of a completion, by its name. All others judge what it says.
+    """Whether a reward judges the form of a completion, by its name. All others judge the content.
 
     Example:
         >>> is_form("strict_format"), is_form("accuracy")
@@ -160,20 +162,19 @@ def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
 
 
 def _most_frequent(group: Group) -> tuple[str, int]:
-    """The text that most completions have, outer white space aside, and how many."""
+    """The most frequent text, without outer white space, and its count."""
     return Counter(each.completion.strip() for each in group.rollouts).most_common(1)[0]
 
 
 @dataclass(frozen=True)
-class Row:
-    """What the index of the page has of a group.
+class GroupRow:
+    """The row of a group in the index of the page.
 
     Attributes:
-        page: the number of the page of groups that it stands on.
-        place: its place on that page, from 0.
+        page, place: the number of its page, and its place there, from 0.
         parts: the mean of each reward, by name.
         marks: see ``marks``.
-        gap: the largest of the group's ``gaps``. None where none compared them.
+        gap: the largest of the group's ``gaps``. None without any.
     """
 
     page: int
@@ -192,11 +193,11 @@ class Row:
     gap: float | None = None
 
 
-def row_of(group: Group, page: int, place: int) -> Row:
-    """The row of the index for a group that stands there."""
+def row_of(group: Group, page: int, place: int) -> GroupRow:
+    """The row of a group at a place of a page."""
     head, totals = group.head, group.totals
     names = dict.fromkeys(name for each in group.rollouts for name in each.rewards)
-    return Row(
+    return GroupRow(
         page=page,
         place=place,
         split=head.split,
@@ -215,8 +216,8 @@ def row_of(group: Group, page: int, place: int) -> Row:
 
 
 @dataclass(frozen=True)
-class History:
-    """A record over the training groups that had it.
+class RecordHistory:
+    """The rewards of a record over its training groups.
 
     Attributes:
         record, where: the record's id, and its place.
@@ -233,22 +234,22 @@ class History:
         return self.means[-1] - self.means[0]
 
 
-def histories(rows: Sequence[Row]) -> list[History]:
+def histories(rows: Sequence[GroupRow]) -> list[RecordHistory]:
     """The history of each record that was trained on, in the order of their first steps."""
     found: dict[tuple[str, str], list[float]] = {}
     for row in sorted(rows, key=lambda each: each.step):
         if row.split == "train" and row.mean is not None:
             found.setdefault((row.where, row.record), []).append(row.mean)
-    return [History(record, where, tuple(means)) for (where, record), means in found.items()]
+    return [RecordHistory(record, where, tuple(means)) for (where, record), means in found.items()]
 
 
-def hardest(histories: Sequence[History], most: int = 20) -> list[History]:
-    """The records with the lowest mean reward, those seen more often first among equals."""
+def hardest(histories: Sequence[RecordHistory], most: int = 20) -> list[RecordHistory]:
+    """The records with the lowest mean reward. Among equals those with more groups come first."""
     return sorted(histories, key=lambda each: (fmean(each.means), -len(each.means)))[:most]
 
 
-def most_improved(histories: Sequence[History], most: int = 20) -> list[History]:
-    """The records that gained most from their first group to their last. Those that gained nothing are left out."""
+def most_improved(histories: Sequence[RecordHistory], most: int = 20) -> list[RecordHistory]:
+    """The records whose mean reward rose most from the first group to the last. Others are left out."""
     return sorted((each for each in histories if each.gain > 0), key=lambda each: -each.gain)[:most]
 
 
@@ -256,8 +257,8 @@ _NUMBERED = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
 
 
-class Part(NamedTuple):
-    """One part of an answer: its text, and what it is compared by (the number of a numbered part)."""
+class AnswerPart(NamedTuple):
+    """One part of an answer: its text, and the key for comparison (the number of a numbered part)."""
 
     text: str
     key: str
@@ -276,7 +277,7 @@ class Compared(NamedTuple):
 
 
 def compared(answer: str | None, truth: str) -> Compared:
-    """Compare part by part. None is a completion without an answer.
+    """Compare part by part. ``answer`` is None for a completion without one.
 
     Example:
         >>> compared("(2) fan (4) lid", "(2) fan (3) screw")
@@ -290,19 +291,19 @@ def compared(answer: str | None, truth: str) -> Compared:
     )
 
 
-def parts_of(text: str) -> list[Part]:
-    """Numbered parts ``(2) insert the fan`` where there are any, else what stands between commas and line ends.
+def parts_of(text: str) -> list[AnswerPart]:
+    """Numbered parts such as ``(2) insert the fan``, else the texts between commas, semicolons and line ends.
 
     Example:
         >>> parts_of("(2) insert the fan (3)")
-        [Part(text='(2) insert the fan', key='2'), Part(text='(3)', key='3')]
+        [AnswerPart(text='(2) insert the fan', key='2'), AnswerPart(text='(3)', key='3')]
         >>> parts_of("Left, right")
-        [Part(text='Left', key='left'), Part(text='right', key='right')]
+        [AnswerPart(text='Left', key='left'), AnswerPart(text='right', key='right')]
     """
     marks = list(_NUMBERED.finditer(text))
     if marks:
         ends = [*(mark.start() for mark in marks[1:]), len(text)]
         pieces = [(text[mark.start() : end], mark[1]) for mark, end in zip(marks, ends, strict=True)]
-        return [Part(piece.strip(" ,;\n"), str(int(number))) for piece, number in pieces]
+        return [AnswerPart(piece.strip(" ,;\n"), str(int(number))) for piece, number in pieces]
     pieces_of_words = (" ".join(piece.split()) for piece in _SEPARATOR.split(text))
-    return [Part(piece, piece.casefold().rstrip(".")) for piece in pieces_of_words if piece]
+    return [AnswerPart(piece, piece.casefold().rstrip(".")) for piece in pieces_of_words if piece]

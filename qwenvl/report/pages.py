@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qwenvl.files import written_whole
 from qwenvl.report.curves import finite
 from qwenvl.report.groups import (
     SUSPECT,
     Group,
-    Row,
+    GroupRow,
     compared,
     dataset_of,
     grouped,
@@ -30,18 +30,19 @@ from qwenvl.report.groups import (
     with_gaps,
 )
 from qwenvl.report.run import Run
-from qwenvl.runlog import Rollout, SeenClip, read_parity, read_rollouts
-from qwenvl.runlog.evaluation import Sample
+from qwenvl.runlog import EvaluationSample, Rollout, SeenClip, read_parity, read_rollouts
 
-PAGE_BYTES = 300_000  # a page of groups is closed when its text is longer
+PAGE_BYTES = 300_000  # a page is closed when its text is longer
+Item = TypeVar("Item")
+Kept = TypeVar("Kept")
 
 Reading = Callable[[str, str], tuple[str | None, str]]
-"""What a completion answers (None: nothing) and what its solution says, read as the reward functions read them."""
+"""Returns the answer of a completion (None: no answer) and of its solution, as the reward functions read them."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Pictures of a prompt that lie in one file: the frames of a clip as they were seen, or one image.
+    """The pictures of one file: the frames of a clip that a prompt shows, or one image.
 
     Attributes:
         path: of the clip or image.
@@ -59,16 +60,13 @@ class Strip:
 
 @dataclass(frozen=True)
 class WrittenGroups:
-    """What became of a run's groups: their rows of the index, and the strips of each, in the same order."""
+    """The groups of a run as written: their rows of the index, and the strips of each, in the same order."""
 
-    rows: list[Row]
+    rows: list[GroupRow]
     strips: list[list[Strip]]
 
     def wanted(self) -> list[Strip]:
-        """Each strip once, those that are likely to be looked at first.
-
-        These are of suspected groups and of the records that improved most or are hardest. Then the newest come.
-        """
+        """Each strip once: of suspected groups and of the most improved and the hardest records, then the newest."""
         seen = histories(self.rows)
         told = {(each.record, each.where) for each in (*most_improved(seen), *hardest(seen))}
 
@@ -89,40 +87,56 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenG
     Raises:
         RunLogError: a line of the rollouts is none.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    strips: list[list[Strip]] = []
-    page = -1
-    found = with_gaps(grouped(read_rollouts(run.folder, split=None)), read_parity(run.folder))
-    for page, groups in enumerate(_paged(found, read)):
-        rows += [row_of(group, page, place) for place, (group, _) in enumerate(groups)]
-        strips += [strips_of(group) for group, _ in groups]
-        body = ",\n".join(text for _, text in groups)
-        write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
-    for old in folder.glob("page-*.js"):
-        if int(old.stem.removeprefix("page-")) > page:
-            old.unlink()
+    groups = with_gaps(grouped(read_rollouts(run.folder, split=None)), read_parity(run.folder))
+    made = write_pages(
+        ((group, group_as_shown(group, read)) for group in groups),
+        number,
+        folder,
+        lambda group, page, place: (row_of(group, page, place), strips_of(group.head.clips, group.head.images)),
+    )
+    rows = [row for row, _ in made]
     write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
-    return WrittenGroups(rows, strips)
+    return WrittenGroups(rows, [strips for _, strips in made])
 
 
-def _paged(groups: Iterator[Group], read: Reading) -> Iterator[list[tuple[Group, str]]]:
-    """Groups with their texts, as many as a page holds."""
-    page: list[tuple[Group, str]] = []
-    size = 0
-    for group in groups:
-        text = as_json(group_as_shown(group, read))
-        page.append((group, text))
-        size += len(text)
-        if size > PAGE_BYTES:
-            yield page
-            page, size = [], 0
-    if page:
-        yield page
+def write_pages(
+    shown: Iterable[tuple[Item, dict[str, Any]]], number: int, folder: Path, keep: Callable[[Item, int, int], Kept]
+) -> list[Kept]:
+    """Write items as pages of ``PAGE_BYTES`` or a little more, and remove further pages of an earlier report.
+
+    Args:
+        shown: each item, and the object that the page shows. One page is in memory at a time.
+        number: of the run in the report.
+        keep: called with each item, the number of its page and its place there.
+
+    Returns:
+        What ``keep`` returned.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept: list[Kept] = []
+    page, texts = 0, list[str]()
+
+    def write() -> None:
+        body = ",\n".join(texts)
+        write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
+
+    for item, value in shown:
+        kept.append(keep(item, page, len(texts)))
+        texts.append(as_json(value))
+        if sum(map(len, texts)) > PAGE_BYTES:
+            write()
+            page, texts = page + 1, []
+    if texts:
+        write()
+        page += 1
+    for old in folder.glob("page-*.js"):
+        if int(old.stem.removeprefix("page-")) >= page:
+            old.unlink()
+    return kept
 
 
-def index(rows: Sequence[Row]) -> dict[str, Any]:
-    """What filters and jumps need of all groups: columns of numbers, and the texts that these count in.
+def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
+    """The index of all groups for filters and jumps: columns of numbers, and the texts that they number.
 
     ``records`` has ``[id, place, number of the data set]``, ``improved`` has ``[number of the record, gain]``.
     """
@@ -142,16 +156,12 @@ def index(rows: Sequence[Row]) -> dict[str, Any]:
             [places[each.record, each.where], finite([each.gain])[0]] for each in most_improved(seen, len(seen))
         ],
         "columns": {
-            "page": [row.page for row in rows],
-            "place": [row.place for row in rows],
+            **{name: [getattr(row, name) for row in rows] for name in ("page", "place")},
             "split": [split_numbers[row.split] for row in rows],
-            "step": [row.step for row in rows],
-            "epoch": [row.epoch for row in rows],
+            **{name: [getattr(row, name) for row in rows] for name in ("step", "epoch")},
             "record": [places[row.record, row.where] for row in rows],
             "size": [row.size for row in rows],
-            "mean": finite([row.mean for row in rows]),
-            "low": finite([row.low for row in rows]),
-            "high": finite([row.high for row in rows]),
+            **{name: finite([getattr(row, name) for row in rows]) for name in ("mean", "low", "high")},
             "marks": [row.marks for row in rows],
             "gap": finite([row.gap for row in rows]),
         },
@@ -160,7 +170,7 @@ def index(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
-    """A group as the page shows it: what its completions share once, then each of them."""
+    """The page's object of a group: the fields that its completions share, then each completion."""
     head = group.head
     names = list(dict.fromkeys(name for each in group.rollouts for name in each.rewards))
     return {
@@ -181,7 +191,7 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
 
 
 def media_as_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> dict[str, Any]:
-    """What a prompt shows, each with the key of its strip."""
+    """The clips and images of a prompt, each with the key of its strip."""
     return {
         "clips": [{**vars(clip), "strip": Strip(clip.path, clip.indices).key} for clip in clips],
         "images": [{"path": path, "strip": Strip(path).key} for path in images],
@@ -189,9 +199,9 @@ def media_as_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> dict[str
 
 
 def completion_as_shown(
-    each: Rollout | Sample, solution: str, advantage: float | None, names: Sequence[str], read: Reading
+    each: Rollout | EvaluationSample, solution: str, advantage: float | None, names: Sequence[str], read: Reading
 ) -> dict[str, Any]:
-    """A completion as the page shows it, of a run or of an evaluation.
+    """The page's object of a completion, of a run or of an evaluation.
 
     Args:
         names: of the rewards, in the order of the page.
@@ -211,23 +221,18 @@ def completion_as_shown(
     }
 
 
-def strips_of(group: Group) -> list[Strip]:
-    """The strips of a group's clips and images, in order."""
-    return strips_shown(group.head.clips, group.head.images)
-
-
-def strips_shown(clips: Iterable[SeenClip], images: Iterable[str]) -> list[Strip]:
+def strips_of(clips: Iterable[SeenClip], images: Iterable[str]) -> list[Strip]:
     """The strips of clips and images, in order."""
     return [Strip(clip.path, clip.indices) for clip in clips] + [Strip(path) for path in images]
 
 
 def as_json(value: Any) -> str:
-    """A value as it may stand in a script, without spaces."""
+    """A value as JSON for a script, without spaces."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def write_script(path: Path, text: str) -> None:
-    """Write a file as a whole, unless it says the same already."""
+    """Write a file as a whole, unless it has the same content already."""
     data = text.encode()
     if path.exists() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return

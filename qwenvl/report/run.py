@@ -1,4 +1,4 @@
-"""A run as the report reads it: its settings and its rows of numbers, from the run folder alone."""
+"""A run folder as the report reads it: settings and rows of numbers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwenvl.health.rules import Entry, Sampled
+from qwenvl.health.rules import LogEntry, Sampled
 from qwenvl.runlog import RunLogError, read_config, read_metrics
 
-EVALUATED = "_total_reward"  # ends the name of an evaluation's mean reward, which begins with the evaluation's own name
-
+EVALUATED = "_total_reward"  # suffix of the mean reward of an evaluation, after the evaluation's name
 TELL_NOTHING = {"run", "runs", "out", "output", "results"}  # names of folders
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationPoint:
     """One evaluation: the mean total reward after optimizer step ``step``.
 
     Attributes:
-        ci95: half the width of its 95 % interval. None where the run does not say.
-        n: the number of prompts. None where the run does not say.
+        ci95: half the width of its 95 % interval. None if the run did not log it.
+        n: the number of prompts. None if the run did not log it.
     """
 
     step: int
@@ -35,8 +34,7 @@ class Run:
     """One run folder.
 
     Attributes:
-        name: how the report calls it. Several runs have different names.
-        folder: where it lies.
+        name: unique in the report.
         settings, versions: of ``run.json``.
         finished: the last step of a run that has ended, else None.
         rows: the lines of ``metrics.jsonl``, in order.
@@ -62,30 +60,27 @@ class Run:
         """The names of all metrics, in the order they first occur."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
-    def history(self) -> list[Entry]:
-        """What rules about its health read: the rows of optimizer steps.
-
-        A run that does not tell how many processes it had is taken for one of a single process.
-        """
-        told = self.settings.get
-        prompts = told("per_device_train_batch_size", 1) * told("gradient_accumulation_steps", 1)
+    def history(self) -> list[LogEntry]:
+        """The rows of optimizer steps for the rules of ``qwenvl.health``. One process is assumed if none are logged."""
+        setting = self.settings.get
+        prompts = setting("per_device_train_batch_size", 1) * setting("gradient_accumulation_steps", 1)
         sampled = Sampled(
-            prompts * (told("processes") or 1),
-            told("num_iterations") or 1,
-            totals_tell=told("reward_aggregation", "sum") == "sum",
+            prompts * (setting("processes") or 1),
+            setting("num_iterations") or 1,
+            comparable=setting("reward_aggregation", "sum") == "sum",
         )
         return sampled.history([row for row in self.rows if "loss" in row])
 
-    def evaluations(self) -> dict[str, list[Evaluated]]:
+    def evaluations(self) -> dict[str, list[EvaluationPoint]]:
         """By the name of the evaluation. Where a step was evaluated twice, the later row counts."""
-        found: dict[str, dict[int, Evaluated]] = {}
+        found: dict[str, dict[int, EvaluationPoint]] = {}
         for name in self.metrics():
             if name.endswith(EVALUATED):
                 by_step = found.setdefault(name.removesuffix(EVALUATED), {})
                 for row in self.rows:
                     if name in row:
                         n = row.get(f"{name}_n")
-                        by_step[int(row["step"])] = Evaluated(
+                        by_step[int(row["step"])] = EvaluationPoint(
                             int(row["step"]), row[name], row.get(f"{name}_ci95"), None if n is None else int(n)
                         )
         return {name: [by_step[step] for step in sorted(by_step)] for name, by_step in found.items()}
@@ -94,11 +89,11 @@ class Run:
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     """Read run folders.
 
-    Each is named by its folder, with as many of the folders above it as tell it from the others. A folder that is
-    called ``run`` or the like has at least one.
+    The name of each is its folder's, with as many parent folders as make it unique, and at least one for a folder
+    called ``run`` or the like.
 
     Raises:
-        RunLogError: a folder is none of a run, is given twice, or one of its files is not what it should be.
+        RunLogError: a folder is not of a run, is given twice, or has a damaged file.
     """
     paths = [Path(folder).resolve() for folder in folders]
     if twice := {path for path in paths if paths.count(path) > 1}:

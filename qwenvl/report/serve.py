@@ -13,79 +13,68 @@ HOST = "127.0.0.1"
 
 
 def state_of(folders: Sequence[Path]) -> str:
-    """A text that is another one when a run has written something more.
-
-    It names the size and the time of change of each file that a report is made from.
-    """
+    """The sizes and modification times of the files that a report is made from: a text that changes with them."""
     files = [path for folder in folders for path in (folder / "run.json", folder / "metrics.jsonl")]
     files += [path for folder in folders for path in sorted((folder / "rollouts").glob("rank-*.jsonl"))]
     found = [path.stat() for path in files if path.exists()]
     return ",".join(f"{status.st_size}-{status.st_mtime_ns}" for status in found)
 
 
-class ReportServer:
-    """Serves a folder on 127.0.0.1 in a thread of its own, until it is closed.
+class ReportServer(ThreadingHTTPServer):
+    """Serves a folder on 127.0.0.1 in a thread of its own, within a ``with`` block.
+
+    Args:
+        folder: of the report.
+        port: 0 for any free one.
 
     Attributes:
-        state: what it answers at ``/state``. The page asks for it, and loads itself anew when it is another one.
+        state: the response at ``/state``. The page polls it, and reloads when it changes.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
-        """
-        Args:
-            folder: of the report.
-            port: 0 for any that is free.
-        """
+        super().__init__((HOST, port), partial(_Handler, directory=str(folder)))
         self.state = ""
-        self._server = ThreadingHTTPServer((HOST, port), partial(_Handler, directory=str(folder), owner=self))
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._server.server_address[1]
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
-        return f"http://{HOST}:{self.port}/"
+        """The address to open in a browser."""
+        return f"http://{HOST}:{self.server_port}/"
 
     def __enter__(self) -> ReportServer:
+        self._thread = Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join()
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    def __init__(self, *args: Any, owner: ReportServer, **named: Any) -> None:
-        self._owner = owner
-        super().__init__(*args, **named)
+    server: ReportServer
 
     def do_GET(self) -> None:
-        # A page of another site may send a browser here under that site's name. It is given nothing.
-        if self.headers.get("Host") not in {f"{name}:{self._owner.port}" for name in (HOST, "localhost")}:
+        # A page of another site may send a browser here under that site's name (DNS rebinding).
+        if self.headers.get("Host") not in {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}:
             self.send_error(403)
         elif self.path == "/state":
-            data = self._owner.state.encode()
+            data = self.server.state.encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/plain")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
-        elif "%00" in self.path:  # no path of a file
+        elif "%00" in self.path:  # not a path of a file
             self.send_error(404)
         else:
             super().do_GET()
 
     def end_headers(self) -> None:
-        self.send_header("Cache-Control", "no-store")  # the files change while the run goes on
+        self.send_header("Cache-Control", "no-store")  # the files change during the run
         super().end_headers()
 
     def do_HEAD(self) -> None:

@@ -34,12 +34,12 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Picture:
-    """What became of a strip.
+    """The file of a strip.
 
     Attributes:
-        columns, rows: how many pictures stand side by side in the file and one below the other.
+        columns, rows: of pictures in the file.
         ratio: width of a picture divided by its height.
-        problem: why there is no file. Empty where there is one.
+        problem: the reason why there is no file, else empty.
     """
 
     columns: int = 0
@@ -54,7 +54,7 @@ class Written:
 
     Attributes:
         page: the file to open.
-        summary: what ``summary.json`` holds.
+        summary: the content of ``summary.json``.
         strips: the pictures that the page would show, the most wanted first.
     """
 
@@ -64,7 +64,7 @@ class Written:
 
     @property
     def folder(self) -> Path:
-        """Where the report lies."""
+        """The folder of the report."""
         return self.page.parent
 
 
@@ -78,7 +78,7 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
 
     Raises:
         ReportError: the folder holds something that is no report.
-        RunLogError: a file of a run is not what it should be.
+        RunLogError: a file of a run is damaged.
 
     Example:
         >>> write_report(read_runs(["runs/sop"]), "runs/sop/report", read).page
@@ -87,54 +87,54 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
     folder = Path(folder)
     data = folder / "data"
     require_report_folder(folder)
-    (folder / "app").mkdir(parents=True, exist_ok=True)
     groups = [write_groups(run, number, data / f"run-{number}", read) for number, run in enumerate(runs)]
     for old in data.glob("run-*"):
         if int(old.name.removeprefix("run-")) >= len(runs):
             shutil.rmtree(old)
     curves = {"runs": [run.name for run in runs], "sections": charts(runs), "phases": phases(runs)}
     write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
-    if not (data / "pictures.js").exists():
-        write_pictures(folder, {})
     facts = summary(runs, [each.rows for each in groups])
     write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
-    for name in (*SCRIPTS, STYLE):
-        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
-    title = "Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs")
-    page = render(
-        HERE / "index.html",
-        title=title,
+    page = write_index(
+        folder,
+        "index.html",
+        SCRIPTS,
+        title="Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"),
         runs=facts["runs"],
         settings=_shown_settings(runs),
         sections=SECTIONS,
-        scripts=SCRIPTS,
         tiles=TILES,
         evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
         metrics={name for run in facts["runs"] for name in run["trends"]},
     )
-    write_script(folder / "index.html", page)
-    return Written(folder / "index.html", facts, _merged([each.wanted() for each in groups]))
+    return Written(page, facts, _merged([each.wanted() for each in groups]))
+
+
+def write_index(folder: Path, template: str, scripts: Sequence[str], **values: Any) -> Path:
+    """Write ``index.html``, its scripts and style, and an empty list of pictures if there is none. Return the page."""
+    if not (folder / "data" / "pictures.js").exists():
+        write_pictures(folder, {})
+    for name in (*scripts, STYLE):
+        write_script(folder / "app" / name, (APP / name).read_text(encoding="utf-8"))
+    write_script(folder / "index.html", render(HERE / template, scripts=scripts, **values))
+    return folder / "index.html"
 
 
 def require_report_folder(folder: Path) -> None:
-    """Refuse to write among files that are none of a report.
-
-    Raises:
-        ReportError: the folder holds such files, or is none.
-    """
+    """Raise ReportError for a path that is not a folder, or a folder with files that are not of a report."""
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "data").is_dir())):
         raise ReportError(f"{folder}: holds something that is no report; give another folder with --out")
 
 
 def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:
-    """Tell the page which strips lie in the folder ``pictures``, by their keys, and why others do not."""
-    told = {
+    """Write the list of strips in the folder ``pictures``, by their keys, with the reasons why others are missing."""
+    listed = {
         key: {"problem": each.problem}
         if each.problem
         else {"columns": each.columns, "rows": each.rows, "ratio": round(each.ratio, 4)}
         for key, each in sorted(pictures.items())
     }
-    write_script(folder / "data" / "pictures.js", f"report.pictures({as_json(told)});\n")
+    write_script(folder / "data" / "pictures.js", f"report.pictures({as_json(listed)});\n")
 
 
 def _merged(lists: Sequence[Sequence[Strip]]) -> list[Strip]:

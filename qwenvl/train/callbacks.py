@@ -12,7 +12,7 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
-from qwenvl.health.rules import Entry, Sampled, findings
+from qwenvl.health.rules import LogEntry, Sampled, findings
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.choice import install_display
 from qwenvl.train.display.summary import RunSummary
@@ -68,7 +68,7 @@ class HealthWarnings(TrainerCallback):
     A resumed run goes on with the history of its run folder. What still holds it tells of again.
     """
 
-    _history: list[Entry]
+    _history: list[LogEntry]
     _told: set[str]
     _step: int
 
@@ -94,15 +94,15 @@ class HealthWarnings(TrainerCallback):
 
     def _add(self, args, step: int, values: Mapping[str, float]) -> None:
         prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        sampled = Sampled(prompts, args.num_iterations, totals_tell=args.reward_aggregation == "sum")
+        sampled = Sampled(prompts, args.num_iterations, comparable=args.reward_aggregation == "sum")
         self._history.append(sampled.entry(self._step, step, values))
         self._step = step
 
     def _tell(self, ended: bool = False) -> None:
-        for rule, seen in findings(self._history, ended):
-            if rule.name not in self._told:
-                self._told.add(rule.name)
-                logger.warning(f"{seen}. {rule.remedy}")
+        for finding in findings(self._history, ended):
+            if finding.code not in self._told:
+                self._told.add(finding.code)
+                logger.warning(f"{finding.message}. {finding.advice}")
 
 
 def require_trackers(names: Iterable[str]) -> None:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from qwenvl.data.errors import RecordError
-from qwenvl.grpo.diagnostics import mean_interval
+from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.rollout.engine import within_budget
 from qwenvl.types import PromptBatch, RewardBatch
 
 logger = logging.getLogger(__name__)
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class ScoredPrompt:
-    """One prompt of an evaluation: where its record stands, and its rewards, the mean over its completions."""
+    """One prompt of an evaluation: the place of its record, the means of its completions' rewards, clips and images."""
 
     where: str
     rewards: dict[str, float]
+    media: tuple[str, ...] = ()
 
 
 def in_budget(batches: Iterable[PromptBatch], *, new_tokens: int, budget: int | None) -> Iterator[list[PromptBatch]]:
@@ -49,14 +52,15 @@ def scored_prompts(batch: PromptBatch, rewards: RewardBatch) -> list[ScoredPromp
         rows = slice(p * group_size, (p + 1) * group_size)
         groups = {name: [v for v in values[rows] if v is not None] for name, values in columns.items()}
         means = {name: sum(values) / len(values) for name, values in groups.items() if values}
-        prompts.append(ScoredPrompt(record.where, means))
+        prompts.append(ScoredPrompt(record.where, means, (*record.videos, *record.images)))
     return prompts
 
 
 def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str, needed: str | None = None) -> dict[str, float]:
     """``{prefix}_{name}_reward`` for each reward and ``total``, its 95 % interval (``_ci95``, half the width), ``_n``.
 
-    A prompt counts once, however many processes or completions it had: completions of one prompt are not independent.
+    A prompt counts once, however many processes or completions it had. The interval is that of ``qwenvl evaluate``: a
+    bootstrap over prompts that share no clip or image.
     Where no completion has a reward there is no metric, and a warning.
 
     Args:
@@ -65,17 +69,39 @@ def evaluation_metrics(prompts: list[ScoredPrompt], prefix: str, needed: str | N
     Raises:
         RecordError: it is one of this evaluation, and no completion has a reward.
     """
-    unique = {prompt.where: prompt for prompt in prompts}.values()
-    names = list(dict.fromkeys(name for prompt in unique for name in prompt.rewards))
+    unique = {prompt.where: prompt for prompt in prompts}
+    names = list(dict.fromkeys(name for prompt in unique.values() for name in prompt.rewards))
     if not names:
         _tell_of_nothing(len(unique), prefix, needed)
     metrics: dict[str, float] = {}
+    clusters = clusters_by({where: prompt.media or (where,) for where, prompt in unique.items()})
     for name in names:
-        interval = mean_interval([prompt.rewards[name] for prompt in unique if name in prompt.rewards])
+        values = {where: prompt.rewards[name] for where, prompt in unique.items() if name in prompt.rewards}
+        interval = clustered_interval([*values.values()], [clusters[where] for where in values])
         metrics[f"{prefix}_{name}_reward"] = interval.mean
-        metrics[f"{prefix}_{name}_reward_ci95"] = interval.half_width
-        metrics[f"{prefix}_{name}_reward_n"] = interval.n
+        metrics[f"{prefix}_{name}_reward_ci95"] = (interval.high - interval.low) / 2
+        metrics[f"{prefix}_{name}_reward_n"] = len(values)
     return metrics
+
+
+def clusters_by(media: Mapping[Key, Sequence[str]]) -> dict[Key, str]:
+    """The cluster of each record, given its clips and images: records that share one, also through others, are in one.
+
+    Example:
+        >>> clusters_by({1: ["a"], 2: ["b", "c"], 3: ["c"], 4: ["a"]})
+        {1: 'a', 2: 'c', 3: 'c', 4: 'a'}
+    """
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            name = parent[name]
+        return name
+
+    for own in media.values():
+        for other in own[1:]:
+            parent[root(other)] = root(own[0])
+    return {key: root(own[0]) for key, own in media.items()}
 
 
 def _tell_of_nothing(prompts: int, prefix: str, needed: str | None) -> None:

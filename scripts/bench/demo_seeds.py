@@ -16,8 +16,7 @@ import sys
 from pathlib import Path
 
 from qwenvl.demo.results import Score, best_blind_accuracy
-from qwenvl.demo.run import finished, run_demo
-from qwenvl.demo.settings import CHECKS, FAMILY, Demo, usual_steps
+from qwenvl.demo.run import CHECKS, FAMILY, Demo, finished, run_demo, usual_steps
 from qwenvl.model.families import FAMILIES
 
 

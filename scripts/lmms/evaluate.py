@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, flags = make_parser().parse_known_args(words)
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.evaluate.results_table import table
-    from qwenvl.runlog.evaluation import EvaluationLog, hash_of
+    from qwenvl.runlog import EvaluationLog, hash_of
 
     with told_to_the_user(COMMAND):
         model, facts, protocol = prepared(own, flags)
@@ -80,8 +80,7 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     from qwenvl.data.media.open import resolve_backend
     from qwenvl.data.options import FrameOptions, PromptOptions
     from qwenvl.data.records.parse import ReadOptions
-    from qwenvl.evaluate.models import model_source
-    from qwenvl.evaluate.protocol import model_facts
+    from qwenvl.evaluate.models import model_facts, model_source
     from qwenvl.evaluate.settings import NOT_READ_BY_TRY, READ_BY_LMMS, config_for, refuse_unread
     from qwenvl.runlog import installed_versions
     from qwenvl.train.display.console import settle_output
@@ -135,7 +134,7 @@ def samples_of(answered: Sequence[Any], found: Mapping[str, Sequence[Mapping[str
 
     The total of a record is the mean of those metrics that are a number for each record.
     """
-    from qwenvl.runlog.evaluation import AS_IT_IS, Sample, hash_of
+    from qwenvl.runlog import AS_IT_IS, EvaluationSample, hash_of
 
     scored = {(task, row["doc_id"]): row for task, rows in found.items() for row in rows}
     names = list(dict.fromkeys(name for row in scored.values() for name in metrics_of(row)))
@@ -143,7 +142,7 @@ def samples_of(answered: Sequence[Any], found: Mapping[str, Sequence[Mapping[str
         row, line = each.row(), scored[each.task, each.doc_id]
         values, doc = metrics_of(line), plain(line.get("doc") or {})
         where = f"{each.task}[{each.doc_id}]"
-        yield Sample(
+        yield EvaluationSample(
             **{"model": model, "control": AS_IT_IS, "doc_id": number, "sample": 0, "record_id": where, "where": where},
             dataset=each.task,
             cluster=next(iter([*(clip.path for clip in row.clips), *row.images]), where),
@@ -183,7 +182,7 @@ def results_as_numbers(samples: Sequence[Any], model: str) -> dict[str, Any]:
         SystemExit: no metric of the tasks has a number for a record.
     """
     from qwenvl.evaluate.results import results_of
-    from qwenvl.runlog.evaluation import AS_IT_IS
+    from qwenvl.runlog import AS_IT_IS
 
     if not any(each.rewards for each in samples):
         raise SystemExit(f"{COMMAND}: no metric of these tasks has a number for each record")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qwenvl.demo.results import Score, best_blind_accuracy, example, in_words, read_scores, table
-from qwenvl.runlog import Rollout, RunLog
-from qwenvl.runlog.evaluation import EvaluationLog
+from qwenvl.runlog import EvaluationLog, Rollout, RunLog
 
 
 def test_best_blind_accuracy_is_to_name_all_but_the_rarest_step():

@@ -15,11 +15,9 @@ import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.demo.run import main
-from qwenvl.demo.settings import Demo
+from qwenvl.demo.run import Demo, main
 from qwenvl.demo.tiny import FAMILIES
-from qwenvl.runlog import read_metrics
-from qwenvl.runlog.evaluation import read_evaluation
+from qwenvl.runlog import read_evaluation, read_metrics
 from qwenvl.train.warmup.config import WarmupConfig
 
 

@@ -14,7 +14,7 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import RecordFile, open_records
 from qwenvl.doctor.convert import write_records
 
-KINDS = ["b.json", "b.jsonl", "b.json.gz", "b.jsonl.gz", "b.parquet", "b.csv", "b.tsv"]
+KINDS = ["b.json", "b.jsonl", "b.json.gz", "b.jsonl.gz", "b.parquet"]
 PARTS = ("id", "messages", "solution", "videos", "images", "clip_meta")
 
 
@@ -54,26 +54,15 @@ def test_what_is_written_is_what_was_read(records, tmp_path, name):
     assert write_records(records, tmp_path / name) == (len(records), 0, 0)
     again = read(tmp_path / name)
     assert parts(again) == parts(records)
-    line, tags = again[0].fields["line"], again[0].fields["tags"]
-    if name in ("b.csv", "b.tsv"):
-        assert (line, tags) == ("3", '["x"]'), "cells are text to the rewards"
-    else:
-        assert (line, tags) == (3, ["x"])
+    assert (again[0].fields["line"], again[0].fields["tags"]) == (3, ["x"])
     assert not list(tmp_path.glob("*.part-*"))
 
 
-@pytest.mark.parametrize("name", [kind for kind in KINDS if "sv" not in kind])
+@pytest.mark.parametrize("name", KINDS)
 def test_prompts_of_several_turns(tmp_path, write_rows, make_row, name):
     records = read(write_rows([make_row(system="Be brief.")], "a.json"))
     write_records(records, tmp_path / name)
     assert parts(read(tmp_path / name)) == parts(records)
-
-
-def test_a_csv_row_holds_one_question(tmp_path, write_rows, make_row):
-    records = read(write_rows([make_row(system="Be brief.")], "a.json"))
-    with pytest.raises(ValueError, match=r"a.json\[0\]: a CSV row holds one question"):
-        write_records(records, tmp_path / "b.csv")
-    assert not list(tmp_path.glob("b.csv*")), "nothing half-written is left"
 
 
 def test_media_that_are_part_of_rows_are_copied_beside_the_file(tmp_path):
@@ -146,7 +135,7 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
             for i in range(count):
                 row = {"id": str(i), "prompt": f"{i}" + "word, " * 10_000, "solution": "1"}
                 file.write(json.dumps(row) + "\n")
-    names = ["b.json", "c.csv", "d.jsonl.gz", "e.jsonl"]
+    names = ["b.json", "d.jsonl.gz", "e.jsonl"]
     command = [sys.executable, "-c", CONVERTER, str(tmp_path / "small"), str(tmp_path / "large"), *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

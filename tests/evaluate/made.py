@@ -1,11 +1,10 @@
 """Samples of an evaluation, made by hand."""
 
-from qwenvl.runlog import SeenClip
-from qwenvl.runlog.evaluation import AS_IT_IS, Sample
+from qwenvl.runlog import AS_IT_IS, EvaluationSample, SeenClip
 
 
-def sample(doc_id: int = 0, control: str = AS_IT_IS, n: int = 0, model: str = "base", **changes) -> Sample:
-    return Sample(
+def sample(doc_id: int = 0, control: str = AS_IT_IS, n: int = 0, model: str = "base", **changes) -> EvaluationSample:
+    return EvaluationSample(
         **{
             "model": model,
             "control": control,

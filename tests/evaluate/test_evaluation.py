@@ -7,7 +7,7 @@ import pytest
 
 from qwenvl.evaluate import questions
 from qwenvl.evaluate.held_out import main
-from qwenvl.runlog.evaluation import read_evaluation, read_samples
+from qwenvl.runlog import read_evaluation, read_samples
 
 PLUGIN = """
 from pathlib import Path

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from qwenvl.evaluate.evaluation import pending_blocks
 from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.questions import BLOCK, Questions
-from qwenvl.runlog.evaluation import SampleKey, read_evaluation, read_samples
+from qwenvl.runlog import SampleKey, read_evaluation, read_samples
 from qwenvl.train.card.document import Metadata, write_card
 from qwenvl.types import TOTAL, Record
 from tests.train.test_distributed import launch_ranks

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.probe import main
-from qwenvl.evaluate.probe_numbers import groups_of
+from qwenvl.evaluate.probe_results import groups_of
 from qwenvl.evaluate.respondent import ProbeAnswers
 from qwenvl.evaluate.settings import probe_request
 from qwenvl.model.positions import completion_positions

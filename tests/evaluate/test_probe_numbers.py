@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwenvl.evaluate.probe_numbers import PromptGroup, numbers_of, passed
+from qwenvl.evaluate.probe_results import PromptGroup, numbers_of, passed
 from qwenvl.rewards import RewardError
 from qwenvl.types import BadSample, Message, Record
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.evaluate.probe_verdict import Advice, next_command, verdict
+from qwenvl.evaluate.probe_results import next_command, verdict
 from qwenvl.evaluate.settings import ProbeOptions, ProbeRequest, probe_request
+from qwenvl.health.rules import Finding
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
@@ -33,16 +34,14 @@ def found(sampling=None, rewards=None, right=None, **changes) -> list[tuple[str,
     if right is not None:
         changes["pass_at_k"] = dict(zip(("1", "8"), map(share, right), strict=True))
     findings = verdict(HEALTHY | changes, SamplingOptions(**(sampling or {})), RewardOptions(**(rewards or {})))
-    return [(finding.name, finding.flags) for finding in findings]
+    return [(finding.code, finding.flags) for finding in findings]
 
 
 def test_nothing_stands_in_the_way():
     [finding] = verdict(HEALTHY, SamplingOptions(), RewardOptions())
-    assert finding == Advice(
-        "good to train", "70% of the groups of 4 have rewards that differ, and teach something", ()
-    )
+    assert finding == Finding("good to train", "70% of the groups of 4 have rewards that differ, and teach something")
     [finding] = verdict(HEALTHY | {"equal_groups": share(0.7)}, SamplingOptions(), RewardOptions())
-    assert finding.words.endswith("teach something. The others cost as much and teach nothing")
+    assert finding.message.endswith("teach something. The others cost as much and teach nothing")
 
 
 def test_cut_off():
@@ -83,7 +82,8 @@ def test_too_hard():
 
 
 def test_too_easy_and_no_diversity():
-    equal = {"equal_groups": 0.8, "equal_answers": 0.8}
+    assert found(equal_groups=0.9, equal_answers=0.9, right=(0.5, 0.5)) == [("good to train", ())]
+    equal = {"equal_groups": 0.91, "equal_answers": 0.91}
     assert found(**equal, right=(0.8, 1.0)) == [("too easy", ("--grpo_sample_size", "8"))]
     freely = ("--generation_temperature", "1.0", "--generation_top_p", "1.0")
     assert found(**equal, right=(0.5, 0.5)) == [("no diversity", freely)]
@@ -98,8 +98,8 @@ WORDS = ProbeRequest(
     *("m", "data/my set.json", ("--seed", "3", "--generation_top_p", "0.9")),
 )
 FILE = ProbeRequest(CONFIG, ProbeOptions(), Path("run.yaml"), None, None, ())
-GOOD, STUCK = Advice("good to train", ""), Advice("too hard", "")
-WIDER = Advice("no diversity", "", ("--generation_top_p", "1.0"))
+GOOD, STUCK = Finding("good to train", ""), Finding("too hard", "")
+WIDER = Finding("no diversity", "", flags=("--generation_top_p", "1.0"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_to_type_next(finding, request_, base, command):
 
 def test_larger_groups_have_as_many_samples():
     probed = probe_request(["m", "data.json", "--samples", "8", "--grpo_sample_size", "8", "--limit", "9"])
-    larger = Advice("too easy", "", ("--grpo_sample_size", "16"))
+    larger = Finding("too easy", "", flags=("--grpo_sample_size", "16"))
     command = shlex.split(next_command([larger], probed))
     assert command == ["qwenvl", "probe", "m", "data.json", "--grpo_sample_size", "16", "--limit", "9"]
     probe_request(command[2:])

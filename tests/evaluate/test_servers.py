@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qwenvl.cli import main
-from qwenvl.runlog.evaluation import read_evaluation, read_samples
+from qwenvl.runlog import read_evaluation, read_samples
 
 SETTINGS = ("--use_cpu", "--generation_max_length", "6", "--base_interval", "0.5", "--seed", "3")
 

@@ -1,29 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from qwenvl.grpo.diagnostics import logprob_gap, mean_interval, reward_std, student_t_975, zero_std_fraction
-
-
-def test_mean_interval_by_hand():
-    # 1..5: mean 3, variance 2.5, standard error sqrt(0.5), t(4) = 2.7764.
-    mean, half_width, n = mean_interval([1, 2, 3, 4, 5])
-    assert (mean, n) == (3.0, 5)
-    assert half_width == pytest.approx(2.7764 * math.sqrt(0.5))
-
-
-def test_mean_interval_of_few_values():
-    assert mean_interval([2.0])[::2] == (2.0, 1) and math.isnan(mean_interval([2.0]).half_width)
-    assert math.isnan(mean_interval([]).mean)
-    with pytest.raises(ValueError, match="NaN"):
-        mean_interval([1.0, math.nan])
-
-
-def test_student_t_agrees_with_scipy():
-    stats = pytest.importorskip("scipy.stats")
-    for degrees in (1, 2, 10, 30, 31, 40, 127, 1000, 100_000):
-        assert student_t_975(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=1e-4)
+from qwenvl.grpo.diagnostics import RESAMPLES, clustered_interval, logprob_gap, reward_std, zero_std_fraction
 
 
 def test_zero_std_fraction():
@@ -52,3 +33,48 @@ def test_logprob_gap_looks_at_masked_tokens_only():
     assert logprob_gap(sampler, trainer, ~mask) == (math.inf, math.inf)
     assert logprob_gap(sampler, trainer, torch.zeros_like(mask)) == (0.0, 0.0)
     assert logprob_gap(torch.tensor([[-math.inf]]), torch.tensor([[-math.inf]]), torch.tensor([[True]]))[0] == math.inf
+
+
+VALUES, CLIPS = [1.0, 0.0, 0.5, 1.0, 1.0, 0.0, 0.25], ["a", "b", "a", "c", "d", "b", "d"]
+
+
+def test_the_bootstrap_draws_whole_clusters():
+    """Against records put together one by one, for the same draws of clusters."""
+    of_clip = {clip: [v for v, own in zip(VALUES, CLIPS, strict=True) if own == clip] for clip in "abcd"}
+    means = []
+    for times in np.random.default_rng(7).multinomial(4, [0.25] * 4, RESAMPLES):
+        drawn = [value for clip, count in zip("abcd", times, strict=True) for value in of_clip[clip] * count]
+        means.append(sum(drawn) / len(drawn))
+    found = clustered_interval(VALUES, CLIPS, seed=7)
+    assert found[:3] == pytest.approx((sum(VALUES) / 7, *np.quantile(means, [0.025, 0.975])))
+    assert found.n == 4 and clustered_interval(VALUES, CLIPS, seed=7) == found
+
+
+def test_clusters_of_one_are_scipys_bootstrap():
+    stats = pytest.importorskip("scipy.stats")
+    values = np.random.default_rng(0).normal(size=60)
+    theirs = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=20000, random_state=1)
+    ours = clustered_interval(list(values), range(60))
+    assert ours[1:3] == pytest.approx(tuple(theirs.confidence_interval), abs=0.02)
+    assert ours.mean == pytest.approx(values.mean())
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    """Ten questions about each of 40 clips, a clip being easy or hard as a whole. Without clusters it is far off."""
+    draw, held, held_without = np.random.default_rng(3), 0, 0
+    for _ in range(100):
+        values = draw.beta(1, 1, size=40).repeat(10) + draw.normal(size=400) * 0.1
+        clustered = clustered_interval(list(values), np.arange(40).repeat(10).tolist())
+        held += clustered.low <= 0.5 <= clustered.high
+        alone = values.std() / 20 * 1.96
+        held_without += abs(values.mean() - 0.5) <= alone
+    assert 90 <= held <= 98
+    assert held_without < 60
+
+
+def test_few_clusters_and_wrong_values():
+    mean, low, high, n = clustered_interval([0.0, 1.0], ["a", "a"])
+    assert (mean, n) == (0.5, 1) and math.isnan(low) and math.isnan(high)
+    assert math.isnan(clustered_interval([], []).mean)
+    with pytest.raises(ValueError, match="NaN"):
+        clustered_interval([math.nan], ["a"])

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from qwenvl.health.rules import RULES, Entry, Sampled, findings
+from qwenvl.health.rules import RULES, LogEntry, Sampled, findings
 
 
-def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[Entry]:
+def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[LogEntry]:
     """A log of so many groups a step, from the values of each step by metric, ``a__b`` for ``a/b``.
 
     Args:
@@ -23,14 +23,17 @@ def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[Entr
         values = {name: sum(values[k] for k in part) / len(part) for name, values in named.items()}
         if "reward/max" in named:
             values["reward/max"] = max(named["reward/max"][k] for k in part)
-        entries.append(Entry(part[-1] + 1, len(part), groups * len(part), values))
+        entries.append(LogEntry(part[-1] + 1, len(part), groups * len(part), values))
     return entries
 
 
-def first_found(entries: list[Entry], name: str) -> int | None:
+NAMES = {rule.code: rule.name for rule in RULES}
+
+
+def first_found(entries: list[LogEntry], name: str) -> int | None:
     """The step at which a rule holds for the first time. None where it never does."""
     for count in range(1, len(entries) + 1):
-        if name in [rule.name for rule, _ in findings(entries[:count])]:
+        if name in [NAMES[finding.code] for finding in findings(entries[:count])]:
             return entries[count - 1].step
     return None
 
@@ -47,16 +50,16 @@ def test_equal_rewards_need_24_groups_on_end():
     assert shares([1.0] * 60, groups=1) == 24
     assert shares([1.0] * 60, groups=8) == 3
     assert shares(([1.0] * 20 + [0.5]) * 2 + [1.0] * 18, groups=1) is None
-    [(rule, seen)] = findings(history(1, group__zero_std_frac=[1.0] * 24, reward__total=[0.25] * 24))
-    assert seen.startswith("over 90% of the last 24 groups had equal rewards (mean reward 0.250)")
-    assert "--generation_temperature" in rule.remedy
+    [found] = findings(history(1, group__zero_std_frac=[1.0] * 24, reward__total=[0.25] * 24))
+    assert found.message.startswith("over 90% of the last 24 groups had equal rewards (mean reward 0.250)")
+    assert "--generation_temperature" in found.advice
 
 
 def test_equal_rewards_of_a_short_run_are_told_of_at_its_end():
     short = history(1, group__zero_std_frac=[1.0] * 3, reward__total=[0.0] * 3)
     assert not list(findings(short))
-    [(_, seen)] = findings(short, ended=True)
-    assert seen.startswith("over 90% of the 3 groups of this run had equal rewards")
+    [found] = findings(short, ended=True)
+    assert found.message.startswith("over 90% of the 3 groups of this run had equal rewards")
     assert not list(findings(history(1, group__zero_std_frac=[1.0, 0.5]), ended=True))
     assert not list(findings([], ended=True))
 
@@ -74,15 +77,15 @@ def test_completions_that_are_cut_off():
     def cut(values):
         return first_found(history(4, completion__truncated_frac=values), "cut off")
 
-    assert cut([0.3] * 20) == 12  # two windows of 24 groups
-    assert cut([0.2] * 30) is None
-    assert cut([0.0] * 20 + [0.8] * 20) == 22  # a third of the last window
+    assert cut([0.11] * 20) == 12  # two windows of 24 groups
+    assert cut([0.09] * 30) is None
+    assert cut([0.0] * 20 + [0.31] * 20) == 22  # a third of the last window
     assert cut(ramp(1.0, 0.0, 24)) is None  # the model learns to stop
     assert cut([1.0] * 20) == 2  # all of 8 groups
     assert cut([0.0] + [1.0] * 20) == 3
     for share, names in ((1.0, ["cut off"]), (0.9, [])):  # of a run that ends before there were as many
         found = findings(history(1, completion__truncated_frac=[share] * 3), ended=True)
-        assert [rule.name for rule, _ in found] == names
+        assert [NAMES[each.code] for each in found] == names
 
 
 def test_a_kl_that_grows_without_the_reward():
@@ -166,7 +169,7 @@ def test_rows_of_steps_become_entries_with_their_groups():
     found = Sampled(prompts=6, iterations=2).history(rows)
     assert [(each.step, each.steps, each.groups) for each in found] == [(1, 1, 6), (4, 3, 6), (5, 1, 6)]
     assert [each.values for each in found] == [{"kl": 0.1}, {"reward/total": 0.5}, {}]
-    assert Sampled(prompts=6, totals_tell=False).history(rows)[1].values == {}
+    assert Sampled(prompts=6, comparable=False).history(rows)[1].values == {}
 
 
 def test_each_rule_has_a_name_and_a_code_of_its_own():

@@ -8,8 +8,7 @@ import pytest
 from qwenvl.doctor.report import main, read_answer
 from qwenvl.report.evaluation import write_evaluation
 from qwenvl.report.write import ReportError
-from qwenvl.runlog import RunLogError, SeenClip
-from qwenvl.runlog.evaluation import EvaluationLog, Sample
+from qwenvl.runlog import EvaluationLog, EvaluationSample, RunLogError, SeenClip
 
 CONTROLS = ["none", "blank", "other_clip"]
 ANSWERS = {  # of the models "base" and "tuned", for each control, in the records 0 to 2
@@ -67,7 +66,7 @@ def samples():
             for model, answer in zip(("base", "tuned"), answers, strict=True):
                 right = float("(2)" in answer)
                 clip = SeenClip(f"clips/{(doc + (control == 'other_clip')) % 3}.mp4", (0, 8), (0.0, 1.0), (0, 1))
-                yield Sample(
+                yield EvaluationSample(
                     model=model,
                     control=control,
                     doc_id=doc,

@@ -1,7 +1,11 @@
 """Groups, their marks, the rule of suspicion and the histories of records."""
 
-import pytest
+import math
 
+import pytest
+import torch
+
+from qwenvl.grpo.diagnostics import zero_std_fraction
 from qwenvl.report.groups import (
     DROPPED,
     EQUAL,
@@ -48,10 +52,14 @@ def test_marks_are_added_up():
     assert marks(Group(tuple(group([0.5, 0.5, 0.5])))) == EQUAL
     assert marks(Group(tuple(group([0.5, 1.0, 0.5])))) == 0
     cut = [rollout(finish_reason="length", sample=0), rollout(sample=1, total=None)]
-    assert marks(Group(tuple(cut))) == TRUNCATED | UNSCORED
+    assert marks(Group(tuple(cut))) == EQUAL | TRUNCATED | UNSCORED
     right = group([1.0, 1.0, 0.5, 0.5], ["same"] * 2 + ["other", "more"])
     assert marks(Group(tuple(right))) == REPEATED
-    assert marks(Group((rollout(),))) == 0, "one completion is equal to nothing"
+    assert marks(Group((rollout(),))) == 0, "an evaluation has one completion of each prompt"
+    for totals, equal in (([0.5, 0.5 + 2e-7], 1), ([0.5, None], 1), ([None, None], 1), ([0.5, 0.51], 0)):  # as the log
+        made = Group(tuple(rollout(sample=n, completion=str(n), total=total) for n, total in enumerate(totals)))
+        logged = zero_std_fraction(torch.tensor([math.nan if each is None else each for each in totals]), 2)
+        assert marks(made) & EQUAL == equal == logged
     assert marks(Group(tuple(group([0.5, 0.5], dropped=True)))) == EQUAL | DROPPED
 
 

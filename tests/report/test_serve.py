@@ -46,19 +46,19 @@ def test_the_state_is_another_when_the_run_has_written(make_run):
 
 def test_files_and_state_are_served(server):
     server.state = "17"
-    assert ask(server.port, "/state") == (200, "17")
-    status, page = ask(server.port, "/")
+    assert ask(server.server_port, "/state") == (200, "17")
+    status, page = ask(server.server_port, "/")
     assert status == 200 and "Report of sop" in page
-    assert ask(server.port, "/data/run-0/index.js")[0] == 200
-    assert ask(server.port, "/data/")[0] == 404, "folders are not listed"
-    assert ask(server.port, "/../run.json")[0] == 404, "nor left"
-    assert ask(server.port, "/%00")[0] == 404
+    assert ask(server.server_port, "/data/run-0/index.js")[0] == 200
+    assert ask(server.server_port, "/data/")[0] == 404, "folders are not listed"
+    assert ask(server.server_port, "/../run.json")[0] == 404, "nor left"
+    assert ask(server.server_port, "/%00")[0] == 404
 
 
 def test_it_listens_on_this_machine_alone(server):
-    assert server._server.server_address[0] == "127.0.0.1"
-    assert ask(server.port, "/", host="evil.example")[0] == 403
-    assert ask(server.port, "/", host=f"localhost:{server.port}")[0] == 200
+    assert server.server_address[0] == "127.0.0.1"
+    assert ask(server.server_port, "/", host="evil.example")[0] == 403
+    assert ask(server.server_port, "/", host=f"localhost:{server.server_port}")[0] == 200
 
 
 def test_a_port_that_is_taken(make_run, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from qwenvl.data.saved_processor import SETTINGS_FILE
-from qwenvl.runlog.evaluation import AS_IT_IS, read_evaluation
+from qwenvl.runlog import AS_IT_IS, read_evaluation
 from qwenvl.train.card.document import CARD, TASK, Metadata, add_to_card, write_card
 from qwenvl.train.card.run_card import base_on_the_hub
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.health.rules import RULES
+from qwenvl.health.rules import RULES, Finding
 from qwenvl.report.curves import trend
-from qwenvl.report.findings import Finding, warnings
+from qwenvl.report.findings import warnings
 from qwenvl.report.run import read_runs
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import say

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +14,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.frames.plan import FrameRule
 from qwenvl.data.options import FrameOptions, PromptOptions, SampleOptions
-from qwenvl.data.prompt_length import LengthEstimate, PromptLength, Ruler, Size
+from qwenvl.data.prompt_length import LengthEstimate, PromptLength, Ruler
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.loading import BYTES, linear_weights, load_processor, load_without_weights, part_of, unwrap
@@ -34,10 +32,6 @@ from qwenvl.types import Record
 
 SHARE = 0.9
 """The share of a GPU's memory that a run may take. The driver and gaps between allocations take the remainder."""
-CHARACTERS = 3
-"""Characters of a token where there is no tokenizer: fewer than most languages have."""
-TURN = 8
-"""Tokens that a chat template adds to a turn, in the same case."""
 
 
 class TargetSizes(NamedTuple):
@@ -52,7 +46,6 @@ class Lengths:
     """The lengths of measured prompts."""
 
     each: tuple[PromptLength, ...]  # the shortest first
-    rough: str | None = None  # why texts were not counted exactly
     left_out: int = 0  # records above ``max_prompt_length``, which the run leaves out
     targets: TargetSizes | None = None  # in a warm-up
 
@@ -82,12 +75,11 @@ def lengths_of(
         raise ValueError(
             f"all {len(found)} prompts are above --max_prompt_length {limit}: the shortest has {found[0].tokens} tokens"
         )
-    rough = f"{args.model_name_or_path} has no tokenizer: a token is taken for {CHARACTERS} characters"
     sizes = None if targets is None else target_sizes((records[number] for number in numbers), targets, ruler)
-    return Lengths(tuple(kept), rough if isinstance(ruler, RoughRuler) else None, len(found) - len(kept), sizes)
+    return Lengths(tuple(kept), len(found) - len(kept), sizes)
 
 
-def lengths_of_data(args: GRPOConfig, policy: nn.Module, most: int) -> Lengths:
+def lengths_of_data(args: GRPOConfig, most: int) -> Lengths:
     """The lengths of the prompts that ``dataset_use`` names, in a warm-up of those with targets. See ``lengths_of``.
 
     Raises:
@@ -105,59 +97,32 @@ def lengths_of_data(args: GRPOConfig, policy: nn.Module, most: int) -> Lengths:
         check_record=None if targets is None else targets.check_record,
     )
     records = dataset.records if targets is None else narrowed(dataset, targets, "--dataset_use").records
-    return lengths_of(args, records, ruler_of(args, unwrap(policy).config), most, targets)
+    return lengths_of(args, records, ruler_of(args), most, targets)
 
 
-def ruler_of(args: GRPOConfig, config: Any) -> Ruler:
-    """What measures prompts: with the processor of the model, or with its configuration where it has no tokenizer."""
-    options = PromptOptions.of(args)
+def ruler_of(args: GRPOConfig) -> Ruler:
+    """The ruler that measures prompts with the model's processor.
+
+    Raises:
+        FileNotFoundError: the folder of the model has no tokenizer.
+    """
+    options, path = PromptOptions.of(args), str(args.model_name_or_path)
+    if Path(path).is_dir() and not (Path(path) / "tokenizer.json").is_file():
+        raise FileNotFoundError(
+            f"--model {path}: no tokenizer.json beside its config.json; a plan needs the model's files but for its "
+            "weights: copy those of the processor there too"
+        )
     frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
     images = (options.min_pixels, options.max_pixels)
-    path = str(args.model_name_or_path)
-    if not Path(path).is_dir() or (Path(path) / "tokenizer.json").is_file():
-        return Ruler(load_processor(path), frames, images, options.template_arguments)
-    vision = config.vision_config
-    sizes = SimpleNamespace(
-        patch_size=vision.patch_size,
-        merge_size=vision.spatial_merge_size,
-        temporal_patch_size=vision.temporal_patch_size,
-    )
-    processor: Any = SimpleNamespace(video_processor=sizes, image_processor=sizes)
-    return RoughRuler(processor, frames, images)
-
-
-class RoughRuler(Ruler):
-    """Measures prompts without a tokenizer: vision exactly, texts by their characters."""
-
-    def __post_init__(self) -> None:
-        """There is no template to check."""
-
-    def length(
-        self, chat: list[dict[str, Any]], clips: Sequence[tuple[Sequence[float], Size]], images: Sequence[Size]
-    ) -> PromptLength:
-        """About how many tokens a prompt has. See ``Ruler.length``."""
-        sizes = self.processor.video_processor
-        side = sizes.patch_size * sizes.merge_size
-        pairs = [(len(times) // sizes.temporal_patch_size, *size) for times, size in clips]
-        vision = sum(n * height * width // side**2 for n, height, width in (*pairs, *((1, *size) for size in images)))
-        # Most families have the time of each pair of frames as text before it.
-        stamps = sum(n for n, *_ in pairs) * TURN
-        text = sum(len(json.dumps(turn, ensure_ascii=False)) // CHARACTERS + TURN for turn in chat)
-        return PromptLength(text + stamps + vision, vision)
+    return Ruler(load_processor(path), frames, images, options.template_arguments)
 
 
 def target_sizes(records: Iterable[Record], targets: Targets, ruler: Ruler) -> TargetSizes:
-    """The targets of records, by the ruler's tokenizer, or by their characters where it has none."""
-    tokenizer = getattr(ruler.processor, "tokenizer", None)
-    most = longest = 1
-    for record in records:
-        texts = targets.of(record, False)
-        most = max(most, len(texts))
-        for text in texts:
-            rough = len(text) // CHARACTERS
-            tokens = rough if tokenizer is None else len(tokenizer(text, add_special_tokens=False)["input_ids"])
-            longest = max(longest, tokens + 1)  # the end token
-    return TargetSizes(most, longest)
+    """The most targets of a record, and the tokens of the longest."""
+    tokenizer = ruler.processor.tokenizer
+    texts = [targets.of(record, False) for record in records]
+    lengths = (len(tokenizer(text, add_special_tokens=False)["input_ids"]) for own in texts for text in own)
+    return TargetSizes(max(map(len, texts)), 1 + max(lengths))  # with the end token
 
 
 def policy_without_weights(args: GRPOConfig) -> nn.Module:
@@ -173,8 +138,7 @@ def policy_without_weights(args: GRPOConfig) -> nn.Module:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise OSError(
             f"--model {path}: no folder of this name with a config.json, and the hub gave none ({reason}); a plan "
-            "needs the model's config.json alone: copy it into a folder, with the tokenizer if it is at hand, and "
-            "give that"
+            "needs the model's config.json and its processor's files: copy them into a folder, and give that"
         ) from None
 
 

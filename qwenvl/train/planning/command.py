@@ -31,7 +31,7 @@ USAGE = (
 )
 PURPOSE = (
     "Say before a run what memory and time a step takes, whether it fits, and which flag changes that. It reads the "
-    "model's config.json and the headers of media. It needs neither weights nor a GPU."
+    "model's config.json and processor, and the headers of media. It needs neither weights nor a GPU."
 )
 OF_THE_MACHINE = ("optim", "bf16", "fp16", "use_cpu", "deepspeed", "fsdp", "ds3_gather_for_generation")
 """Flags whose checks need the training machine. The plan reads them itself."""
@@ -210,7 +210,7 @@ def plan_of(request: PlanRequest) -> Plan:
 
     args, options = request.config, request.options
     policy = policy_without_weights(args)
-    lengths = lengths_of_data(args, policy, options.records)
+    lengths = lengths_of_data(args, options.records)
     case = case_of(
         args,
         policy,
@@ -236,8 +236,6 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     yield f"prompts of {len(lengths.each):,} records: {median.tokens:,} tokens (median), {most.tokens:,} (95 %), " + (
         f"{longest.tokens:,} (largest, {longest.vision:,} of them vision)"
     )
-    if lengths.rough:
-        yield f"  roughly: {lengths.rough}"
     if lengths.left_out:
         yield f"  {lengths.left_out} more are above --max_prompt_length and are left out"
     of = f"{job.group} completions" if not job.warmup else "1 target" if job.group == 1 else f"{job.group} targets"

@@ -46,7 +46,7 @@ def fit_to_memory(args: GRPOConfig) -> None:
         OSError: what is wrong with the model or the data.
     """
     policy = policy_without_weights(args)
-    longest = lengths_of_data(args, policy, 1000).at(1.0)
+    longest = lengths_of_data(args, 1000).at(1.0)
     on_host, engine = args.device.type == "cpu", engine_of(args)
     case = case_of(args, policy, longest, on_host=on_host, engine=engine, processes=args.world_size)
     room, peak = room_of(args), case.estimate().peak

@@ -13,8 +13,7 @@ from transformers.trainer_callback import ExportableState
 
 from qwenvl.config.checks import saves_within_windows
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.runlog import RunLogError, read_config
-from qwenvl.runlog.run import plain
+from qwenvl.runlog import RunLogError, plain, read_config
 from qwenvl.train.run.checkpoints import SEALED, kept_settings
 
 logger = logging.getLogger(__name__)

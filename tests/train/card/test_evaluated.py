@@ -5,7 +5,7 @@ import json
 import pytest
 from huggingface_hub import EvalResult, ModelCard
 
-from qwenvl.runlog.evaluation import NUMBERS
+from qwenvl.runlog import NUMBERS
 from qwenvl.train.card.document import Metadata, write_card
 from qwenvl.train.card.results import update_cards
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.health.rules import findings
-from qwenvl.report.findings import Finding, summary
+from qwenvl.health.rules import Finding, findings
+from qwenvl.report.findings import summary
 from qwenvl.report.run import read_runs
 from qwenvl.rewards.function import RewardError
 from qwenvl.runlog import RunLog
@@ -79,11 +79,12 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
         cut = 0.0 if over and step > 30 else 0.5
         log.log_metrics(step, {"loss": 0.0, "reward/total": step / 60, "completion/truncated_frac": cut})
     [run] = read_runs([tmp_path])
-    logged = [f"{seen}. {rule.remedy}" for rule, seen in findings(run.history()[:30])]
+    logged = [f"{each.message}. {each.advice}" for each in findings(run.history()[:30])]
     assert len(logged) == 1
     [facts] = summary([run], [[]])["runs"]
     found = findings_of(tmp_path)
-    assert [vars(each) for each in found] == facts["warnings"] and len(found) == (not over)
+    assert [each.message for each in found] == [each["message"] for each in facts["warnings"]]
+    assert len(found) == (not over)
     lines = run_summary(tmp_path, logged, found).splitlines()
     reward = facts["trends"]["reward/total"]
     assert f"{reward['first']:.3f} at first, {reward['last']:.3f} at last" in lines[1]

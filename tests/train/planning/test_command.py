@@ -64,15 +64,16 @@ def test_a_split_model_may_be_sampled_layer_by_layer(tiny_checkpoint, sop_data, 
             request_of([*flags[:-4], *others, "--ds3_gather_for_generation", "False"])
 
 
-def test_a_config_alone_is_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
+def test_files_without_weights_are_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
     whole = tiny_checkpoint("qwen3_5_moe")
-    shutil.copy(whole / "config.json", tmp_path / "config.json")
     flags = ["--dataset_use", str(sop_data), "--gpu_memory", "1"]
-    assert main(["--model", str(tmp_path), *flags]) == 0
-    assert f"roughly: {tmp_path} has no tokenizer" in capsys.readouterr().out
-    rough, exact = (plan_of(request_of(["--model", str(path), *flags])) for path in (tmp_path, whole))
-    assert rough.case.weights == exact.case.weights and rough.case.shapes == exact.case.shapes
-    assert rough.lengths.at(1.0).vision == exact.lengths.at(1.0).vision > 0
+    shutil.copy(whole / "config.json", tmp_path / "config.json")
+    with pytest.raises(SystemExit):
+        main(["--model", str(tmp_path), *flags])
+    assert "no tokenizer.json beside its config.json" in capsys.readouterr().err
+    shutil.copytree(whole, tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    light, full = (plan_of(request_of(["--model", str(path), *flags])) for path in (tmp_path, whole))
+    assert light == full
 
 
 def test_a_name_that_the_hub_does_not_give(sop_data, monkeypatch, capsys):
@@ -81,7 +82,7 @@ def test_a_name_that_the_hub_does_not_give(sop_data, monkeypatch, capsys):
         main(["--model", "Qwen/Qwen2.5-VL-none", "--dataset_use", str(sop_data)])
     assert end.value.code == 2
     told = capsys.readouterr().err
-    assert "--model Qwen/Qwen2.5-VL-none: no folder of this name" in told and "config.json alone" in told
+    assert "--model Qwen/Qwen2.5-VL-none: no folder of this name" in told and "config.json and its processor" in told
 
 
 @pytest.mark.parametrize(

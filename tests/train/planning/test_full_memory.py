@@ -193,7 +193,7 @@ def settings(tiny_checkpoint, sop_data, tmp_path) -> dict:
 def case_with(settings: dict):
     args = GRPOConfig(**settings)
     policy = policy_without_weights(args)
-    return case_of(args, policy, lengths_of_data(args, policy, 100).at(1.0), on_host=True)
+    return case_of(args, policy, lengths_of_data(args, 100).at(1.0), on_host=True)
 
 
 def test_what_changes_nothing_is_taken_until_it_fits(settings):
@@ -205,7 +205,7 @@ def test_what_changes_nothing_is_taken_until_it_fits(settings):
     assert args.auto_fitted and all(getattr(args, name) == value for name, value in args.auto_fitted.items())
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 2
     policy = policy_without_weights(args)
-    fitted = case_of(args, policy, lengths_of_data(args, policy, 100).at(1.0), on_host=True)
+    fitted = case_of(args, policy, lengths_of_data(args, 100).at(1.0), on_host=True)
     assert fitted.estimate().peak <= room < case.estimate().peak
 
 

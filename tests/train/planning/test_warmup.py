@@ -5,11 +5,10 @@ import json
 import pytest
 
 from qwenvl.demo.tiny import make_processor
-from qwenvl.train.planning.case import RoughRuler, TargetSizes, case_of, target_sizes
+from qwenvl.train.planning.case import TargetSizes, case_of, target_sizes
 from qwenvl.train.planning.command import lines, main, plan_of, request_of
 from qwenvl.train.planning.full_memory import case_of_step
 from qwenvl.train.warmup.config import WarmupConfig
-from qwenvl.train.warmup.targets import SolutionTargets
 from qwenvl.train.warmup.trainer import WarmupTrainer
 from qwenvl.types import Record
 
@@ -66,6 +65,3 @@ def test_targets_are_counted_with_their_ends():
     tokenizer = make_processor("qwen2_5_vl").tokenizer
     ruler = type("Ruler", (), {"processor": type("Processor", (), {"tokenizer": tokenizer})})
     assert target_sizes(records, Said(), ruler) == (2, len(tokenizer("a longer text")["input_ids"]) + 1)
-    rough = RoughRuler(object(), (1, 2), (1, 2))  # thirteen characters at three for a token
-    assert target_sizes(records, Said(), rough) == (2, 13 // 3 + 1)
-    assert target_sizes(records, SolutionTargets(), rough) == (1, len("<answer>7</answer>") // 3 + 1)

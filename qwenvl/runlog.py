@@ -1,0 +1,559 @@
+"""Run folders and evaluation folders: their files, written and read with the standard library alone.
+
+A run:
+
+    run.json               the settings, and the versions of packages
+    metrics.jsonl          one object per line: ``step`` and numbers
+    rollouts/rank-0.jsonl  one completion per line, a file for each process
+    parity/rank-0.jsonl    one group per line whose log-probs were compared (``--check_parity``), likewise
+
+An evaluation:
+
+    evaluation.json        the protocol, and at the end the numbers
+    samples.jsonl          one line for each record, model, control and sample: prompt, media, completion, rewards.
+                           Until the end, process 1 writes samples-1.jsonl, and so on
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qwenvl.files import written_whole
+
+FORMAT = 1  # of ``evaluation.json``
+NUMBERS, SAMPLES = "evaluation.json", "samples.jsonl"
+AS_IT_IS = "none"  # the control that takes nothing away
+_ENDED = ("finished", "trained")  # in ``run.json``, with the last step: the model is saved, training has ended
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class RunLogError(ValueError):
+    """A file of a run or an evaluation is not what it should be. The message begins with file and line."""
+
+
+@dataclass(frozen=True)
+class SeenClip:
+    """The frames of a clip that a prompt shows.
+
+    Attributes:
+        path: the clip.
+        indices: F source frame numbers.
+        times: F presentation times, in seconds.
+        segments: for each frame the number of its segment. None where the clip is not segmented.
+    """
+
+    path: str
+    indices: tuple[int, ...]
+    times: tuple[float, ...]
+    segments: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> SeenClip:
+        """From its JSON object."""
+        return cls(row["path"], tuple(row["indices"]), tuple(row["times"]), row["segments"] and tuple(row["segments"]))
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion of a run.
+
+    Attributes:
+        step: optimizer step, from 1. In evaluation the last step before it.
+        record_id, where: the record's ``id``, and its file and place.
+        sample: number in its group, from 0.
+        prompt: messages, each with ``role`` and ``text``.
+        completion: without special tokens.
+        tokens: of the completion, its end token included.
+        finish_reason: ``stop`` or ``length``.
+        rewards: by function. None where it does not apply.
+        total: the sum that the advantage is computed from. None for a completion that no function gave a reward.
+        advantage: None in evaluation, and for a dropped completion.
+        dropped: sampled and not trained on, because the rewards of its group are equal (``--filter_groups``).
+        clips, images: of the prompt, in order.
+        epoch: of the prompt. With weights or a difficulty band: how often the record was drawn before.
+        split: ``train``, or the name of the evaluation.
+        fitted: what was lowered to make the prompt fit, each before and after: the ``frames`` of each clip, and the
+            ``sizes`` (height, width) of the frames of each clip and then of each image. None: nothing was lowered.
+    """
+
+    step: int
+    record_id: str
+    sample: int
+    prompt: tuple[Mapping[str, str], ...]
+    solution: str
+    completion: str
+    tokens: int
+    finish_reason: str
+    rewards: Mapping[str, float | None]
+    total: float | None
+    advantage: float | None = None
+    clips: tuple[SeenClip, ...] = ()
+    images: tuple[str, ...] = ()
+    epoch: int = 0
+    split: str = "train"
+    where: str = ""
+    fitted: Mapping[str, Any] | None = None
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Differences between the log-probs of trainer and sampler in a group.
+
+    Attributes:
+        step: optimizer step, from 1.
+        where: the record's file and place.
+        gaps: for each of the G completions the largest difference of a token.
+    """
+
+    step: int
+    where: str
+    gaps: tuple[float, ...]
+
+
+class RunLog:
+    """Writes a run folder. Each process has its own.
+
+    Args:
+        folder: made when something is written.
+        rank, world_size: of this process. Only rank 0 writes metrics and configuration.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], rank: int = 0, world_size: int = 1) -> None:
+        self.folder = Path(folder)
+        self.rank, self.world_size = rank, world_size
+        self._rollouts, self._parity = (self.folder / kind / f"rank-{rank}.jsonl" for kind in ("rollouts", "parity"))
+        self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
+
+    def write_config(self, config: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> None:
+        """Write the settings of the run. Earlier ones in this folder that differ are kept as ``previous``."""
+        if self.rank != 0:
+            return
+        path = self.folder / "run.json"
+        content = {"config": plain(config), "versions": dict(versions or installed_versions())}
+        previous: list[Any] = []
+        if path.exists():
+            earlier = read_config(self.folder)
+            previous = earlier.pop("previous", [])
+            for ended in _ENDED:
+                earlier.pop(ended, None)
+            if earlier != content:
+                previous = [*previous, earlier]
+        _replace(path, json.dumps({**content, "previous": previous}, indent=2, allow_nan=False) + "\n")
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""
+        if self.rank == 0:
+            self._append(self.folder / "metrics.jsonl", [{"step": step, **metrics} | {"step": step}])
+
+    def log_rollouts(self, rollouts: Iterable[Rollout]) -> None:
+        """Append completions to the file of this process."""
+        self._append(self._rollouts, [asdict(rollout) for rollout in rollouts])
+
+    def log_parity(self, groups: Iterable[Parity]) -> None:
+        """Append groups to the file of this process."""
+        self._append(self._parity, [asdict(group) for group in groups])
+
+    def begin(self, step: int = 0, *, evaluates: bool = False) -> None:
+        """Delete the rows that a run resumed after ``step``, or a new one (0), writes again. Call it before writing.
+
+        These are the rows of later steps, and the completions of an evaluation that was interrupted: it has no line of
+        metrics. A new run keeps the rows that this process wrote before, such as an evaluation of the untrained model.
+        Rank 0 also deletes rows of processes beyond ``world_size``.
+
+        Args:
+            evaluates: all evaluations after ``step`` are repeated, complete ones too.
+
+        Raises:
+            RunLogError: a line of a file is no row.
+        """
+        evaluated: dict[float, set[str]] = {}
+        for row in read_metrics(self.folder):
+            evaluated.setdefault(row["step"], set()).update(row)
+        if evaluates:
+            evaluated[step] = set()
+        paths = [self._rollouts, self._parity]
+        if self.rank == 0:
+            gone = (path for path in _paths(self.folder, "*") if _rank_of(path) >= self.world_size)
+            paths += [self.folder / "metrics.jsonl", *gone]
+        for path in paths:
+            if path.exists():
+                earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
+                lines, at = [], 0
+                for line, row in _steps(path):
+                    again = evaluates and row["step"] == step and any(name.startswith("eval_") for name in row)
+                    if at >= earlier and not again and _is_done(row, step, evaluated):
+                        lines.append(line)
+                    at += len(line.encode())
+                _replace(path, "".join(lines))
+                self._earlier[path] = 0
+
+    def finish(self, step: int, saved: bool = True) -> None:
+        """Note in ``run.json`` that the run ended at ``step``. ``write_config`` of a resumed run removes the note.
+
+        Args:
+            saved: its model is in the folder.
+        """
+        if self.rank == 0:
+            content = json.dumps({**read_config(self.folder), _ENDED[not saved]: step}, indent=2)
+            _replace(self.folder / "run.json", content + "\n")
+
+    def _append(self, path: Path, rows: list[dict[str, Any]]) -> None:
+        if path not in self._earlier:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drop_cut_line(path)
+            self._earlier[path] = path.stat().st_size if path.exists() else 0
+        append_lines(path, rows)
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """``{"config": ..., "versions": ..., "previous": [...]}``, ``"trained": step`` once training has ended, and
+    ``"finished": step`` once the model is saved.
+
+    Raises:
+        RunLogError: there is none, or it is not JSON.
+    """
+    return _read_json(Path(folder) / "run.json", "a run")
+
+
+def read_metrics(folder: str | os.PathLike[str], split: str | None = None) -> list[dict[str, float]]:
+    """The lines of ``metrics.jsonl`` in order. Empty before the first one.
+
+    Args:
+        split: ``train`` for the lines of optimizer steps, the name of an evaluation (``eval``) for its lines. None for
+            all, with the Trainer's own line at the end of training.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not an object with a ``step``.
+    """
+    mark = {None: "step", "train": "loss"}.get(split, f"{split}_total_reward")
+    rows = (row for _, row in _steps(Path(folder) / "metrics.jsonl") if mark in row)
+    return [{name: _number(value) for name, value in row.items()} for row in rows]
+
+
+def read_rollouts(
+    folder: str | os.PathLike[str], step: int | None = None, split: str | None = "train"
+) -> Iterator[Rollout]:
+    """The completions of all processes, process by process in the order they were written.
+
+    Args:
+        step: only those of this step. None for all.
+        split: only those of training, or of the evaluation of this name. None for all.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not a rollout.
+    """
+    names = [(each.name, each.default is MISSING) for each in fields(Rollout)]
+    for path in _paths(Path(folder), "rollouts"):
+        for number, (_, row) in enumerate(_steps(path), start=1):
+            if step in (None, row["step"]) and split in (None, row.get("split", "train")):
+                with _wrong(f"{path}:{number}", "a rollout"):
+                    yield Rollout(**{name: row[name] for name, needed in names if needed or name in row} | _tuples(row))
+
+
+def read_parity(folder: str | os.PathLike[str]) -> list[Parity]:
+    """The groups whose log-probs were compared, of all processes.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not such a group.
+    """
+    found = []
+    for path in _paths(Path(folder), "parity"):
+        for number, (_, row) in enumerate(_steps(path), start=1):
+            with _wrong(f"{path}:{number}", "a compared group"):
+                found.append(Parity(row["step"], row["where"], tuple(map(_number, row["gaps"]))))
+    return found
+
+
+class SampleKey(NamedTuple):
+    """The key of a line of ``samples.jsonl``."""
+
+    model: str
+    control: str
+    doc_id: int
+    sample: int
+
+
+@dataclass(frozen=True)
+class EvaluationSample:
+    """One completion of an evaluation.
+
+    Attributes:
+        model: its name in ``evaluation.json``.
+        control: the evidence taken away from the record, ``none`` for the record as it is.
+        doc_id: number of the record in the data, from 0.
+        sample: number among the completions of its prompt, from 0.
+        record_id, where, dataset: the record's ``id``, its file and place, and its data set.
+        cluster: a key that correlated records share: their clip or image, else the record's own place.
+        prompt: messages, each with ``role`` and ``text``.
+        target: the record's solution.
+        completion: without special tokens.
+        answer: as the rewards read it, or "" without an answer block.
+        tokens: of the completion, its end token included.
+        prompt_tokens: of the prompt, vision tokens included.
+        finish_reason: ``stop`` or ``length``.
+        rewards: by function. None where it does not apply.
+        total: their weighted sum. None for a completion that no function gave a reward.
+        clips, images: of the prompt, in order. Of another record where the control is ``other_clip``.
+        fitted: as in ``Rollout``.
+        doc_hash: of the record's row in its file, see ``hash_of``.
+        doc: that row. On the first sample of the record as it is, None on others.
+    """
+
+    model: str
+    control: str
+    doc_id: int
+    sample: int
+    record_id: str
+    where: str
+    dataset: str
+    cluster: str
+    prompt: tuple[Mapping[str, str], ...]
+    target: str
+    completion: str
+    answer: str
+    tokens: int
+    prompt_tokens: int
+    finish_reason: str
+    rewards: Mapping[str, float | None]
+    total: float | None
+    clips: tuple[SeenClip, ...] = ()
+    images: tuple[str, ...] = ()
+    fitted: Mapping[str, Any] | None = None
+    doc_hash: str = ""
+    doc: Mapping[str, Any] | None = None
+
+    @property
+    def key(self) -> SampleKey:
+        """The key of its line."""
+        return SampleKey(self.model, self.control, self.doc_id, self.sample)
+
+    def row(self) -> dict[str, Any]:
+        """The line as ``samples.jsonl`` has it: completion, answer and row by the names that lmms-eval gives them."""
+        named = {**vars(self), "clips": [vars(clip) for clip in self.clips]}
+        return {
+            **{name: named.pop(name) for name in ("model", "control", "doc_id", "sample", "target")},
+            "resps": [[named.pop("completion")]],
+            "filtered_resps": [named.pop("answer")],
+            **named,
+        }
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], where: str) -> EvaluationSample:
+        """The inverse of ``row``.
+
+        Raises:
+            RunLogError: a field is missing. The message begins with ``where``.
+        """
+        with _wrong(where, "a sample"):
+            own = {name: value for name, value in row.items() if name in cls.__dataclass_fields__}
+            texts = {"completion": row["resps"][0][0], "answer": row["filtered_resps"][0]}
+            return cls(**own | texts | _tuples(row))
+
+
+class EvaluationLog:
+    """Writes the folder of an evaluation. Each process has its own.
+
+    Args:
+        folder: made when something is written.
+        process: the number of this process. Only process 0 writes ``evaluation.json``.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], process: int = 0) -> None:
+        self.folder, self.process = Path(folder), process
+        self._path = self.folder / (f"samples-{process}.jsonl" if process else SAMPLES)
+
+    def begin(self, numbers: Mapping[str, Any]) -> None:
+        """Write ``numbers``, and make the file of samples ready for further lines."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        drop_cut_line(self._path)
+        self.write(numbers)
+
+    def log(self, samples: Iterable[EvaluationSample]) -> None:
+        """Append lines."""
+        append_lines(self._path, [sample.row() for sample in samples])
+
+    def write(self, numbers: Mapping[str, Any]) -> None:
+        """Write ``evaluation.json`` anew."""
+        if self.process == 0:
+            with written_whole(self.folder / NUMBERS) as partial:
+                text = json.dumps(plain({"format": FORMAT, **numbers}), indent=1, ensure_ascii=False, allow_nan=False)
+                partial.write_text(text + "\n", encoding="utf-8")
+
+    def join(self, samples: Iterable[EvaluationSample]) -> None:
+        """Write all lines into one file, in this order, and delete those of other processes."""
+        with written_whole(self.folder / SAMPLES) as partial:
+            append_lines(partial, (sample.row() for sample in samples))
+        for path in _sample_paths(self.folder):
+            if path.name != SAMPLES:
+                path.unlink()
+
+    def forget(self) -> None:
+        """Delete what an earlier evaluation wrote here."""
+        for path in (self.folder / NUMBERS, *_sample_paths(self.folder)):
+            path.unlink(missing_ok=True)
+
+
+def read_evaluation(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of ``evaluation.json``.
+
+    Raises:
+        RunLogError: there is none, it is not JSON, or of a later format.
+    """
+    numbers = _read_json(path := Path(folder) / NUMBERS, "an evaluation")
+    if not isinstance(numbers, dict) or numbers.get("format") != FORMAT:
+        raise RunLogError(f'{path}: expected an object whose "format" is {FORMAT}: another version wrote it')
+    return numbers
+
+
+def read_samples(folder: str | os.PathLike[str]) -> dict[SampleKey, EvaluationSample]:
+    """The lines of all processes by their keys. A sample that was repeated after a stop is there once.
+
+    Raises:
+        RunLogError: a line, other than a cut last one, is not a sample.
+    """
+    rows = (each for path in _sample_paths(Path(folder)) for each in _rows(path))
+    samples = (EvaluationSample.of(row, where) for where, _, row in rows)
+    return {sample.key: sample for sample in samples}
+
+
+def hash_of(value: Any) -> str:
+    """The SHA-256 of a text, or of a value as JSON, as lmms-eval takes it of a row."""
+    text = value if isinstance(value, str) else json.dumps(plain(value), indent=2, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _tuples(row: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The sequences of a completion's row."""
+    clips = tuple(map(SeenClip.of, row["clips"]))
+    return {"clips": clips, "images": tuple(row["images"]), "prompt": tuple(row["prompt"])}
+
+
+@contextmanager
+def _wrong(where: str, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, IndexError) as error:
+        raise RunLogError(f"{where}: not {kind}: {type(error).__name__} {error}") from None
+
+
+def _read_json(path: Path, of: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunLogError(f"{path}: no such file; is {path.parent} the output_dir of {of}?") from None
+    except ValueError as error:
+        raise RunLogError(f"{path}: not JSON: {error}") from None
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
+    """Place, text and value of each line of a JSONL file, without a last line that a crash cut off."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith("\n"):
+                try:
+                    yield f"{path}:{number}", line, json.loads(line)
+                except ValueError as error:
+                    raise RunLogError(f"{path}:{number}: not JSON: {error}") from None
+
+
+def _steps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Text and value of each line of a run."""
+    for where, line, row in _rows(path):
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise RunLogError(f'{where}: expected an object with an integer "step", got {line[:80]!r}')
+        yield line, row
+
+
+def _is_done(row: Mapping[str, Any], step: int, evaluated: Mapping[float, set[str]]) -> bool:
+    """Whether a run resumed after ``step`` does not write this row again."""
+    if row["step"] > step:
+        return False
+    split = row.get("split", "train")
+    return split == "train" or any(name.startswith(f"{split}_") for name in evaluated.get(row["step"], ()))
+
+
+def _paths(folder: Path, kind: str) -> list[Path]:
+    return sorted(folder.glob(f"{kind}/rank-*.jsonl"), key=_rank_of)
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.stem.removeprefix("rank-"))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old one or the new one."""
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _number(value: Any) -> Any:
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _sample_paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob("samples*.jsonl"))
+
+
+def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append a line for each row. The folder must be there."""
+    # Half a surrogate pair, which a tokenizer can decode to, becomes the escape that JSON has for it.
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+
+def drop_cut_line(path: Path) -> None:
+    """Truncate a file after its last line end, so that an appended line begins on its own."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = position = file.seek(0, os.SEEK_END)
+        while position > 0:
+            start = max(position - 65536, 0)
+            file.seek(start)
+            found = file.read(position - start).rfind(b"\n")
+            if found >= 0:
+                position = start + found + 1
+                break
+            position = start
+        if position < size:
+            file.truncate(position)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON: NaN and infinity as words, arrays and tensors as numbers, other objects as their repr."""
+    if isinstance(value, (str, int, type(None))):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    return str(value) if isinstance(value, os.PathLike) else repr(value)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide what a run computes. Those not installed are left out."""
+    names = ("qwenvl", "torch", "torchvision", "transformers", "accelerate", "peft", "av", "decord", "torchcodec")
+    versions = {"python": platform.python_version()}
+    for name in (*names, "deepspeed", "flash-attn", "vllm"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
