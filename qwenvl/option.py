@@ -1,10 +1,11 @@
-"""An option: one field of a dataclass with its default, its bounds and its help, in one place.
+"""An option: one field of a dataclass with its default, its bounds, its help and the other options that it needs.
 
 The rooms keep their options beside the code that reads them, and ``qwenvl.config`` joins them to flags.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -57,26 +58,39 @@ def option(
     most: float | None = None,
     below: float | None = None,
     why: str | None = None,
+    needs: str | tuple[str, ...] = (),
 ) -> Any:
     """A field of a dataclass of options. The choices of one are those of its type, a ``Literal``.
 
     Args:
         help: unit, range and effect, for ``--help`` and the docs.
-        unset: what a default of None comes to mean. The help then ends with it.
+        unset: the meaning of a default of None, appended to the help.
         least, above, most, below: bounds of a number.
-        why: the reason for the bounds, said where a value is refused.
+        why: the reason for the bounds, part of the error.
+        needs: conditions on other options, Python expressions in their names, each with an optional reason:
+            ``"num_iterations > 1: the ratio is 1 otherwise"``. Where one is false, any value but the default is
+            refused. The help names them.
 
     Example:
         >>> @dataclass
         ... class Window(Options):
         ...     seconds: float = option(2.0, "Seconds between frames, above 0.", above=0)
+        ...     look: bool = option(False, "Look at every frame.", needs="seconds < 1")
         >>> Window(seconds=0)
         Traceback (most recent call last):
         ...
         ValueError: --seconds must be above 0, got 0
+        >>> Window(look=True)
+        Traceback (most recent call last):
+        ...
+        ValueError: --look has no effect without --seconds below 1: change that or leave --look out
+        >>> fields(Window)[1].metadata["help"]
+        'Look at every frame. Needs --seconds below 1.'
     """
-    text = help if unset is None else f"{help} Unset: {unset}."
-    return field(default=default, metadata={"help": text, "bounds": Bounds(least, above, most, below, why)})
+    needs = (needs,) if isinstance(needs, str) else needs
+    texts = [help, *map(_need_in_help, needs), *([] if unset is None else [f"Unset: {unset}."])]
+    bounds = Bounds(least, above, most, below, why)
+    return field(default=default, metadata={"help": " ".join(texts), "bounds": bounds, "needs": needs})
 
 
 @dataclass
@@ -124,9 +138,86 @@ def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda c
         problems += filter(
             None, (each.metadata["bounds"].problem(each.name, getattr(config, each.name)) for each in numbers)
         )
+        for each in own_options(group):
+            problems += unmet_needs(config, each.name, each.metadata["needs"])
         if "problems" in vars(group):
             problems += vars(group)["problems"](config)
     return list(dict.fromkeys([*problems, *more(config)]))  # an option may stand in two classes
+
+
+def unmet_needs(config: Any, name: str, needs: Iterable[str]) -> Iterator[str]:
+    """An error for each condition of ``needs`` that is false, where option ``name`` differs from its default.
+
+    A condition on an option that ``config`` does not have is passed over.
+    """
+    for need in needs if was_set(config, name) else ():
+        condition, _, reason = need.partition(": ")
+        try:
+            if eval(condition, {"__builtins__": {}}, _Values(config)):
+                continue
+        except NameError:
+            continue
+        tree = ast.parse(condition, mode="eval").body
+        unwanted = _unwanted(tree, config)
+        found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
+        yield f"--{name} {found}{f': {reason};' if reason else ':'} change that or leave --{name} out"
+
+
+class _Values(dict):
+    """The options of a config by name, for conditions: the value of an Enum in its place."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __missing__(self, name: str) -> Any:
+        if not hasattr(self.config, name):
+            raise KeyError(name)
+        value = getattr(self.config, name)
+        return getattr(value, "value", value)
+
+
+_COMPARISONS = {ast.Gt: "above ", ast.GtE: "at least ", ast.Lt: "below ", ast.LtE: "at most ", ast.Eq: "", ast.In: ""}
+
+
+def _in_words(tree: Any) -> str:
+    """A condition in flags: ``lora_enable and loss_type == 'grpo'`` gives ``--lora_enable and --loss_type grpo``."""
+    match tree:
+        case ast.BoolOp():
+            return (" or " if isinstance(tree.op, ast.Or) else " and ").join(map(_in_words, tree.values))
+        case ast.UnaryOp(op=ast.Not()):
+            return f"no {_in_words(tree.operand)}"
+        case ast.Compare(ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
+            return f"--{tree.left.id} other than {_choices(values)}"  # type: ignore[attr-defined]
+        case ast.Compare(ops=[comparison], comparators=[values]):
+            return f"--{tree.left.id} {_COMPARISONS[type(comparison)]}{_choices(values)}"  # type: ignore[attr-defined]
+    return f"--{tree.id}"
+
+
+def _choices(values: Any) -> str:
+    if isinstance(values, ast.Name):
+        return f"--{values.id}"
+    found = ast.literal_eval(values)
+    return " or ".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+def _unwanted(tree: Any, config: Any) -> str | None:
+    """The setting that a condition excludes, with its value. None for a condition that asks for one."""
+    match tree:
+        case ast.UnaryOp(op=ast.Not()):
+            return _in_words(tree.operand)
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()]):
+            return f"--{name} {_Values(config)[name]}"
+    return None
+
+
+def _need_in_help(need: str) -> str:
+    tree = ast.parse(need.partition(": ")[0], mode="eval").body
+    match tree:
+        case ast.UnaryOp(op=ast.Not()):
+            return f"Not with {_in_words(tree.operand)}."
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
+            return f"Not with --{name} {_choices(values)}."
+    return f"Needs {_in_words(tree)}."
 
 
 def own_options(group: type[Options]) -> list[Field]:

@@ -117,7 +117,7 @@ def make_parser(kind: type[GRPOConfig]) -> argparse.ArgumentParser:
 
 def for_parser(each: Field, hint: Any) -> Any:
     """A field as ``HfArgumentParser`` takes it, which hands all metadata on to ``add_argument``."""
-    metadata = {key: value for key, value in each.metadata.items() if key != "bounds"}
+    metadata = {key: value for key, value in each.metadata.items() if key not in ("bounds", "needs")}
     if "bounds" in each.metadata:
         metadata["help"] = metadata["help"].replace("%", "%%")  # argparse expands it; transformers doubles its own
     if kinds_of(hint) == (bool, NoneType) and each.default is None:

@@ -86,6 +86,8 @@ class GRPOConfig(
         return super().ratio_is_one and not self.ratio_from_sampler
 
     def __post_init__(self) -> None:
+        if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
+            self.fsdp = str(self.fsdp).lower() == "true"
         if problems := problems_of(self, problems_between_rooms):
             raise ValueError("\n".join(problems))
         if self.output_dir == "":
@@ -108,8 +110,6 @@ class GRPOConfig(
             known = json.loads(given) if isinstance(given, str) else given
             self.activation_checkpointing_kwargs = {**known, "offload": True}
             self.gradient_checkpointing_kwargs = None  # the same by an older name
-        if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
-            self.fsdp = str(self.fsdp).lower() == "true"
         self.auto_fitted: dict[str, Any] | None = None  # what --auto_fit took
         self.evaluates_by_tokens = self.per_device_eval_batch_size is None
         if self.per_device_eval_batch_size is None:  # of the loader

@@ -92,6 +92,10 @@ class SampleOptions(FrameOptions):
         "How damage of clips is looked for. fast: what the decoder tells of the frames that it gives, at no cost. "
         "strict: read the whole container too, and stop at errors that the decoder would hide; it sees only what it "
         "decodes, the frames asked for and those they are predicted from.",
+        needs=(
+            "video_backend in ('auto', 'pyav'): only PyAV reports errors",
+            "not frame_cache: cached frames are not checked, qwenvl data check does it",
+        ),
     )
     decode_timeout: float = option(
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
@@ -102,10 +106,6 @@ class SampleOptions(FrameOptions):
         "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
         "list it at the end; nothing takes its place.",
     )
-
-    def problems(self) -> Iterator[str]:
-        if self.decode_check == "strict" and self.video_backend not in ("auto", "pyav"):
-            yield f"--decode_check strict has no effect on --video_backend {self.video_backend}: only PyAV tells errors"
 
 
 @dataclass
@@ -128,13 +128,16 @@ class PromptOptions(Options):
         None, "Longest prompt in tokens, vision tokens included, at least 1.", unset="no limit", least=1
     )
     on_long_prompt: Literal["error", "skip"] = option(
-        "error", "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it."
+        "error",
+        "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it.",
+        needs="max_prompt_length",
     )
     fit_frames: bool = option(
         False,
         "Show less of a prompt above --max_prompt_length until it fits: fewer frames, down to --video_min_frames, then "
         "fewer pixels, down to --video_min_frame_pixels and --min_pixels. The rollouts say what was lowered. A prompt "
         "that is still too long goes the way of --on_long_prompt.",
+        needs="max_prompt_length",
     )
 
     @property
@@ -145,10 +148,6 @@ class PromptOptions(Options):
 
     def problems(self) -> Iterator[str]:
         yield from template_problems(self.chat_template_kwargs)
-        if self.on_long_prompt == "skip" and self.max_prompt_length is None:
-            yield "--on_long_prompt skip has no effect without --max_prompt_length: set it, in tokens"
-        if self.fit_frames and self.max_prompt_length is None:
-            yield "--fit_frames has no effect without --max_prompt_length: set it, in tokens"
         yield from crossed(self, "video_min_frame_pixels", "video_max_frame_pixels")
         yield from crossed(self, "min_pixels", "max_pixels")
 
@@ -163,14 +162,22 @@ class DifficultyOptions(Options):
         "epoch on, records outside are drawn less and those inside more; an epoch stays as long. The pass rate is the "
         "mean over a record's completions of the reward --difficulty_by, in its own unit.",
         unset="all records are drawn alike",
+        needs=(
+            "train_sampling_strategy != 'sequential': each record has its turn",
+            "num_train_epochs > 1 or max_steps > 0: it goes by the pass rates of earlier epochs",
+        ),
     )
     difficulty_by: str | None = option(
         None,
         "Reward whose mean is the pass rate: the name of a reward function, or total.",
         unset="accuracy, or total in runs without it",
+        needs="difficulty_band",
     )
     difficulty_window: int = option(
-        3, "Epochs that a pass rate is taken from, at least 1: the last ones in which the record was drawn.", least=1
+        3,
+        "Epochs that a pass rate is taken from, at least 1: the last ones in which the record was drawn.",
+        least=1,
+        needs="difficulty_band",
     )
     difficulty_weight: float = option(
         0.1,
@@ -178,6 +185,7 @@ class DifficultyOptions(Options):
         "hard ones cost less, and it is noticed later that one is no longer so.",
         above=0,
         below=1,
+        needs="difficulty_band",
     )
 
     @property
@@ -192,9 +200,6 @@ class DifficultyOptions(Options):
 
     def problems(self) -> Iterator[str]:
         if self.difficulty_band is None:
-            for name in ("difficulty_by", "difficulty_window", "difficulty_weight"):
-                if was_set(self, name):
-                    yield f"--{name} has no effect without --difficulty_band"
             return
         try:
             low, high = self.band
@@ -230,14 +235,11 @@ class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
         unset="not kept",
     )
     frame_cache_gb: float = option(
-        50.0, "Most that --frame_cache may hold, in GB, above 0; what is old goes first.", above=0
+        50.0,
+        "Most that --frame_cache may hold, in GB, above 0; the oldest frames are deleted first.",
+        above=0,
+        needs="frame_cache",
     )
-
-    def problems(self) -> Iterator[str]:
-        if self.frame_cache is None and was_set(self, "frame_cache_gb"):
-            yield "--frame_cache_gb has no effect without --frame_cache"
-        if self.frame_cache is not None and self.decode_check == "strict":
-            yield "--decode_check strict has no effect on frames that --frame_cache keeps: check with qwenvl data check"
 
 
 def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:

@@ -27,17 +27,20 @@ class ContrastOptions(Options):
         "accuracy", "Reward whose value 1 means that a completion is correct, for --temporal_contrast."
     )
     temporal_contrast_share: float = option(
-        0.5, "Size of that second group, as a share of --grpo_sample_size, above 0.", above=0
+        0.5, "Size of that second group, as a share of --grpo_sample_size, above 0.", above=0, needs="temporal_contrast"
     )
     temporal_contrast_margin: float = option(
-        0.0, "What the ordered group's mean of --correctness_func must exceed the other's by, 0 to 1.", least=0, most=1
+        0.0,
+        "What the ordered group's mean of --correctness_func must exceed the other's by, 0 to 1.",
+        least=0,
+        most=1,
+        needs="temporal_contrast",
     )
-    temporal_contrast_bonus: float = option(0.3, "The bonus, added to the total, above 0.", above=0)
+    temporal_contrast_bonus: float = option(
+        0.3, "The bonus, added to the total, above 0.", above=0, needs="temporal_contrast"
+    )
 
     def problems(self) -> Iterator[str]:
-        for name in ("temporal_contrast_share", "temporal_contrast_margin", "temporal_contrast_bonus"):
-            if not self.temporal_contrast and was_set(self, name):
-                yield f"--{name} has no effect without --temporal_contrast"
         if not self.temporal_contrast and was_set(self, "correctness_func"):
             yield (
                 "--correctness_func has no effect without --temporal_contrast; other rewards have an argument of this "
@@ -72,6 +75,7 @@ class RewardOptions(ContrastOptions):
         "sum",
         "sum: weight x value, summed. normalize_then_sum: each function's values are first brought to mean 0 and "
         "spread 1 in each group.",
+        needs="advantage_estimator != 'gdpo': it normalises each reward function and sums them itself",
     )
     on_reward_error: OnError = option(
         "error",

@@ -58,7 +58,7 @@ def test_truth_values(parse, argv, expected):
 
 def test_bare_flags_whose_default_is_unset(parse):
     assert parse("--bf16").bf16 is True
-    assert parse("--ddp_broadcast_buffers").ddp_broadcast_buffers is True
+    assert parse("--remove_unused_columns", "False").remove_unused_columns is False
 
 
 @pytest.mark.parametrize("argv", [["--report_to", "tensorboard"], ["--report_to=tensorboard"]], ids=" ".join)

@@ -121,13 +121,13 @@ def test_which_reward_it_is(make_trainer):
 
 
 def test_one_epoch_has_none_before_it():
-    with pytest.raises(ValueError, match="--difficulty_band has no effect with --num_train_epochs 1: it goes by"):
+    with pytest.raises(ValueError, match="--difficulty_band has no effect without --num_train_epochs above 1"):
         GRPOConfig(difficulty_band="0.1,0.9")
     GRPOConfig(difficulty_band="0.1,0.9", max_steps=100)
 
 
 def test_records_in_their_own_order_are_not_drawn_less():
-    with pytest.raises(ValueError, match="--difficulty_band has no effect with --train_sampling_strategy sequential"):
+    with pytest.raises(ValueError, match="--difficulty_band cannot be used with --train_sampling_strategy sequential"):
         GRPOConfig(difficulty_band="0.1,0.9", max_steps=100, train_sampling_strategy="sequential")
 
 
