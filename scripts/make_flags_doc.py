@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.config.flags import FLAG_GROUPS, describe  # noqa: E402 (works without an installed package)
+from qwenvl.config.flags import FLAG_GROUPS, arguments, describe  # noqa: E402 (works without an installed package)
 from qwenvl.config.unknown import SUCCESSORS  # noqa: E402
 from qwenvl.train.warmup.config import WarmupOptions  # noqa: E402
 
@@ -36,6 +37,9 @@ grpo_sample_size: 8
 python qwenvl/train/train_grpo.py run.yaml --max_steps 100
 ```
 
+Some values are rows with arguments, as a function is called: `--loss_type "grpo(delta=4, dual_clip=3)"`, in a file
+`loss_type: grpo(delta=4)` or `loss_type: {grpo: {delta: 4}}`. Tables below have the arguments.
+
 Truth values are written `--tune_mm_llm False`, `--no_tune_mm_llm` or `--tune_mm_vision`. Relative paths, in the file
 too, start at the working directory.
 """
@@ -48,13 +52,31 @@ def page() -> str:
     for group in (*FLAG_GROUPS, WarmupOptions):
         rows = []
         for name, kind, default, text in describe(group):
-            values = KINDS.get(kind, kind).replace("|", ", ")
-            rows.append(f"| `{name}` | {values} | {shown(default)} | {text.replace('<', '&lt;')} |")
+            rows.append(f"| `{name}` | {values(kind)} | {shown(default)} | {text.replace('<', '&lt;')} |")
         title = group.__doc__.rstrip(".")
         parts += [f"## {title}\n", "| flag | values | default | meaning |", "|---|---|---|---|", *rows, ""]
+        parts += of_rows(group)
     parts += ["## Names from elsewhere\n", "| there | here |", "|---|---|"]
     parts += [f"| `{old}` | {new} |" for old, new in SUCCESSORS.items()]
     return "\n".join(parts) + "\n"
+
+
+def of_rows(group: type) -> list[str]:
+    """The table of the arguments that values of a group's flags can have in brackets."""
+    rows = [
+        f"| `{each.name}` | {names} | `{name}` | {values(kind)} | {shown(default)} | {text} |"
+        for each in fields(group)
+        for names, arguments_of in arguments(each).items()
+        for name, kind, default, text in describe(arguments_of)
+    ]
+    if not rows:
+        return []
+    head = ["| flag | of | argument | values | default | meaning |", "|---|---|---|---|---|---|"]
+    return ["Arguments, in brackets behind the value:\n", *head, *rows, ""]
+
+
+def values(kind: str) -> str:
+    return KINDS.get(kind, kind).replace("bool|", "True, False, ").replace("|", ", ")
 
 
 def shown(default: object) -> str:

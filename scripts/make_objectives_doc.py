@@ -16,12 +16,19 @@ from qwenvl.grpo.loss import (  # noqa: E402
     LOSSES,
     Objective,
 )
-from qwenvl.grpo.options import TermOptions  # noqa: E402
+from qwenvl.grpo.options import ObjectiveOptions  # noqa: E402
 from qwenvl.grpo.surrogates import LIMITS, RATIOS  # noqa: E402
 from qwenvl.grpo.weighting import CORRECTIONS, entropy_floor, off_policy  # noqa: E402
 from qwenvl.option import own_options  # noqa: E402
 
 PAGE = ROOT / "docs" / "objectives.md"
+TERMS = (
+    "mask_truncated_completions",
+    "top_entropy_quantile",
+    "entropy_coef",
+    "entropy_target",
+    "importance_correction",
+)
 START, END = "<!-- tables: made by scripts/make_objectives_doc.py -->", "<!-- end of the tables -->"
 
 
@@ -44,12 +51,13 @@ def tables() -> str:
 def terms() -> list[str]:
     """The tables of what any objective can have besides: its flags, and the formulas behind them."""
     parts = ["", "### Terms of any objective", "", "| flag | default | what it does |", "|---|---|---|"]
-    for each in own_options(TermOptions):
+    options = {each.name: each for each in own_options(ObjectiveOptions)}
+    for each in map(options.__getitem__, TERMS):
         default = "unset" if each.default is None else each.default
         parts.append(f"| `{each.name}` | {default} | {each.metadata['help']} |")
     parts += ["", "| flag | choice | formula of the weight |", "|---|---|---|"]
     parts += [f"| `importance_correction` | `{name}` | {formula(each)} |" for name, each in CORRECTIONS.items()]
-    parts += [f"| `off_policy_mask_threshold` | | {formula(off_policy)} |"]
+    parts += [f"| `loss_type` | `grpo(off_policy_mask=0.5)` | {formula(off_policy)} |"]
     return [*parts, f"| `top_entropy_quantile` | | 1 from this entropy on, else 0. {formula(entropy_floor)} |"]
 
 

@@ -65,9 +65,9 @@ countdown: 1
 ## Temporal contrast
 
 `--temporal_contrast` tests whether an answer needed the order of the frames. Each video prompt is answered a few more
-times (`--temporal_contrast_share` of the group) with its frames in random order. Where the ordered group's mean of
-`--correctness_func` exceeds the shuffled one's by more than `--temporal_contrast_margin`, its correct completions get
-`--temporal_contrast_bonus` on top of their total, logged as `reward/temporal_contrast`; others get 0, prompts without
+times (`share` of the group) with its frames in random order. Where the ordered group's mean of the reward that the flag
+names, by default `accuracy`, exceeds the shuffled one's by more than `margin`, its correct completions get `bonus` on
+top of their total, logged as `reward/temporal_contrast`; others get 0, prompts without
 video none, nor does a record whose field `reward` names other functions. It costs the sampling of the second group and
 one more run of the vision tower.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qwenvl.config.trainer_checks import problems_of_trainer
-from qwenvl.option import was_set
+from qwenvl.option import row_of, was_set
 
 
 def problems_between_rooms(config: Any) -> Iterator[str]:
@@ -46,10 +46,11 @@ def same_weights(config: Any) -> Iterator[str]:
             f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "
             "weights are 1; it is for engines with weights of their own"
         )
-    if config.off_policy_mask_threshold is not None and config.num_iterations == 1:
+    loss = row_of(config, "loss_type")
+    if loss and loss.arguments.off_policy_mask is not None and config.num_iterations == 1:
         yield (
-            "--off_policy_mask_threshold has no effect with --num_iterations 1: the policy has not moved since it "
-            "sampled; leave one of the two out"
+            f"off_policy_mask of --loss_type {loss.name} has no effect with --num_iterations 1: the policy has not "
+            "moved since it sampled; leave one of the two out"
         )
 
 

@@ -132,8 +132,8 @@ def problems_of_trainer(config: Any) -> Iterator[str]:
         if was_set(config, name):
             yield f"--{name} must stay False: {reason}; leave it out"
     for name, need in NEEDS.items():
-        if hasattr(config, name):
-            yield from unmet_needs(config, name, (need,))
+        if hasattr(config, name) and was_set(config, name):
+            yield from unmet_needs(config, f"--{name}", (need,))
     yield from _missing_parts(config)
 
 

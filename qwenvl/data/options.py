@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,13 +37,8 @@ class ReadingOptions(Options):
     stream_above_mb: float = option(
         512.0,
         "Size in MB, unpacked, above which a data set is not loaded: each record is read and checked when its turn "
-        "comes. At least 0, which loads none.",
-        least=0,
-    )
-    stream_above_records: int = option(
-        20_000,
-        "Records above which a data set is not loaded, as --stream_above_mb has it of its size. At least 0. Loading "
-        "takes about 0.07 ms of CPU and 3 kB of memory for each, in each process.",
+        "comes. At least 0, which loads none. A data set of more than 20,000 records is not loaded either: that would "
+        "take about 0.07 ms of CPU and 3 kB of memory for each, in each process.",
         least=0,
     )
 
@@ -153,63 +147,24 @@ class PromptOptions(Options):
 
 
 @dataclass
-class DifficultyOptions(Options):
+class DifficultyArguments(Options):
     """Which records are drawn less because they are too easy or too hard."""
 
-    difficulty_band: str | None = option(
-        None,
-        "Lowest and highest pass rate of a record that there is something to learn from, as 0.1,0.9. From the second "
-        "epoch on, records outside are drawn less and those inside more; an epoch stays as long. The pass rate is the "
-        "mean over a record's completions of the reward --difficulty_by, in its own unit.",
-        unset="all records are drawn alike",
-        needs=(
-            "train_sampling_strategy != 'sequential': each record has its turn",
-            "num_train_epochs > 1 or max_steps > 0: it goes by the pass rates of earlier epochs",
-        ),
+    low: float = option(0.1, "Lowest pass rate of a record that there is something to learn from.")
+    high: float = option(0.9, "Highest pass rate of such a record, at least low.")
+    window: int = option(
+        3, "Epochs that a pass rate is computed from, at least 1: the last ones in which the record was drawn.", least=1
     )
-    difficulty_by: str | None = option(
-        None,
-        "Reward whose mean is the pass rate: the name of a reward function, or total.",
-        unset="accuracy, or total in runs without it",
-        needs="difficulty_band",
-    )
-    difficulty_window: int = option(
-        3,
-        "Epochs that a pass rate is taken from, at least 1: the last ones in which the record was drawn.",
-        least=1,
-        needs="difficulty_band",
-    )
-    difficulty_weight: float = option(
+    weight: float = option(
         0.1,
         "How often a record outside of the band is drawn, relative to one inside, above 0 and below 1. Less: easy and "
         "hard ones cost less, and it is noticed later that one is no longer so.",
         above=0,
         below=1,
-        needs="difficulty_band",
     )
 
-    @property
-    def band(self) -> tuple[float, float]:
-        """The lowest and the highest pass rate.
-
-        Raises:
-            ValueError: ``difficulty_band`` is not two numbers.
-        """
-        low, high = map(float, str(self.difficulty_band).split(","))
-        return low, high
-
     def problems(self) -> Iterator[str]:
-        if self.difficulty_band is None:
-            return
-        try:
-            low, high = self.band
-        except ValueError:
-            low, high = 0.0, -1.0
-        if not low <= high < math.inf:
-            yield (
-                f"--difficulty_band must be the lowest and the highest pass rate, such as 0.1,0.9, got "
-                f"{self.difficulty_band}"
-            )
+        yield from crossed(self, "low", "high")
 
 
 @dataclass
@@ -234,11 +189,23 @@ class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
         "training draws anew each epoch (dynamic_sample) are not kept.",
         unset="not kept",
     )
-    frame_cache_gb: float = option(
+    cache_gb: float = option(
         50.0,
-        "Most that --frame_cache may hold, in GB, above 0; the oldest frames are deleted first.",
+        "Most that --frame_cache and --vision_cache may hold, in GB each, above 0; the oldest files are deleted first.",
         above=0,
-        needs="frame_cache",
+        needs="frame_cache or vision_cache",
+    )
+    difficulty_band: bool | str = option(
+        False,
+        "Draw records less often whose pass rate is outside of a band, and those inside more often; an epoch stays as "
+        "long. It begins with the second epoch. The pass rate is the mean over a record's completions of a reward, in "
+        "its own unit: its name or total, with arguments or without, as accuracy(low=0.1, high=0.9). The flag alone: "
+        "accuracy, or total in runs without it.",
+        needs=(
+            "train_sampling_strategy != 'sequential': each record has its turn",
+            "num_train_epochs > 1 or max_steps > 0: it goes by the pass rates of earlier epochs",
+        ),
+        rows={None: DifficultyArguments},
     )
 
 

@@ -152,12 +152,6 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
             "shared_prefix != 'off': the tower then runs in every pass",
         ),
     )
-    vision_cache_gb: float = option(
-        50.0,
-        "Most that --vision_cache may hold, in GB, above 0; the oldest features are deleted first.",
-        above=0,
-        needs="vision_cache",
-    )
     shared_prefix: Literal["auto", "off"] = option(
         "auto",
         "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "

@@ -81,6 +81,23 @@ class EngineOptions(Options):
 
 
 @dataclass
+class FilterArguments(Options):
+    """How dynamic sampling replaces groups."""
+
+    max_rounds: int = option(
+        3,
+        "Most rounds of replacing in an optimizer step, at least 1. A round samples as many groups as are still to be "
+        "replaced, on all processes at once.",
+        least=1,
+    )
+    unfilled: Literal["train", "stop"] = option(
+        "train",
+        "What to do where groups with equal rewards are left after the last round. train: train on the step with them; "
+        "their advantages are 0. stop: end the run.",
+    )
+
+
+@dataclass
 class SamplingOptions(EngineOptions):
     """How completions are sampled."""
 
@@ -131,6 +148,14 @@ class SamplingOptions(EngineOptions):
     )
     eval_sample_size: int = option(
         1, "Completions per prompt in evaluation, at least 1. 1: the greedy one. More: sampled as in training.", least=1
+    )
+    filter_groups: bool | str = option(
+        False,
+        "Replace groups whose rewards are all equal, which have no gradient, by groups of other prompts, drawn at "
+        "random, until the step is full (dynamic sampling, arXiv:2503.14476). Costs sampling; prompts are read by the "
+        "training process itself. A reward by name, or total, with arguments or without, as accuracy(max_rounds=5): "
+        "that whose values are compared; a group to which it does not apply goes by its total. The flag alone: total.",
+        rows={None: FilterArguments},
     )
     rollout_token_budget: int = option(
         65536,
