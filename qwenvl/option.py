@@ -1,16 +1,19 @@
-"""An option: one field of a dataclass with its default, its bounds and its help, in one place.
+"""An option: one field of a dataclass with its default, its bounds, its help and the other options that it needs.
 
 The rooms keep their options beside the code that reads them, and ``qwenvl.config`` joins them to flags.
 """
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
 from inspect import get_annotations
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Some = TypeVar("Some", bound="Options")
 
@@ -57,26 +60,42 @@ def option(
     most: float | None = None,
     below: float | None = None,
     why: str | None = None,
+    needs: str | tuple[str, ...] = (),
+    rows: Mapping[str | None, type[Options]] | None = None,
 ) -> Any:
     """A field of a dataclass of options. The choices of one are those of its type, a ``Literal``.
 
     Args:
         help: unit, range and effect, for ``--help`` and the docs.
-        unset: what a default of None comes to mean. The help then ends with it.
+        unset: the meaning of a default of None, appended to the help.
         least, above, most, below: bounds of a number.
-        why: the reason for the bounds, said where a value is refused.
+        why: the reason for the bounds, part of the error.
+        needs: conditions on other options, Python expressions in their names, each with an optional reason:
+            ``"num_iterations > 1: the ratio is 1 otherwise"``. Where one is false, any value but the default is
+            refused. The help names them.
+        rows: for an option whose value is a row with arguments, such as ``cispo(bound=4)``: the rows by name, each with
+            the options that are its arguments. None as a name: any name.
 
     Example:
         >>> @dataclass
         ... class Window(Options):
         ...     seconds: float = option(2.0, "Seconds between frames, above 0.", above=0)
+        ...     look: bool = option(False, "Look at every frame.", needs="seconds < 1")
         >>> Window(seconds=0)
         Traceback (most recent call last):
         ...
         ValueError: --seconds must be above 0, got 0
+        >>> Window(look=True)
+        Traceback (most recent call last):
+        ...
+        ValueError: --look has no effect without --seconds below 1: change that or leave --look out
+        >>> fields(Window)[1].metadata["help"]
+        'Look at every frame. Needs --seconds below 1.'
     """
-    text = help if unset is None else f"{help} Unset: {unset}."
-    return field(default=default, metadata={"help": text, "bounds": Bounds(least, above, most, below, why)})
+    needs = (needs,) if isinstance(needs, str) else needs
+    texts = [help, *map(_need_in_help, needs), *([] if unset is None else [f"Unset: {unset}."])]
+    bounds = Bounds(least, above, most, below, why)
+    return field(default=default, metadata={"help": " ".join(texts), "bounds": bounds, "needs": needs, "rows": rows})
 
 
 @dataclass
@@ -116,17 +135,206 @@ def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda c
     hints = get_type_hints(type(config))
     problems: list[str] = []
     groups = [base for base in type(config).__mro__ if issubclass(base, Options)]
-    misfits = [misfit(config, each.name, hints[each.name]) for group in groups for each in own_options(group)]
-    if wrong := [problem for problem in misfits if problem]:
+    options = [each for group in groups for each in own_options(group)]
+    misfits = [misfit(config, each.name, hints[each.name]) or row_problem(config, each) for each in options]
+    if wrong := list(dict.fromkeys(problem for problem in misfits if problem)):
         return wrong
     for group in groups:
         numbers = [each for each in own_options(group) if is_number(hints[each.name])]
         problems += filter(
             None, (each.metadata["bounds"].problem(each.name, getattr(config, each.name)) for each in numbers)
         )
+        for each in own_options(group):
+            if was_set(config, each.name):
+                problems += unmet_needs(config, f"--{each.name}", each.metadata["needs"])
+            chosen = row_of(config, each.name) if each.metadata["rows"] else None
+            for argument in all_options(type(chosen.arguments)) if chosen else ():
+                if was_set(chosen.arguments, argument.name):
+                    subject = f"{argument.name} of --{each.name} {chosen.name}"
+                    problems += unmet_needs(config, subject, argument.metadata["needs"])
         if "problems" in vars(group):
             problems += vars(group)["problems"](config)
     return list(dict.fromkeys([*problems, *more(config)]))  # an option may stand in two classes
+
+
+class Row(NamedTuple):
+    """A value such as ``cispo(bound=4)``: the name of the row, and its arguments with their defaults."""
+
+    name: str
+    arguments: Any
+
+
+@dataclass
+class NoArguments(Options):
+    """The arguments of a row that has none."""
+
+
+def row_of(config: Any, name: str) -> Row | None:
+    """The row that option ``name`` holds. None where the option is unset or False; True is the row ``""``.
+
+    Raises:
+        ValueError: no such row or argument, or a value that does not fit.
+    """
+    value = getattr(config, name)
+    rows = next(each for each in fields(config) if each.name == name).metadata["rows"]
+    if value is None or isinstance(value, bool):
+        return Row("", rows[None]()) if value else None
+    try:
+        called, given = parse_row(value)
+    except ValueError as error:
+        raise ValueError(f"--{name} {value}: {error}") from None
+    if called not in rows and None not in rows:
+        raise ValueError(f"--{name} must be one of {', '.join(rows)}, got {called!r}")
+    kind = rows[called if called in rows else None]
+    known = [each.name for each in fields(kind)]
+    for each in given:
+        if each not in known:
+            near = get_close_matches(each, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise ValueError(f"--{name} {called} has no argument {each!r}: {hint}")
+    try:
+        return Row(called, kind(**given))
+    except ValueError as error:
+        text = re.sub(rf"--({'|'.join(known)})\b", r"\1", str(error))
+        raise ValueError("\n".join(f"--{name}: {line}" for line in text.split("\n"))) from None
+
+
+def row_problem(config: Any, each: Field) -> str | None:
+    """The error in the row that an option holds, or None."""
+    try:
+        if each.metadata["rows"]:
+            row_of(config, each.name)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+_CALL = re.compile(r"(?P<name>.*?\w)\s*\((?P<arguments>.*)\)\s*", re.DOTALL)
+
+
+def parse_row(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of ``name(argument=value, ...)``. Values are literals of Python, or bare words.
+
+    Raises:
+        ValueError: the brackets hold anything else.
+
+    Example:
+        >>> parse_row("cosine(max_len=512)"), parse_row("gspo(ratio=token)"), parse_row("format")
+        (('cosine', {'max_len': 512}), ('gspo', {'ratio': 'token'}), ('format', {}))
+    """
+    if not (call := _CALL.fullmatch(text)):
+        return text, {}
+    try:
+        tree: Any = ast.parse(f"f({call['arguments']})", mode="eval").body
+        pairs = [
+            (each.arg, each.value.id if isinstance(each.value, ast.Name) else ast.literal_eval(each.value))
+            for each in tree.keywords
+        ]
+    except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
+        pairs = [(None, None)]
+    names = [name for name, _ in pairs]
+    if None in names or len(set(names)) < len(names) or tree.args or not isinstance(tree, ast.Call):
+        raise ValueError("expected name(argument=value, ...) with numbers, texts in quotes, True, False or None")
+    return call["name"], dict(pairs)
+
+
+def row_text(value: str | Mapping[str, Any]) -> str:
+    """``name(argument=value)`` for ``{name: {argument: value}}``, as settings files have it. A text stays as it is.
+
+    Raises:
+        ValueError: another mapping.
+
+    Example:
+        >>> row_text({"cosine": {"max_len": 512}})
+        'cosine(max_len=512)'
+    """
+    if not isinstance(value, Mapping):
+        return str(value)
+    if len(value) != 1 or not isinstance(given := next(iter(value.values())), Mapping | None):
+        raise ValueError(f"expected a name, or one name with its arguments, got {dict(value)}")
+    name = next(iter(value))
+    return f"{name}({', '.join(f'{each}={value!r}' for each, value in given.items())})" if given else str(name)
+
+
+def unmet_needs(config: Any, subject: str, needs: Iterable[str]) -> Iterator[str]:
+    """An error for each condition of ``needs`` that is false.
+
+    A condition on an option that ``config`` does not have is passed over.
+
+    Args:
+        subject: the flag, or the argument, that needs them.
+    """
+    for need in needs:
+        condition, _, reason = need.partition(": ")
+        try:
+            if eval(condition, {"__builtins__": {}}, _Values(config)):
+                continue
+        except NameError:
+            continue
+        tree = ast.parse(condition, mode="eval").body
+        unwanted = _unwanted(tree, config)
+        found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
+        yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
+
+
+class _Values(dict):
+    """The options of a config by name, for conditions: the value of an Enum, and the name of a row."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __missing__(self, name: str) -> Any:
+        if not hasattr(self.config, name):
+            raise KeyError(name)
+        value = getattr(self.config, name)
+        kind = getattr(type(self.config), "__dataclass_fields__", {}).get(name)
+        if isinstance(value, str) and kind and kind.metadata.get("rows"):
+            return parse_row(value)[0]
+        return getattr(value, "value", value)
+
+
+_COMPARISONS = {ast.Gt: "above ", ast.GtE: "at least ", ast.Lt: "below ", ast.LtE: "at most ", ast.Eq: "", ast.In: ""}
+
+
+def _in_words(tree: Any) -> str:
+    """A condition in flags: ``lora_enable and loss_type == 'grpo'`` gives ``--lora_enable and --loss_type grpo``."""
+    match tree:
+        case ast.BoolOp():
+            return (" or " if isinstance(tree.op, ast.Or) else " and ").join(map(_in_words, tree.values))
+        case ast.UnaryOp(op=ast.Not()):
+            return f"no {_in_words(tree.operand)}"
+        case ast.Compare(ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
+            return f"--{tree.left.id} other than {_choices(values)}"  # type: ignore[attr-defined]
+        case ast.Compare(ops=[comparison], comparators=[values]):
+            return f"--{tree.left.id} {_COMPARISONS[type(comparison)]}{_choices(values)}"  # type: ignore[attr-defined]
+    return f"--{tree.id}"
+
+
+def _choices(values: Any) -> str:
+    if isinstance(values, ast.Name):
+        return f"--{values.id}"
+    found = ast.literal_eval(values)
+    return " or ".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+def _unwanted(tree: Any, config: Any) -> str | None:
+    """The setting that a condition excludes, with its value. None for a condition that asks for one."""
+    match tree:
+        case ast.UnaryOp(op=ast.Not()):
+            return _in_words(tree.operand)
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()]):
+            return f"--{name} {_Values(config)[name]}"
+    return None
+
+
+def _need_in_help(need: str) -> str:
+    tree = ast.parse(need.partition(": ")[0], mode="eval").body
+    match tree:
+        case ast.UnaryOp(op=ast.Not()):
+            return f"Not with {_in_words(tree.operand)}."
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
+            return f"Not with --{name} {_choices(values)}."
+    return f"Needs {_in_words(tree)}."
 
 
 def own_options(group: type[Options]) -> list[Field]:

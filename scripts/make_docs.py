@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.config.flags import FLAG_GROUPS, describe  # noqa: E402 (works without an installed package)
+from qwenvl.config.flags import FLAG_GROUPS, arguments, describe  # noqa: E402 (works without an installed package)
 from qwenvl.config.unknown import SUCCESSORS  # noqa: E402
 from qwenvl.grpo.advantages import ESTIMATORS  # noqa: E402
 from qwenvl.grpo.kl import KL_ESTIMATORS  # noqa: E402
@@ -34,12 +35,29 @@ def flags() -> list[str]:
     for group in (*FLAG_GROUPS, WarmupOptions):
         rows = []
         for name, kind, default, text in describe(group):
-            shown = "unset" if default is None else f"`{default}`"
-            values = KINDS.get(kind, kind).replace("|", ", ")
-            rows.append([f"`{name}`", values, shown, text.replace("<", "&lt;")])
+            rows.append([f"`{name}`", values(kind), shown(default), text.replace("<", "&lt;")])
         parts += [f"## {group.__doc__.rstrip('.')}", "", *table("flag | values | default | meaning", rows), ""]
+        in_brackets = [
+            [f"`{each.name}`", names, f"`{name}`", values(kind), shown(default), text]
+            for each in fields(group)
+            for names, arguments_of in arguments(each).items()
+            for name, kind, default, text in describe(arguments_of)
+        ]
+        if in_brackets:
+            head = "flag | of | argument | values | default | meaning"
+            parts += ["Arguments, in brackets behind the value:", "", *table(head, in_brackets), ""]
     named = [[f"`{old}`", new] for old, new in SUCCESSORS.items()]
     return [*parts, "## Names from elsewhere", "", *table("there | here", named)]
+
+
+def values(kind: str) -> str:
+    """The kind of an option's values, for a cell of a table."""
+    return KINDS.get(kind, kind).replace("bool|", "True, False, ").replace("|", ", ")
+
+
+def shown(default: object) -> str:
+    """A default, for a cell of a table."""
+    return "unset" if default is None else f"`{default}`"
 
 
 def rewards() -> list[str]:
@@ -80,7 +98,7 @@ def objectives() -> list[str]:
         ]
         parts += ["", f"### {title}", "", *table("name | formula", rows)]
     weights = [[f"`importance_correction {name}`", formula(each)] for name, each in CORRECTIONS.items()]
-    weights += [["`off_policy_mask_threshold`", formula(off_policy)]]
+    weights += [["`loss_type grpo(off_policy_mask=0.5)`", formula(off_policy)]]
     weights += [["`top_entropy_quantile`", f"1 from this entropy on, else 0. {formula(entropy_floor)}"]]
     return [*parts, "", "### Weights beside the ratio", "", *table("flag | formula", weights)]
 

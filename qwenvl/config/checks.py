@@ -6,51 +6,20 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from qwenvl.config.own_options import display_problems
 from qwenvl.config.trainer_checks import problems_of_trainer
-from qwenvl.option import was_set
+from qwenvl.option import row_of, was_set
 
 
 def problems_between_rooms(config: Any) -> Iterator[str]:
     """What is wrong with a ``GRPOConfig`` beyond the options of single rooms."""
     if config.num_iterations > 1:
         yield from saves_within_windows(config, config.save_steps, config.eval_steps or config.logging_steps)
-        if config.dataloader_drop_last:
-            yield "--dataloader_drop_last has no effect with --num_iterations above 1: short steps are filled up"
-    if config.advantage_estimator == "gdpo" and config.reward_aggregation != "sum":
-        yield (
-            f"--reward_aggregation {config.reward_aggregation} has no effect with --advantage_estimator gdpo, which "
-            "normalises each reward function and sums them itself: leave it out"
-        )
-    if config.grpo_beta == 0:
-        for name in ("ref_model_name_or_path", "sync_ref_model", "ref_offload"):
-            if was_set(config, name):
-                yield f"--{name} has no effect with --grpo_beta 0: no reference is kept"
-    if config.sync_ref_model and 0 < config.max_steps <= config.ref_model_sync_steps:
-        yield (
-            f"--sync_ref_model has no effect: the run ends after {config.max_steps} steps, before the reference was "
-            f"mixed; give --ref_model_sync_steps below it (it is {config.ref_model_sync_steps})"
-        )
     if not config.engine_has_own_weights:
         yield from same_weights(config)
     else:
         yield from _of_servers(config)
-    if config.difficulty_band is not None and config.train_sampling_strategy == "sequential":
-        yield "--difficulty_band has no effect with --train_sampling_strategy sequential: each record has its turn"
-    if config.difficulty_band is not None and config.max_steps < 0 and config.num_train_epochs <= 1:
-        yield (
-            f"--difficulty_band has no effect with --num_train_epochs {config.num_train_epochs:g}: it goes by the pass "
-            "rates of earlier epochs; raise the number of epochs, or give --max_steps"
-        )
-    if config.shared_prefix == "off" and config.compile_decoding:
-        yield "--compile_decoding has no effect with --shared_prefix off: it compiles the shared sampling"
-    if config.on_nonfinite == "skip":
-        if config.deepspeed:
-            yield "--on_nonfinite skip has no effect with --deepspeed: it updates before gradients can be looked at"
-        if "lomo" in str(getattr(config.optim, "value", config.optim)):
-            yield "--on_nonfinite skip has no effect with --optim lomo or adalomo: it updates during the backward pass"
-    yield from memory_problems(config)
-    yield from display_problems(config)
+    if config.activation_offload and not hasattr(config, "activation_checkpointing_kwargs"):
+        yield "--activation_offload needs a newer version of transformers, 5.23 or above"
     yield from problems_of_trainer(config)
 
 
@@ -70,27 +39,6 @@ def _of_servers(config: Any) -> Iterator[str]:
             )
 
 
-def memory_problems(config: Any) -> Iterator[str]:
-    """Problems with options that lower the memory of a step."""
-    if config.activation_offload:
-        if not config.gradient_checkpointing:
-            yield (
-                "--activation_offload has no effect without --gradient_checkpointing True: what it keeps elsewhere is "
-                "what enters each checkpointed layer"
-            )
-        if not hasattr(config, "activation_checkpointing_kwargs"):
-            yield "--activation_offload needs a newer version of transformers, 5.23 or above"
-    if config.load_in_4bit and (config.deepspeed or str(config.fsdp).lower() not in ("none", "false", "[]", "")):
-        yield "--load_in_4bit cannot be used with --deepspeed or --fsdp: weights in 4 bits are not split or gathered"
-    if config.load_in_4bit and config.ref_model_name_or_path is not None:
-        yield "--load_in_4bit: the reference is the model without its adapter; leave out --ref_model_name_or_path"
-    if config.lora_dropout > 0 and config.check_parity != "off" and was_set(config, "check_parity"):
-        yield (
-            f"--check_parity {config.check_parity} has no effect with --lora_dropout: it changes the trainer's "
-            "log-probs on purpose; leave one of the two out"
-        )
-
-
 def same_weights(config: Any) -> Iterator[str]:
     """Problems with options that correct for a sampler of other weights, where the policy samples itself."""
     if config.importance_correction not in (None, "none"):
@@ -98,10 +46,11 @@ def same_weights(config: Any) -> Iterator[str]:
             f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "
             "weights are 1; it is for engines with weights of their own"
         )
-    if config.off_policy_mask_threshold is not None and config.num_iterations == 1:
+    loss = row_of(config, "loss_type")
+    if loss and loss.arguments.off_policy_mask is not None and config.num_iterations == 1:
         yield (
-            "--off_policy_mask_threshold has no effect with --num_iterations 1: the policy has not moved since it "
-            "sampled; leave one of the two out"
+            f"off_policy_mask of --loss_type {loss.name} has no effect with --num_iterations 1: the policy has not "
+            "moved since it sampled; leave one of the two out"
         )
 
 

@@ -12,29 +12,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, field, fields, make_dataclass
+from dataclasses import fields
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from qwenvl.config.flags import FLAG_GROUPS, describe
+from qwenvl.config.flags import FLAG_GROUPS, FlagParser
 from qwenvl.config.unknown import unknown_flag
 from qwenvl.failure import tell
-from qwenvl.option import Options, kinds_of
-from qwenvl.rewards.function import written
+from qwenvl.option import Options, kinds_of, row_text
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
 
 Config = TypeVar("Config", bound="GRPOConfig")
 
+WITH_ROWS = {each.name for group in FLAG_GROUPS for each in fields(group) if each.metadata.get("rows")}
+"""Options that a settings file can give as a mapping, ``loss_type: {cispo: {bound: 4}}``."""
 FILES_AND_FLAGS = "[FILE.yaml | FILE.json] [--config FILE] [--dry_run] [--flag value ...]"
 USAGE = f"qwenvl train {FILES_AND_FLAGS}"
-NEGATIVE_NUMBER = re.compile(r"-(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
-"""Which words are numbers and no flags. That of ``argparse`` takes ``-1e-6`` for a flag."""
 PURPOSE = (
     "Train Qwen-VL by GRPO. --dry_run shows what a run would do (settings, rewards, parameters that learn, tokens of "
     "the first prompts) and ends."
@@ -87,58 +84,25 @@ def config_from(
     Raises:
         ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
     """
-    parser = make_parser(kind)
+    parser = FlagParser(raises=True, add_help=False)
+    parser.add_options(kind)
     known = {each.name: each.default for each in fields(kind)}
     namespace = argparse.Namespace()
-    for where, tokens in ((f"{file}: ", file_tokens(file, known, only)), ("", list(argv))):
-        parser.error = raising(where)
+    for parser.where, tokens in ((f"{file}: ", file_tokens(file, known, only)), ("", list(argv))):
         _, unknown = parser.parse_known_args(tokens, namespace)
         if unknown:
             raise ValueError(unknown_flag(unknown[0], known))
-    for name in ("report_to", "optim_target_modules"):
-        if isinstance(value := getattr(namespace, name), list) and len(value) == 1:
+    for name, hint in get_type_hints(kind).items():  # --report_to takes one word, or several as a list
+        value = getattr(namespace, name, None)
+        if isinstance(value, list) and len(value) == 1 and str in kinds_of(hint):
             setattr(namespace, name, value[0])
     return kind(**vars(namespace))
 
 
-def make_parser(kind: type[GRPOConfig]) -> argparse.ArgumentParser:
-    """A parser with every field of ``kind`` as a flag."""
-    from transformers import HfArgumentParser
-
-    hints = get_type_hints(kind)
-    flags = [(each.name, hints[each.name], for_parser(each, hints[each.name])) for each in fields(kind)]
-    parser = HfArgumentParser(make_dataclass("Flags", flags), add_help=False, allow_abbrev=False)
-    parser._negative_number_matcher = NEGATIVE_NUMBER
-    for action in parser._actions:
-        if action.dest in ("report_to", "optim_target_modules"):  # a string or a list; read by the parser as a string
-            action.nargs = "+"
-    return parser
-
-
-def for_parser(each: Field, hint: Any) -> Any:
-    """A field as ``HfArgumentParser`` takes it, which hands all metadata on to ``add_argument``."""
-    metadata = {key: value for key, value in each.metadata.items() if key != "bounds"}
-    if "bounds" in each.metadata:
-        metadata["help"] = metadata["help"].replace("%", "%%")  # argparse expands it; transformers doubles its own
-    if kinds_of(hint) == (bool, NoneType) and each.default is None:
-        metadata |= {"nargs": "?", "const": True}  # the flag alone means True
-    return field(default=each.default, default_factory=each.default_factory, init=each.init, metadata=metadata)
-
-
-def raising(where: str) -> Any:
-    """What a parser does with an error: raise it, prefixed with the place."""
-
-    def error(message: str) -> NoReturn:
-        raise ValueError(where + message)
-
-    return error
-
-
 def split_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The settings file of a command line, given first or by ``--config``, and the other arguments."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder = FlagParser(raises=True, add_help=False)
     finder.add_argument("--config", type=Path)
-    finder.error = raising("")
     found, rest = finder.parse_known_args(argv)
     if rest and rest[0] == argv[0] and Path(rest[0]).suffix in (".yaml", ".yml", ".json"):
         if found.config is not None:
@@ -189,9 +153,11 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     tokens = []
     for name, value in settings.items():
         if isinstance(value, list):
-            tokens += [f"--{name}", *map(written, value)]
+            tokens += [f"--{name}", *map(row_text, value)]
         elif value is not None:
-            tokens.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+            as_row = isinstance(value, dict) and name in WITH_ROWS
+            shown = row_text(value) if as_row else json.dumps(value) if isinstance(value, dict) else value
+            tokens.append(f"--{name}={shown}")
     return tokens
 
 
@@ -223,20 +189,15 @@ def help_text(
         groups: the topics. An option that stands in two of them is that of the first.
         without: names of options that are left out.
     """
-    parser = argparse.ArgumentParser(
+    parser = FlagParser(
         usage=usage,
         add_help=False,
         description=f"{purpose} A file sets the same names as the flags; flags override it.",
         epilog="Every setting of transformers' TrainingArguments is a flag too, such as --output_dir, --max_steps, "
         "--gradient_accumulation_steps, --eval_strategy, --save_total_limit, --deepspeed, --resume_from_checkpoint.",
     )
-    told = set(without)
+    listed = set(without)
     for group in groups:
-        section = parser.add_argument_group((group.__doc__ or "").rstrip("."))
-        for name, kind, default, text in describe(group):
-            if name in told:
-                continue
-            told.add(name)
-            shown = text if default is None else f"{text} [{default}]"
-            section.add_argument(f"--{name}", metavar=kind, help=shown.replace("%", "%%"))
+        parser.add_options(group, listed, parser.add_argument_group((group.__doc__ or "").rstrip(".")))
+        listed |= {each.name for each in fields(group)}
     return parser.format_help()

@@ -1,4 +1,4 @@
-"""The flags: the options of all rooms, by topic.
+"""The flags: the options of all rooms, by topic, and the parser of every command that takes some of them.
 
 Each room has its options in a file of its own, ``options.py``, with the standard library alone, so that ``--help`` does
 not wait for torch. The help text and ``docs/flags.md`` are made from them.
@@ -7,25 +7,27 @@ not wait for torch. The help text and ``docs/flags.md`` are made from them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
-from typing import Any, get_type_hints
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from qwenvl.config.own_options import DisplayOptions, FitOptions, RunOptions, TrainerOptions
-from qwenvl.data.options import DataOptions, DifficultyOptions
-from qwenvl.grpo.options import FilterOptions, ObjectiveOptions
+from qwenvl.data.options import DataOptions
+from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import ModelOptions
 from qwenvl.option import Options, all_options, choices_of, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
-FLAG_GROUPS = (
+FLAG_GROUPS: tuple[type[Options], ...] = (
     ModelOptions,
     DataOptions,
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
-    FilterOptions,
-    DifficultyOptions,
     RunOptions,
     FitOptions,
     TrainerOptions,
@@ -37,21 +39,108 @@ def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
     """Name, kind of value, default and help text of each option of a group."""
     hints = get_type_hints(group)
     for each in all_options(group):
-        kind = "|".join(choices_of(hints[each.name])) or kinds_of(hints[each.name])[0].__name__
-        yield each.name, kind, each.default, each.metadata["help"]
+        yield each.name, kind_of(each, hints[each.name]), each.default, help_of(each)
 
 
-def add_options(parser: argparse._ActionsContainer, group: type[Options], without: Collection[str] = ()) -> None:
-    """A flag for each option of ``group`` but those of the names ``without``."""
-    hints = get_type_hints(group)
-    for each in all_options(group):
-        if each.name in without:
-            continue
-        flag, text, hint = f"--{each.name}", each.metadata["help"].replace("%", "%%"), hints[each.name]
-        if bool in kinds_of(hint):
-            parser.add_argument(flag, action="store_true", help=text)
-            continue
-        choices, kinds = choices_of(hint) or None, kinds_of(hint)
-        kind = str if choices or str in kinds else kinds[0]
-        shown = text if each.default is None else f"{text} [%(default)s]"
-        parser.add_argument(flag, type=kind, choices=choices, default=each.default, help=shown)
+def kind_of(each: Field, hint: Any) -> str:
+    """The values of an option in words: its choices or rows, or the name of its type."""
+    rows = each.metadata.get("rows") or ()
+    if None in rows:
+        return "bool|NAME"
+    return "|".join(rows or choices_of(hint)) or kinds_of(hint)[0].__name__
+
+
+def help_of(each: Field) -> str:
+    """The help of an option, with the names of the arguments of its rows."""
+    shown = [f"{names}: {', '.join(part.name for part in fields(kind))}" for names, kind in arguments(each).items()]
+    return each.metadata["help"] + (f" Arguments of {'; of '.join(shown)}." if shown else "")
+
+
+def arguments(each: Field) -> dict[str, type[Options]]:
+    """The arguments of the rows of an option, by the names of the rows that share them."""
+    named: dict[type[Options], list[str]] = {}
+    for name, kind in (each.metadata.get("rows") or {}).items():
+        named.setdefault(kind, []).append(name or "NAME")
+    return {", ".join(names): kind for kind, names in named.items() if fields(kind)}
+
+
+class FlagParser(argparse.ArgumentParser):
+    """A parser of flags. ``--learning-rate`` is ``--learning_rate``, and ``-1e-6`` a number.
+
+    An error exits with status 2, or with ``raises`` is a ValueError.
+    """
+
+    def __init__(self, *, raises: bool = False, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+        self._negative_number_matcher = re.compile(r"-(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
+        self.raises = raises
+        self.where = ""  # named before an error, such as a file
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        if args is not None:
+            args = [self._known(word) for word in args]
+        return super().parse_known_args(args, namespace)
+
+    def _known(self, word: str) -> str:
+        flag, equals, value = word.partition("=")
+        underscored = "--" + flag[2:].replace("-", "_")
+        known = word.startswith("--") and underscored in self._option_string_actions
+        return underscored + equals + value if known else word
+
+    def error(self, message: str) -> NoReturn:
+        if self.raises:
+            raise ValueError(self.where + message)
+        super().error(message)
+
+    def add_options(self, kind: type, without: Collection[str] = (), group: argparse._ActionsContainer | None = None):
+        """A flag for each field of a dataclass but those of the names ``without``.
+
+        Args:
+            group: the section of the help that they stand in.
+        """
+        hints = get_type_hints(kind)
+        for each in fields(kind):
+            if each.init and each.name not in without:
+                _add_option(group or self, each, hints[each.name])
+
+
+def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any) -> None:
+    default = each.default if each.default_factory is MISSING else each.default_factory()
+    kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
+    choices = choices_of(hint) if str not in kinds else None
+    named: dict[str, Any] = {"default": default, "help": argparse.SUPPRESS}
+    if "bounds" in each.metadata:
+        shown = "" if default is None else f" [{default}]"
+        named |= {"help": (help_of(each) + shown).replace("%", "%%"), "metavar": kind_of(each, hint)}
+    if bool in kinds:
+        named |= {"nargs": "?", "const": True, "type": truth_or_text if str in kinds else truth}
+    elif list in kinds:
+        part = next(get_args(part)[0] for part in (hint, *get_args(hint)) if kinds_of(part) == (list,))
+        named |= {"nargs": "+", "type": part if part in (int, float) else str}
+    elif enum := next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)), None):
+        named |= {"choices": [member.value for member in enum]}
+    elif choices:
+        named |= {"choices": choices}
+    else:
+        named |= {"type": kinds[0] if kinds[0] in (int, float) else str}
+    named |= {key: each.metadata[key] for key in ("nargs", "const", "choices") if key in each.metadata}
+    parser.add_argument(f"--{each.name}", **named)
+    if bool in kinds and default is True:
+        parser.add_argument(f"--no_{each.name}", dest=each.name, action="store_false", help=argparse.SUPPRESS)
+
+
+def truth(text: str) -> bool:
+    """True or False, as people write it."""
+    if text.lower() in ("true", "yes", "1", "t", "y"):
+        return True
+    if text.lower() in ("false", "no", "0", "f", "n"):
+        return False
+    raise ValueError(text)
+
+
+def truth_or_text(text: str) -> bool | str:
+    """True, False, or any other text."""
+    try:
+        return truth(text)
+    except ValueError:
+        return text

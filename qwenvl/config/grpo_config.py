@@ -22,8 +22,8 @@ from qwenvl.config.own_options import (
 from qwenvl.config.trainer_checks import schedule_problem
 from qwenvl.config.unknown import unknown_flag
 from qwenvl.config.workers import workers_here
-from qwenvl.data.options import DataOptions, DifficultyOptions
-from qwenvl.grpo.options import Correction, FilterOptions, ObjectiveOptions
+from qwenvl.data.options import DataOptions
+from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import ModelOptions
 from qwenvl.option import problems_of
 from qwenvl.rewards.options import RewardOptions
@@ -37,8 +37,6 @@ class GRPOConfig(
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
-    FilterOptions,
-    DifficultyOptions,
     RunOptions,
     FitOptions,
     TrainerOptions,
@@ -69,9 +67,9 @@ class GRPOConfig(
         return super().__new__(cls)
 
     @property
-    def correction(self) -> Correction:
+    def correction(self) -> str:
         """The importance correction that the objective has: by default one for completions that are sampled ahead."""
-        if self.importance_correction is None and self.async_rollouts and self.loss_type != "vespo":
+        if self.importance_correction is None and self.async_rollouts and not self.loss_type.startswith("vespo"):
             return "token_truncate"
         return super().correction
 
@@ -80,12 +78,9 @@ class GRPOConfig(
         """Whether the importance ratio is that of the policy to the older weights that sampled a completion ahead."""
         return self.async_rollouts > 0 and self.correction == "none"
 
-    @property
-    def ratio_is_one(self) -> bool:
-        """See ``ObjectiveOptions``. The ratio to older weights is not."""
-        return super().ratio_is_one and not self.ratio_from_sampler
-
     def __post_init__(self) -> None:
+        if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
+            self.fsdp = str(self.fsdp).lower() == "true"
         if problems := problems_of(self, problems_between_rooms):
             raise ValueError("\n".join(problems))
         if self.output_dir == "":
@@ -108,8 +103,6 @@ class GRPOConfig(
             known = json.loads(given) if isinstance(given, str) else given
             self.activation_checkpointing_kwargs = {**known, "offload": True}
             self.gradient_checkpointing_kwargs = None  # the same by an older name
-        if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
-            self.fsdp = str(self.fsdp).lower() == "true"
         self.auto_fitted: dict[str, Any] | None = None  # what --auto_fit took
         self.evaluates_by_tokens = self.per_device_eval_batch_size is None
         if self.per_device_eval_batch_size is None:  # of the loader

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from qwenvl.option import Options, option, was_set
+from qwenvl.option import Options, option
 
 FULL_LEARNING_RATE = 1e-6
 LORA_LEARNING_RATE = 1e-5
+SPLITTERS = ("deepspeed", "fsdp")
 
 
 @dataclass
@@ -38,27 +39,19 @@ class TrainerOptions(Options):
         least=0,
     )
     logging_steps: float = option(
-        1, "Optimizer steps between log entries, above 0. A step takes seconds, so each is logged.", above=0
+        1,
+        "Optimizer steps between log entries, above 0. A step takes seconds, so each is logged.",
+        above=0,
+        needs="logging_strategy == 'steps' or (eval_strategy == 'steps' and not eval_steps)",
     )
-    logging_nan_inf_filter: bool = option(
-        False, "Hide losses that are not numbers from the log, where they should show."
+    save_steps: float = option(
+        100, "Optimizer steps between checkpoints, above 0.", above=0, needs="save_strategy == 'steps'"
     )
-    save_steps: float = option(100, "Optimizer steps between checkpoints, above 0.", above=0)
-    remove_unused_columns: bool = option(False, "Must stay False: reward functions see every field of a record.")
-    ddp_find_unused_parameters: bool | None = option(
-        False,
-        "Search each forward for trained parameters without gradient. All have one here, that of prompts without "
-        "images or videos being 0 in the merger and the vision tower.",
-    )
-    ddp_broadcast_buffers: bool | None = option(
-        False,
-        "Send buffers to all processes before each forward. They never change here, and processes may run different "
-        "numbers of forwards.",
-    )
-
-    def problems(self) -> Iterator[str]:
-        if self.remove_unused_columns:
-            yield "--remove_unused_columns must stay False: it would strip the prompts from the batch"
+    # Set, not offered: ``FIXED`` of ``trainer_checks`` has the reasons, and other values are refused.
+    remove_unused_columns: bool = False
+    ddp_find_unused_parameters: bool | None = False
+    ddp_broadcast_buffers: bool | None = False
+    logging_nan_inf_filter: bool = False
 
 
 @dataclass
@@ -75,6 +68,7 @@ class RunOptions(Options):
         False,
         "Let a new run replace the model and the rows of an earlier one in --output_dir. Checkpoints are never "
         "replaced: delete them, or give another folder.",
+        needs="resume == 'never'",
     )
     save_on_signal: float = option(
         600,
@@ -94,15 +88,15 @@ class RunOptions(Options):
         "What becomes of an optimizer step whose loss or gradients are NaN or infinite. stop: the run ends. skip: the "
         "step changes no weight and is counted, and after three in a row the run ends. Either way nonfinite/ in the "
         "run folder has its records, completions and seed.",
+        needs=(
+            "not deepspeed: it updates before gradients can be looked at",
+            "optim not in ('lomo', 'adalomo'): it updates during the backward pass",
+        ),
     )
 
     def problems(self) -> Iterator[str]:
-        if self.resume == "never":
-            return
-        if getattr(self, "resume_from_checkpoint", None):
+        if self.resume != "never" and getattr(self, "resume_from_checkpoint", None):
             yield "--resume and --resume_from_checkpoint name what the run goes on from twice: leave one of them out"
-        if self.overwrite_output_dir:
-            yield f"--overwrite_output_dir has no effect with --resume {self.resume}: leave one of the two out"
 
 
 @dataclass
@@ -115,24 +109,15 @@ class FitOptions(Options):
         "remedies that change nothing of what is learned: smaller micro-batches with more accumulation, a lower "
         "--logit_memory_gb or --rollout_token_budget, --gradient_checkpointing. It says what it took, run.json has it, "
         "and a run that would not fit even so is refused.",
+        needs=tuple(f"not {name}: it reads the batch sizes before; qwenvl plan names flags" for name in SPLITTERS),
     )
     fit_memory_gb: float | None = option(
         None,
         "Memory in GB that --auto_fit fits the run into, above 0. On a CPU it counts tensors alone, not the program.",
         unset="nine tenths of the device's memory, on a CPU of what is free",
         above=0,
+        needs="auto_fit",
     )
-
-    def problems(self) -> Iterator[str]:
-        config: Any = self
-        if self.fit_memory_gb is not None and not self.auto_fit:
-            yield "--fit_memory_gb has no effect without --auto_fit"
-        fsdp = str(getattr(config, "fsdp", None)).lower() not in ("none", "false", "[]", "")
-        if self.auto_fit and (getattr(config, "deepspeed", None) or fsdp):
-            yield (
-                "--auto_fit has no effect with --deepspeed and --fsdp, which read their batch sizes before it: take "
-                "the flags that qwenvl plan names"
-            )
 
 
 LIVE_COMPLETIONS_EVERY = 20
@@ -148,6 +133,7 @@ class CompletionOptions(Options):
         "least 0. The first step is shown too, and of each step the group whose rewards differ most. 0: none.",
         unset=f"{LIVE_COMPLETIONS_EVERY} with the display rich, else 0",
         least=0,
+        needs=("display != 'none'", "not disable_tqdm"),
     )
 
 
@@ -162,13 +148,5 @@ class DisplayOptions(CompletionOptions):
         "that stay, which a file or a pipe always gets. none: nothing. A step that takes long says what it is at: "
         "a plain line each minute, a field of the others. Warnings and the summary are shown in any case.",
         unset="rich on a terminal, else plain; with --disable_tqdm the Trainer's own lines",
+        needs="not disable_tqdm: --display none shows no progress",
     )
-
-
-def display_problems(config: Any) -> Iterator[str]:
-    """What contradicts between the options of the display and the Trainer's own."""
-    if config.display is not None and config.disable_tqdm:
-        yield "--disable_tqdm has no effect with --display: leave it out; --display none shows no progress"
-    silent = "--display none" if config.display == "none" else "--disable_tqdm" if config.disable_tqdm else None
-    if silent is not None and was_set(config, "log_completions_every"):
-        yield f"--log_completions_every has no effect with {silent}, which shows no progress: leave one of the two out"

@@ -12,7 +12,7 @@ import torch
 from transformers import get_scheduler
 from transformers.training_args import trainer_log_levels
 
-from qwenvl.option import Bounds, was_set
+from qwenvl.option import Bounds, unmet_needs, was_set
 
 BOUNDS = {
     "adam_beta1": Bounds(least=0, below=1),
@@ -53,31 +53,49 @@ WITHOUT_EFFECT = {
 }
 """Settings that nothing here would read, and why."""
 
-NEEDED = {
+FIXED = {
+    "remove_unused_columns": "reward functions see every field of a record",
+    "ddp_find_unused_parameters": "each trained parameter has a gradient, which is 0 for prompts without media",
+    "ddp_broadcast_buffers": "buffers never change, and processes may run different numbers of forwards",
+    "logging_nan_inf_filter": "a loss that is not a number must show",
+}
+"""Settings that a run could not do without, and why. They are set, and other values are refused."""
+
+_ADAM = "optim not in ('adafactor', 'sgd', 'adagrad', 'rmsprop')"
+_EVALUATED = "eval_strategy != 'no'"
+_SAVED = "save_strategy != 'no': no checkpoint is saved"
+_CHECKPOINTED = "gradient_checkpointing or activation_checkpointing"
+NEEDS = {
     "dataloader_persistent_workers": "dataloader_num_workers",
     "dataloader_prefetch_factor": "dataloader_num_workers",
     "dataloader_multiprocessing_context": "dataloader_num_workers",
     "dataloader_in_order": "dataloader_num_workers",
+    "dataloader_drop_last": "num_iterations == 1: short steps are filled up",
     "hub_strategy": "push_to_hub",
     "hub_always_push": "push_to_hub",
     "liger_kernel_config": "use_liger_kernel",
+    "adam_beta1": _ADAM,
+    "adam_beta2": _ADAM,
+    "adam_epsilon": _ADAM,
+    "optim_args": "optim not in ('adamw_torch', 'adamw_torch_fused', 'adafactor')",
+    "optim_target_modules": (
+        "optim not in ('adamw_torch', 'adamw_torch_fused', 'adafactor', 'sgd', 'adagrad', 'rmsprop')"
+    ),
+    "warmup_steps": "lr_scheduler_type not in ('constant', 'reduce_lr_on_plateau', 'greedy')",
+    "lr_scheduler_kwargs": "lr_scheduler_type not in ('constant', 'constant_with_warmup')",
+    "eval_steps": "eval_strategy == 'steps'",
+    "eval_delay": _EVALUATED,
+    "load_best_model_at_end": _EVALUATED,
+    "metric_for_best_model": _EVALUATED,
+    "greater_is_better": _EVALUATED,
+    "save_strategy": "save_strategy != 'best' or eval_strategy != 'no'",
+    "save_total_limit": _SAVED,
+    "save_only_model": _SAVED,
+    "fsdp_config": "fsdp",
+    "gradient_checkpointing_kwargs": _CHECKPOINTED,
+    "activation_checkpointing_kwargs": _CHECKPOINTED,
 }
-"""Settings that are read only where another one is set."""
-
-IGNORED = {
-    "optim": {
-        "adam_beta1": ("adafactor", "sgd", "adagrad", "rmsprop"),
-        "adam_beta2": ("adafactor", "sgd", "adagrad", "rmsprop"),
-        "adam_epsilon": ("adafactor", "sgd", "adagrad", "rmsprop"),
-        "optim_args": ("adamw_torch", "adamw_torch_fused", "adafactor"),
-        "optim_target_modules": ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"),
-    },
-    "lr_scheduler_type": {
-        "warmup_steps": ("constant", "reduce_lr_on_plateau", "greedy"),
-        "lr_scheduler_kwargs": ("constant", "constant_with_warmup"),
-    },
-}
-"""Settings that some optimizers and schedules do not read, with the names of these."""
+"""Conditions of settings that keep the defaults they have in the Trainer, see ``option``."""
 
 OPTIMIZER_PACKAGES = {
     "bitsandbytes": ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb"),
@@ -110,15 +128,12 @@ def problems_of_trainer(config: Any) -> Iterator[str]:
     for name, reason in WITHOUT_EFFECT.items():
         if was_set(config, name):
             yield f"--{name} has no effect: {reason}; leave it out"
-    for name, other in NEEDED.items():
-        if was_set(config, name) and not getattr(config, other):
-            yield f"--{name} has no effect without --{other}"
-    for choice, names in IGNORED.items():
-        chosen = _text(getattr(config, choice))
-        for name, deaf in names.items():
-            if chosen in deaf and was_set(config, name):
-                yield f"--{name} has no effect with --{choice} {chosen}: leave it out or choose another {choice}"
-    yield from _without_occasion(config)
+    for name, reason in FIXED.items():
+        if was_set(config, name):
+            yield f"--{name} must stay False: {reason}; leave it out"
+    for name, need in NEEDS.items():
+        if hasattr(config, name) and was_set(config, name):
+            yield from unmet_needs(config, f"--{name}", (need,))
     yield from _missing_parts(config)
 
 
@@ -140,44 +155,12 @@ def schedule_problem(config: Any) -> str | None:
     return None
 
 
-def _without_occasion(config: Any) -> Iterator[str]:
-    """Settings of logging, evaluating and saving in a run that does not do this, or not at steps."""
-    for name in ("logging", "eval", "save"):
-        strategy = getattr(config, f"{name}_strategy")
-        read_elsewhere = name == "logging" and config.eval_strategy == "steps" and config.eval_steps is None
-        if strategy != "steps" and was_set(config, f"{name}_steps") and not read_elsewhere:
-            shown = _text(strategy)
-            yield f"--{name}_steps has no effect with --{name}_strategy {shown}: leave it out or make the latter steps"
-    if config.eval_strategy == "no":
-        for name, chosen in (
-            ("load_best_model_at_end", config.load_best_model_at_end),
-            ("save_strategy best", config.save_strategy == "best"),
-            ("metric_for_best_model", config.metric_for_best_model is not None),
-            ("eval_delay", config.eval_delay > 0),
-            ("greater_is_better", config.greater_is_better is not None),
-        ):
-            if chosen:
-                yield f"--{name} has no effect without evaluation: set --eval_strategy to steps or epoch"
-    if config.save_strategy == "no":
-        for name in ("save_total_limit", "save_only_model"):
-            if was_set(config, name):
-                yield f"--{name} has no effect with --save_strategy no: no checkpoint is saved"
-    for prefix in ("gradient", "activation"):
-        name = f"{prefix}_checkpointing_kwargs"
-        is_on = config.gradient_checkpointing or getattr(config, "activation_checkpointing", False)
-        if getattr(config, name, None) and not is_on:
-            yield f"--{name} has no effect without --gradient_checkpointing"
-
-
 def _missing_parts(config: Any) -> Iterator[str]:
     """Problems with files, packages and processes that the Trainer would miss only later."""
-    uses_fsdp = str(config.fsdp).lower() not in ("none", "false", "[]", "")
-    if config.fsdp_config is not None and not uses_fsdp:
-        yield "--fsdp_config has no effect without --fsdp: add it or leave both out"
     path = config.fsdp_config
     if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
         yield f"--fsdp_config {path}: no such file; expected a JSON file"
-    if config.save_only_model and config.load_best_model_at_end and (uses_fsdp or config.deepspeed):
+    if config.save_only_model and config.load_best_model_at_end and (config.fsdp or config.deepspeed):
         yield "--save_only_model: FSDP and DeepSpeed can't take it with --load_best_model_at_end; leave one out"
     optimizer = _text(config.optim)
     if optimizer.startswith("paged_") and (config.use_cpu or not torch.cuda.is_available()):

@@ -17,6 +17,12 @@ _ARGUMENTS = (
     "judge(cache='FOLDER')",
 )
 """Arguments of reward functions that had a flag each, such as ``cosine_max_len``."""
+_RATIO = '--loss_type "grpo(ratio=sequence)"'
+_MASK = '--loss_type "grpo(off_policy_mask=0.5)"'
+_CORRECTION = '--importance_correction "token_truncate(max=3, min=0.5)"'
+_CONTRAST = '--temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"'
+_FILTER = '--filter_groups "total(max_rounds=3, unfilled=stop)"'
+_DIFFICULTY = '--difficulty_band "accuracy(low=0.1, high=0.9, window=3, weight=0.1)"'
 SUCCESSORS = {
     **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
@@ -43,8 +49,10 @@ SUCCESSORS = {
     "vllm_server_timeout": "--vllm_patience",
     "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
     "vllm_importance_sampling_mode": "--importance_correction",
-    "vllm_importance_sampling_clip_max": "--importance_correction_max",
-    "vllm_importance_sampling_clip_min": "--importance_correction_min",
+    "vllm_importance_sampling_clip_max": _CORRECTION,
+    "vllm_importance_sampling_clip_min": _CORRECTION,
+    "importance_correction_max": _CORRECTION,
+    "importance_correction_min": _CORRECTION,
     "multi_objective_aggregation": "--advantage_estimator gdpo",
     "use_adaptive_entropy": "--entropy_target",
     "log_completions": "--log_completions_every to see some; all are in the run folder",
@@ -53,9 +61,30 @@ SUCCESSORS = {
     "model_init_kwargs": "--attn_implementation and --bf16",
     "epsilon": "--grpo_epsilon",
     "epsilon_high": "--grpo_epsilon_high",
-    "delta": "--grpo_delta",
-    "use_bias_correction_kl": "--kl_unbiased",
-    "entropy_coef_delta": "--entropy_coef_step",
+    "delta": '--loss_type "grpo(delta=4)"',
+    "grpo_delta": '--loss_type "grpo(delta=4)"',
+    "dual_clip": '--loss_type "grpo(dual_clip=3)"',
+    "cispo_bound": '--loss_type "cispo(bound=5)"',
+    "importance_sampling_level": _RATIO,
+    "off_policy_mask_threshold": _MASK,
+    "use_bias_correction_kl": '--kl_estimator "k3(unbiased=True)"',
+    "kl_unbiased": '--kl_estimator "k3(unbiased=True)"',
+    "kl_in_reward": '--advantage_estimator "reinforce_plus_plus(kl_in_reward=True)"',
+    "entropy_coef_delta": "--entropy_target, which moves the weight by 0.005",
+    "entropy_coef_step": "--entropy_target, which moves the weight by 0.005",
+    "filter_by": _FILTER,
+    "max_resample_rounds": _FILTER,
+    "on_unfilled_step": _FILTER,
+    "correctness_func": _CONTRAST,
+    "temporal_contrast_share": _CONTRAST,
+    "temporal_contrast_margin": _CONTRAST,
+    "temporal_contrast_bonus": _CONTRAST,
+    "difficulty_by": _DIFFICULTY,
+    "difficulty_window": _DIFFICULTY,
+    "difficulty_weight": _DIFFICULTY,
+    "frame_cache_gb": "--cache_gb",
+    "vision_cache_gb": "--cache_gb",
+    "stream_above_records": "--stream_above_mb; data sets of more than 20,000 records are always read one by one",
     "model": "--model_name_or_path",
     "dataset": "--dataset_use",
     "dataset_name": "--dataset_use",
@@ -69,7 +98,7 @@ SUCCESSORS = {
     "aligner_lr": "--mm_projector_lr",
     "stop_words": "--stop_strings",
     "overlong_filter": "--mask_truncated_completions",
-    "max_resample_times": "--max_resample_rounds",
+    "max_resample_times": _FILTER,
     "soft_max_length": '--reward_funcs "soft_overlong(max_len=512)"',
     "soft_cache_length": '--reward_funcs "soft_overlong(cache=100)"',
     "temporal": "--temporal_contrast",

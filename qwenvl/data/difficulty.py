@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from qwenvl.data.options import DifficultyOptions
+from qwenvl.data.options import DifficultyArguments
 from qwenvl.data.seeds import stable_random
 
 _FINE = 2**32
@@ -40,18 +40,18 @@ class Difficulty:
     epoch draws the rest of it as the run before would have.
 
     Args:
-        options: the band, the window and the weight.
+        arguments: the band, the window and the weight.
 
     Example:
-        >>> difficulty = Difficulty(DifficultyOptions(difficulty_band="0.1,0.9"))
+        >>> difficulty = Difficulty(DifficultyArguments(low=0.1, high=0.9))
         >>> difficulty.add(epoch=0, index=7, rewards=[1.0, 1.0])
         >>> difficulty.outside(7, epoch=0), difficulty.outside(7, epoch=1)
         (False, True)
     """
 
-    def __init__(self, options: DifficultyOptions):
-        self.low, self.high = options.band
-        self.window, self.weight = options.difficulty_window, options.difficulty_weight
+    def __init__(self, arguments: DifficultyArguments):
+        self.low, self.high = arguments.low, arguments.high
+        self.window, self.weight = arguments.window, arguments.weight
         self._records: dict[int, _History] = {}
 
     def add(self, epoch: int, index: int, rewards: Sequence[float], where: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,13 +37,8 @@ class ReadingOptions(Options):
     stream_above_mb: float = option(
         512.0,
         "Size in MB, unpacked, above which a data set is not loaded: each record is read and checked when its turn "
-        "comes. At least 0, which loads none.",
-        least=0,
-    )
-    stream_above_records: int = option(
-        20_000,
-        "Records above which a data set is not loaded, as --stream_above_mb has it of its size. At least 0. Loading "
-        "takes about 0.07 ms of CPU and 3 kB of memory for each, in each process.",
+        "comes. At least 0, which loads none. A data set of more than 20,000 records is not loaded either: that would "
+        "take about 0.07 ms of CPU and 3 kB of memory for each, in each process.",
         least=0,
     )
 
@@ -92,6 +86,10 @@ class SampleOptions(FrameOptions):
         "How damage of clips is looked for. fast: what the decoder tells of the frames that it gives, at no cost. "
         "strict: read the whole container too, and stop at errors that the decoder would hide; it sees only what it "
         "decodes, the frames asked for and those they are predicted from.",
+        needs=(
+            "video_backend in ('auto', 'pyav'): only PyAV reports errors",
+            "not frame_cache: cached frames are not checked, qwenvl data check does it",
+        ),
     )
     decode_timeout: float = option(
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
@@ -102,10 +100,6 @@ class SampleOptions(FrameOptions):
         "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
         "list it at the end; nothing takes its place.",
     )
-
-    def problems(self) -> Iterator[str]:
-        if self.decode_check == "strict" and self.video_backend not in ("auto", "pyav"):
-            yield f"--decode_check strict has no effect on --video_backend {self.video_backend}: only PyAV tells errors"
 
 
 @dataclass
@@ -128,13 +122,16 @@ class PromptOptions(Options):
         None, "Longest prompt in tokens, vision tokens included, at least 1.", unset="no limit", least=1
     )
     on_long_prompt: Literal["error", "skip"] = option(
-        "error", "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it."
+        "error",
+        "A prompt above --max_prompt_length. error: stop, naming the record. skip: leave it out and count it.",
+        needs="max_prompt_length",
     )
     fit_frames: bool = option(
         False,
         "Show less of a prompt above --max_prompt_length until it fits: fewer frames, down to --video_min_frames, then "
         "fewer pixels, down to --video_min_frame_pixels and --min_pixels. The rollouts say what was lowered. A prompt "
         "that is still too long goes the way of --on_long_prompt.",
+        needs="max_prompt_length",
     )
 
     @property
@@ -145,34 +142,20 @@ class PromptOptions(Options):
 
     def problems(self) -> Iterator[str]:
         yield from template_problems(self.chat_template_kwargs)
-        if self.on_long_prompt == "skip" and self.max_prompt_length is None:
-            yield "--on_long_prompt skip has no effect without --max_prompt_length: set it, in tokens"
-        if self.fit_frames and self.max_prompt_length is None:
-            yield "--fit_frames has no effect without --max_prompt_length: set it, in tokens"
         yield from crossed(self, "video_min_frame_pixels", "video_max_frame_pixels")
         yield from crossed(self, "min_pixels", "max_pixels")
 
 
 @dataclass
-class DifficultyOptions(Options):
+class DifficultyArguments(Options):
     """Which records are drawn less because they are too easy or too hard."""
 
-    difficulty_band: str | None = option(
-        None,
-        "Lowest and highest pass rate of a record that there is something to learn from, as 0.1,0.9. From the second "
-        "epoch on, records outside are drawn less and those inside more; an epoch stays as long. The pass rate is the "
-        "mean over a record's completions of the reward --difficulty_by, in its own unit.",
-        unset="all records are drawn alike",
+    low: float = option(0.1, "Lowest pass rate of a record that there is something to learn from.")
+    high: float = option(0.9, "Highest pass rate of such a record, at least low.")
+    window: int = option(
+        3, "Epochs that a pass rate is computed from, at least 1: the last ones in which the record was drawn.", least=1
     )
-    difficulty_by: str | None = option(
-        None,
-        "Reward whose mean is the pass rate: the name of a reward function, or total.",
-        unset="accuracy, or total in runs without it",
-    )
-    difficulty_window: int = option(
-        3, "Epochs that a pass rate is taken from, at least 1: the last ones in which the record was drawn.", least=1
-    )
-    difficulty_weight: float = option(
+    weight: float = option(
         0.1,
         "How often a record outside of the band is drawn, relative to one inside, above 0 and below 1. Less: easy and "
         "hard ones cost less, and it is noticed later that one is no longer so.",
@@ -180,31 +163,8 @@ class DifficultyOptions(Options):
         below=1,
     )
 
-    @property
-    def band(self) -> tuple[float, float]:
-        """The lowest and the highest pass rate.
-
-        Raises:
-            ValueError: ``difficulty_band`` is not two numbers.
-        """
-        low, high = map(float, str(self.difficulty_band).split(","))
-        return low, high
-
     def problems(self) -> Iterator[str]:
-        if self.difficulty_band is None:
-            for name in ("difficulty_by", "difficulty_window", "difficulty_weight"):
-                if was_set(self, name):
-                    yield f"--{name} has no effect without --difficulty_band"
-            return
-        try:
-            low, high = self.band
-        except ValueError:
-            low, high = 0.0, -1.0
-        if not low <= high < math.inf:
-            yield (
-                f"--difficulty_band must be the lowest and the highest pass rate, such as 0.1,0.9, got "
-                f"{self.difficulty_band}"
-            )
+        yield from crossed(self, "low", "high")
 
 
 @dataclass
@@ -229,15 +189,24 @@ class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
         "training draws anew each epoch (dynamic_sample) are not kept.",
         unset="not kept",
     )
-    frame_cache_gb: float = option(
-        50.0, "Most that --frame_cache may hold, in GB, above 0; what is old goes first.", above=0
+    cache_gb: float = option(
+        50.0,
+        "Most that --frame_cache and --vision_cache may hold, in GB each, above 0; the oldest files are deleted first.",
+        above=0,
+        needs="frame_cache or vision_cache",
     )
-
-    def problems(self) -> Iterator[str]:
-        if self.frame_cache is None and was_set(self, "frame_cache_gb"):
-            yield "--frame_cache_gb has no effect without --frame_cache"
-        if self.frame_cache is not None and self.decode_check == "strict":
-            yield "--decode_check strict has no effect on frames that --frame_cache keeps: check with qwenvl data check"
+    difficulty_band: bool | str = option(
+        False,
+        "Draw records less often whose pass rate is outside of a band, and those inside more often; an epoch stays as "
+        "long. It begins with the second epoch. The pass rate is the mean over a record's completions of a reward, in "
+        "its own unit: its name or total, with arguments or without, as accuracy(low=0.1, high=0.9). The flag alone: "
+        "accuracy, or total in runs without it.",
+        needs=(
+            "train_sampling_strategy != 'sequential': each record has its turn",
+            "num_train_epochs > 1 or max_steps > 0: it goes by the pass rates of earlier epochs",
+        ),
+        rows={None: DifficultyArguments},
+    )
 
 
 def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:

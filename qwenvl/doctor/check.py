@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError, place_of
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
@@ -108,7 +109,7 @@ class CheckReport:
         }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: FlagParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

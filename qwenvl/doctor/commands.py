@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import told_to_the_user
 from qwenvl.doctor import check, convert, from_folder, stats
 
@@ -34,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return COMMANDS[args.command][0].run(args)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> FlagParser:
     """The parser of all commands."""
-    whole = argparse.ArgumentParser(prog="qwenvl data", description=__doc__)
+    whole = FlagParser(prog="qwenvl data", description=__doc__)
     commands = whole.add_subparsers(dest="command", required=True)
     for name, (module, purpose) in COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose))

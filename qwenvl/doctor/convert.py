@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from qwenvl.config.flags import FlagParser
 from qwenvl.data.media.source import frame_list, media_cache
 from qwenvl.data.records.record_file import JoinedRecords
 from qwenvl.data.records.tables import require_format
@@ -30,7 +31,7 @@ _BATCH_ROWS = 200
 _Row = dict[str, Any]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: FlagParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
     parser.add_argument("out", help="a path that ends in .json, .jsonl (also .gz) or .parquet")

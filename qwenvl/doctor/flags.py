@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from qwenvl.config.flags import add_options
+from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.hints import record_hints
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from qwenvl.data.prompt_length import MediaSizes
 
 
-def add_dataset_flags(parser: argparse.ArgumentParser) -> None:
+def add_dataset_flags(parser: FlagParser) -> None:
     """Add the flags that name the data set and say how its rows are read."""
     parser.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, %%NN, :weight")
-    add_options(parser, ReadingOptions, without={"stream_above_mb", "stream_above_records"})
+    parser.add_options(ReadingOptions, without={"stream_above_mb"})
 
 
-def add_frame_flags(parser: argparse.ArgumentParser) -> None:
+def add_frame_flags(parser: FlagParser) -> None:
     """Add the flags of frames and prompts, with the names and defaults of training."""
     parser.add_argument("--model", help="a checkpoint: make the prompts with its processor and count their tokens")
-    add_options(parser, SampleOptions, without={"on_bad_sample"})
-    add_options(parser, PromptOptions, without={"on_long_prompt"})
+    parser.add_options(SampleOptions, without={"on_bad_sample"})
+    parser.add_options(PromptOptions, without={"on_long_prompt"})
 
 
 def make_collator(args: argparse.Namespace) -> GRPOCollator | None:

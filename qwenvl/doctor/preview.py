@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from qwenvl.config.flags import FlagParser
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
@@ -33,7 +34,7 @@ from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
 THUMBNAIL_PIXELS = 240  # longer side of a picture whose size for the model is not known
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: FlagParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
     add_frame_flags(parser)
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and print its path. Ends with status 1 when the data are bad, 2 when the command is."""
-    parser = argparse.ArgumentParser(prog="qwenvl preview", description=__doc__)
+    parser = FlagParser(prog="qwenvl preview", description=__doc__)
     add_arguments(parser)
     args = parser.parse_args(argv)
     with told_to_the_user("qwenvl preview"):

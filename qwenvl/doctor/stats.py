@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from qwenvl.config.flags import FlagParser
 from qwenvl.data.parts import Part, draws_per_epoch
 from qwenvl.data.records.record_file import JoinedRecords
 from qwenvl.doctor.flags import add_dataset_flags, opened
@@ -14,7 +15,7 @@ from qwenvl.failure import visible
 from qwenvl.types import Record
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: FlagParser) -> None:
     """Add the flags of the command."""
     add_dataset_flags(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import TypeVar
 
-from qwenvl.config.flags import FLAG_GROUPS, add_options
+from qwenvl.config.flags import FLAG_GROUPS, FlagParser
 from qwenvl.config.own_options import TrainerOptions
 from qwenvl.evaluate.settings import (
     READ_BY_EVALUATION,
@@ -70,13 +69,13 @@ _HELP: dict[str, tuple[str, type[Options], set[str], str, str]] = {
 def help_text(command: str) -> str:
     """The ``--help`` of ``qwenvl probe``, ``evaluate`` or ``try``."""
     title, own, read, description, epilog = _HELP[command]
-    parser = argparse.ArgumentParser(usage=USAGE[command], add_help=False, description=description, epilog=epilog)
-    add_options(parser.add_argument_group(title), own)
+    parser = FlagParser(usage=USAGE[command], add_help=False, description=description, epilog=epilog)
+    parser.add_options(own, group=parser.add_argument_group(title))
     groups = [group for group in FLAG_GROUPS if group is not TrainerOptions]
     for group in groups:
         if (names := names_of(group)) & read:
             title = f"as in training: {str(group.__doc__).rstrip('.').lower()}"
-            add_options(parser.add_argument_group(title), group, without=names - read)
+            parser.add_options(group, names - read, parser.add_argument_group(title))
     others = sorted(read - names_of(*groups))
     parser.add_argument_group("of the Trainer", " ".join(f"--{name}" for name in others))
     return parser.format_help()

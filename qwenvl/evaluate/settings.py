@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -12,8 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qwenvl.config.command_line import config_from, raising, split_file, tokens_of
-from qwenvl.config.flags import add_options
+from qwenvl.config.command_line import config_from, split_file, tokens_of
+from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.parse import ReadOptions, parse_row, text_or_file
 from qwenvl.data.records.rows import Row
@@ -21,7 +20,7 @@ from qwenvl.data.records.schemas import MEDIA_TAG
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.option import Options, all_options, option
-from qwenvl.rewards.options import ContrastOptions, RewardOptions
+from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -171,8 +170,8 @@ _COMPUTE = {"attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"}
 # A new option of one of these groups is of data, prompts or rewards, and so the probe reads it too.
 READ_BY_PROBE = {
     *(names_of(ReadingOptions, SampleOptions, PromptOptions, RewardOptions) - _SKIPS),
-    *("model_name_or_path", "shared_prefix", "vision_cache", "vision_cache_gb"),
-    *("logit_memory_gb", "dataset_use", "frame_cache", "frame_cache_gb"),
+    *("model_name_or_path", "shared_prefix", "vision_cache"),
+    *("logit_memory_gb", "dataset_use", "frame_cache", "cache_gb"),
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     *("rollout_token_budget", "compile_decoding", "data_seed"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
@@ -187,7 +186,7 @@ OF_A_RUN = (
         *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     }
     & READ_BY_PROBE
-) - {"stream_above_mb", "reward_workers", "reward_aggregation", *names_of(ContrastOptions)}
+) - {"stream_above_mb", "reward_workers", "reward_aggregation", "temporal_contrast"}
 """The flags whose defaults come from the run of a model: frames, prompts, sampling and scoring."""
 
 _LEARNS = "nothing learns in a probe"
@@ -204,7 +203,7 @@ NOT_READ_BY_PROBE = {
 """Why the probe refuses a flag of training. Reason of all others: it is of training."""
 
 _NOT_READ_BY_EVALUATION = {
-    **dict.fromkeys(names_of(ContrastOptions), "--controls shuffled compares with shuffled frames"),
+    "temporal_contrast": "--controls shuffled compares with shuffled frames",
     "grpo_sample_size": "--samples says how many completions there are",
     "reward_aggregation": "an evaluation compares no group: totals are weighted sums",
     "logit_memory_gb": "an evaluation computes no log-probs",
@@ -213,12 +212,12 @@ _NOT_READ_BY_EVALUATION = {
 }
 READ_BY_EVALUATION = READ_BY_PROBE - set(_NOT_READ_BY_EVALUATION)
 
-_SCORING = names_of(RewardOptions) - names_of(ContrastOptions)
+_SCORING = names_of(RewardOptions) - {"temporal_contrast"}
 READ_BY_LMMS = {
     *(names_of(SampleOptions, PromptOptions) - _SKIPS),
     *("generation_max_length", "generation_repetition_penalty", "stop_strings", "system", "prompt_template"),
     *("allow_remote_media", *_COMPUTE, *names_of(EngineOptions)),
-} - (_SCORING | names_of(ContrastOptions))
+} - names_of(RewardOptions)
 """Flags that mean something where lmms-eval asks and scores."""
 READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS
 NOT_READ_BY_TRY = {
@@ -259,9 +258,8 @@ Own = TypeVar("Own", bound=Options)
 def _parse(argv: Sequence[str], own: type[Own]) -> tuple[list[str], Own, list[str]]:
     """The words before the flags, the command's own options, and the remaining flags."""
     words = list(takewhile(lambda word: not word.startswith("-"), argv))
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_options(parser, own)
-    parser.error = raising("")  # type: ignore[method-assign]
+    parser = FlagParser(raises=True, add_help=False)
+    parser.add_options(own)
     found, flags = parser.parse_known_args(argv[len(words) :])
     return words, own(**vars(found)), flags
 

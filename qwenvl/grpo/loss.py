@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from qwenvl.grpo.kl import at_least_float32, kl_estimate
-from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.grpo.options import CorrectionArguments, ObjectiveOptions
 from qwenvl.grpo.surrogates import LIMITS, RATIOS, RatioBounds, Terms
 from qwenvl.grpo.weighting import Weighting
+from qwenvl.option import row_of
 
 
 @dataclass(frozen=True)
@@ -265,34 +266,32 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
         >>> objective_of(ObjectiveOptions(loss_type="dapo"), 512).bounds.highest
         1.28
     """
-    row = LOSSES[options.loss_type]
+    loss, kl, correction = (row_of(options, name) for name in ("loss_type", "kl_estimator", "importance_correction"))
+    assert loss is not None and kl is not None
+    chosen, arguments = LOSSES[loss.name], vars(loss.arguments)
     given: dict[str, Any] = {
         "epsilon": options.grpo_epsilon,
         "epsilon_high": options.grpo_epsilon_high,
-        "delta": options.grpo_delta,
-        "dual_clip": options.dual_clip,
-        "cispo": options.cispo_bound,
+        "delta": arguments.get("delta"),
+        "dual_clip": arguments.get("dual_clip"),
+        "cispo": arguments.get("bound"),
     }
-    bounds = replace(row.bounds, **{name: value for name, value in given.items() if value is not None})
+    bounds = replace(chosen.bounds, **{name: value for name, value in given.items() if value is not None})
     if bounds.delta is not None and bounds.delta <= bounds.highest:
         raise ValueError(
-            f"--grpo_delta must be above 1 + --grpo_epsilon_high, {bounds.highest:g}, got {bounds.delta:g}: the ratio "
-            "is limited there already"
+            f"--loss_type: delta must be above 1 + --grpo_epsilon_high, {bounds.highest:g}, got {bounds.delta:g}: the "
+            "ratio is limited there already"
         )
+    weights = correction.arguments if correction and correction.name != "none" else CorrectionArguments()
     return replace(
-        row,
-        ratio=options.importance_sampling_level or row.ratio,
+        chosen,
+        ratio=arguments.get("ratio") or chosen.ratio,
         bounds=bounds,
         alpha=options.grpo_alpha,
         beta=0.0 if options.kl_in_reward else options.grpo_beta,
-        kl_estimator=options.kl_estimator,
-        kl_unbiased=options.kl_unbiased,
-        weighting=Weighting(
-            options.correction,
-            options.importance_correction_min,
-            options.importance_correction_max,
-            options.off_policy_mask_threshold,
-        ),
+        kl_estimator=kl.name,
+        kl_unbiased=kl.arguments.unbiased,
+        weighting=Weighting(options.correction, weights.min, weights.max, arguments["off_policy_mask"]),
         entropy_coef=options.entropy_coef or None,
         max_completion_length=max_completion_length,
     )

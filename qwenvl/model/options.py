@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from qwenvl.option import Options, option, was_set
+from qwenvl.option import Options, option
 
 Part = Literal["llm", "vision", "mlp"]
 """The language model with embeddings and head, the vision tower's blocks and patch embedding, the mergers between."""
+
+WITH_REFERENCE = "grpo_beta > 0: there is no reference otherwise"
 
 
 @dataclass
@@ -35,34 +37,39 @@ class LoraOptions(Options):
         "Freeze the model and train low-rank adapters (LoRA) on the linear layers of the parts that the tune flags "
         "name, or of the language model where all three are False. The reference is the model without adapters.",
     )
-    lora_r: int = option(64, "Rank of the adapters, at least 1.", least=1)
+    lora_r: int = option(64, "Rank of the adapters, at least 1.", least=1, needs="lora_enable")
     lora_alpha: int = option(
-        128, "Scale of the adapters, above 0: their output is multiplied by lora_alpha / lora_r.", above=0
+        128,
+        "Scale of the adapters, above 0: their output is multiplied by lora_alpha / lora_r.",
+        above=0,
+        needs="lora_enable",
     )
     lora_dropout: float = option(
         0.0,
         "Dropout on the adapters' input, 0 to below 1. Above 0 the trained log-probs differ from the sampled ones.",
         least=0,
         below=1,
+        needs="lora_enable",
     )
     lora_targets: list[str] | None = option(
         None,
         "Which layers of these parts get adapters, by any part of their names: q_proj, self_attn, in_proj_qkv, "
         "linear_attn, experts, experts.down_proj, shared_expert. Experts have adapters of rank lora_r each.",
         unset="all linear layers and experts",
+        needs="lora_enable",
     )
-
     load_in_4bit: bool = option(
         False,
         "Keep the frozen layers of the language model in 4 bits under the adapters (QLoRA): a quarter of the memory of "
         "bfloat16 weights, slower products, and a policy that begins a little off the checkpoint. The reference is the "
         "same model. Needs a CUDA device and bitsandbytes. Not for mixtures of experts.",
+        needs=(
+            "lora_enable",
+            "not deepspeed: weights in 4 bits are not split or gathered",
+            "not fsdp: weights in 4 bits are not split or gathered",
+            "not ref_model_name_or_path: the reference is the model without its adapter",
+        ),
     )
-
-    def problems(self) -> Iterator[str]:
-        for name in ("lora_r", "lora_alpha", "lora_dropout", "lora_targets", "load_in_4bit"):
-            if not self.lora_enable and was_set(self, name):
-                yield f"--{name} has no effect without LoRA: add --lora_enable or leave it out"
 
 
 @dataclass
@@ -74,32 +81,35 @@ class ReferenceOptions(Options):
         "Checkpoint that the policy is held near, a folder or hub name of the same family, vocabulary and shapes. It "
         "is a second model in memory, but for tensors that are frozen in the policy and the same.",
         unset="the policy as it was before training, or --model_name_or_path with --start_from_weights",
+        needs=WITH_REFERENCE,
     )
     sync_ref_model: bool = option(
         False,
         "Move the reference towards the policy every --ref_model_sync_steps (TR-DPO), so that the KL term limits how "
         "fast the policy moves and not how far. Checkpoints then hold the reference.",
+        needs=(
+            WITH_REFERENCE,
+            "not lora_enable: the frozen weights of the reference do not change",
+            "max_steps < 0 or max_steps > ref_model_sync_steps: the run ends before the reference moves otherwise",
+        ),
     )
     ref_model_mixup_alpha: float = option(
         0.6,
         "What a weight of the reference becomes: this share of the policy's and the rest of its own, above 0, at most "
-        "1, a copy of the policy. Needs --sync_ref_model.",
+        "1, a copy of the policy.",
         above=0,
         most=1,
+        needs="sync_ref_model",
     )
     ref_model_sync_steps: int = option(
-        512, "Optimizer steps from one mixing to the next, at least 1. Needs --sync_ref_model.", least=1
+        512, "Optimizer steps from one mixing to the next, at least 1.", least=1, needs="sync_ref_model"
     )
     ref_offload: bool = option(
         False,
         "Keep the reference's own weights in CPU memory and copy them to the GPU for each micro-batch: less GPU "
         "memory, more time.",
+        needs=(WITH_REFERENCE, "ref_model_name_or_path or not lora_enable: the reference has no weights of its own"),
     )
-
-    def problems(self) -> Iterator[str]:
-        for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
-            if not self.sync_ref_model and was_set(self, name):
-                yield f"--{name} has no effect without --sync_ref_model"
 
 
 @dataclass
@@ -123,22 +133,24 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
         "capability 8.0 or more and products are in bfloat16 or float16, else sdpa.",
     )
     mm_projector_lr: float | None = option(
-        None, "Learning rate of the merger, above 0. Needs --tune_mm_mlp.", unset="the one of --learning_rate", above=0
+        None, "Learning rate of the merger, above 0.", unset="that of --learning_rate", above=0, needs="tune_mm_mlp"
     )
     vision_tower_lr: float | None = option(
         None,
-        "Learning rate of the vision tower, above 0. Needs --tune_mm_vision.",
-        unset="the one of --learning_rate",
+        "Learning rate of the vision tower, above 0.",
+        unset="that of --learning_rate",
         above=0,
+        needs="tune_mm_vision",
     )
     vision_cache: str | None = option(
         None,
         "Folder that keeps the features of a frozen vision tower over epochs and runs, by content. It pays where a "
         "tower takes longer than a read; frames drawn anew each epoch (dynamic_sample) are rarely found again.",
         unset="not kept",
-    )
-    vision_cache_gb: float = option(
-        50.0, "Most that --vision_cache may hold, in GB, above 0; what is old goes first.", above=0
+        needs=(
+            "not tune_mm_vision: the features of a trained tower change",
+            "shared_prefix != 'off': the tower then runs in every pass",
+        ),
     )
     shared_prefix: Literal["auto", "off"] = option(
         "auto",
@@ -147,8 +159,9 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
     )
     activation_offload: bool = option(
         False,
-        "With --gradient_checkpointing, keep what enters each layer in CPU memory until the backward pass: GPU "
-        "memory then does not grow with layers x tokens, and the copies take time.",
+        "Keep the input of each checkpointed layer in CPU memory until the backward pass: GPU memory then does not "
+        "grow with layers x tokens, and the copies take time.",
+        needs="gradient_checkpointing",
     )
     logit_memory_gb: float = option(
         1.0,
@@ -160,17 +173,3 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
     def problems(self) -> Iterator[str]:
         if not (self.tune_mm_llm or self.tune_mm_vision or self.tune_mm_mlp or self.lora_enable):
             yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"
-        if self.lora_enable and self.sync_ref_model:
-            yield "--sync_ref_model has no effect with --lora_enable: the weights that the reference has do not learn"
-        if self.lora_enable and self.ref_offload and self.ref_model_name_or_path is None:
-            yield "--ref_offload has no effect with --lora_enable: the reference is the model without its adapters"
-        if self.vision_tower_lr is not None and not self.tune_mm_vision:
-            yield "--vision_tower_lr has no effect on a frozen vision tower: set --tune_mm_vision True or leave it out"
-        if self.mm_projector_lr is not None and not self.tune_mm_mlp:
-            yield "--mm_projector_lr has no effect on a frozen merger: set --tune_mm_mlp True or leave it out"
-        if self.vision_cache is not None and self.tune_mm_vision:
-            yield "--vision_cache has no effect on a vision tower that learns: leave it out or freeze the tower"
-        if self.vision_cache is None and was_set(self, "vision_cache_gb"):
-            yield "--vision_cache_gb has no effect without --vision_cache"
-        if self.shared_prefix == "off" and self.vision_cache is not None:
-            yield "--vision_cache has no effect with --shared_prefix off: the tower then runs in every pass"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -12,14 +10,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
-from qwenvl.option import Bounds, misfit
+from qwenvl.option import Bounds, misfit, parse_row, row_text
 
 _POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
 )
-_CALL = re.compile(r"(?P<name>.*?\w)\s*\((?P<arguments>.*)\)\s*", re.DOTALL)
 
 
 class RewardError(ValueError):
@@ -172,37 +169,22 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
         >>> parsed("cosine(max_len=512)"), parsed("format")
         (('cosine', {'max_len': 512}), ('format', {}))
     """
-    if not (call := _CALL.fullmatch(text)):
-        return text, {}
     try:
-        tree: Any = ast.parse(f"f({call['arguments']})", mode="eval").body
-        pairs = [(each.arg, ast.literal_eval(each.value)) for each in tree.keywords]
-    except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
-        pairs = [(None, None)]
-    names = [name for name, _ in pairs]
-    if None in names or len(set(names)) < len(names) or tree.args or not isinstance(tree, ast.Call):
-        raise RewardError(
-            f"reward {text!r}: expected name(argument=value, ...) with numbers, texts in quotes, True, False or None"
-        )
-    return call["name"], dict(pairs)
+        return parse_row(text)
+    except ValueError as error:
+        raise RewardError(f"reward {text!r}: {error}") from None
 
 
 def written(reward: str | Mapping[str, Any]) -> str:
-    """``name(argument=value)`` for ``{name: {argument: value}}``, as settings files have it. A text stays as it is.
+    """See ``row_text``.
 
     Raises:
-        RewardError: another mapping.
-
-    Example:
-        >>> written({"cosine": {"max_len": 512}})
-        'cosine(max_len=512)'
+        RewardError: a mapping of several names.
     """
-    if not isinstance(reward, Mapping):
-        return str(reward)
-    if len(reward) != 1 or not isinstance(given := next(iter(reward.values())), Mapping | None):
-        raise RewardError(f"--reward_funcs: expected a name, or one name with its arguments, got {dict(reward)}")
-    name = next(iter(reward))
-    return f"{name}({', '.join(f'{each}={value!r}' for each, value in given.items())})" if given else str(name)
+    try:
+        return row_text(reward)
+    except ValueError as error:
+        raise RewardError(f"--reward_funcs: {error}") from None
 
 
 def arguments(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> tuple[list, dict]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from qwenvl.option import Options, option, was_set
+from qwenvl.option import Options, option
 
 ResponseFormat = Literal["think_answer", "answer_only"]
 BoxUnits = Literal["same", "thousandths"]
@@ -15,38 +15,18 @@ OnError = Literal["error", "skip"]
 
 
 @dataclass
-class ContrastOptions(Options):
+class ContrastArguments(Options):
     """The bonus for answers that need the order of the frames."""
 
-    temporal_contrast: bool = option(
-        False,
-        "Answer each video prompt a few more times with its frames in random order; where the ordered group is correct "
-        "more often, its correct completions get a bonus. --correctness_func says what is correct.",
+    share: float = option(0.5, "Size of the second group, as a share of --grpo_sample_size, above 0.", above=0)
+    margin: float = option(
+        0.0, "What the ordered group's mean must exceed the other's by, 0 to 1.", least=0, most=1
     )
-    correctness_func: str = option(
-        "accuracy", "Reward whose value 1 means that a completion is correct, for --temporal_contrast."
-    )
-    temporal_contrast_share: float = option(
-        0.5, "Size of that second group, as a share of --grpo_sample_size, above 0.", above=0
-    )
-    temporal_contrast_margin: float = option(
-        0.0, "What the ordered group's mean of --correctness_func must exceed the other's by, 0 to 1.", least=0, most=1
-    )
-    temporal_contrast_bonus: float = option(0.3, "The bonus, added to the total, above 0.", above=0)
-
-    def problems(self) -> Iterator[str]:
-        for name in ("temporal_contrast_share", "temporal_contrast_margin", "temporal_contrast_bonus"):
-            if not self.temporal_contrast and was_set(self, name):
-                yield f"--{name} has no effect without --temporal_contrast"
-        if not self.temporal_contrast and was_set(self, "correctness_func"):
-            yield (
-                "--correctness_func has no effect without --temporal_contrast; other rewards have an argument of this "
-                f"name: --reward_funcs \"cosine(correctness_func='{self.correctness_func}')\""
-            )
+    bonus: float = option(0.3, "The bonus, added to the total, above 0.", above=0)
 
 
 @dataclass
-class RewardOptions(ContrastOptions):
+class RewardOptions(Options):
     """Rewards. The arguments of single functions are explained in docs/rewards.md."""
 
     format_reward_weight: float = option(0.3, "Weight of the format reward in the total, at least 0.", least=0)
@@ -72,6 +52,7 @@ class RewardOptions(ContrastOptions):
         "sum",
         "sum: weight x value, summed. normalize_then_sum: each function's values are first brought to mean 0 and "
         "spread 1 in each group.",
+        needs="advantage_estimator != 'gdpo': it normalises each reward function and sums them itself",
     )
     on_reward_error: OnError = option(
         "error",
@@ -89,6 +70,14 @@ class RewardOptions(ContrastOptions):
         "think_answer",
         "The form that format and strict_format expect. think_answer: a <think> pair, then an <answer> pair. "
         "answer_only: one <answer> pair and no thinking.",
+    )
+
+    temporal_contrast: bool | str = option(
+        False,
+        "Answer each video prompt a few more times with its frames in random order; where the ordered group is correct "
+        "more often, its correct completions get a bonus. The name of the reward whose value 1 means that a completion "
+        "is correct, with arguments or without, as accuracy(bonus=0.5). The flag alone: accuracy.",
+        rows={None: ContrastArguments},
     )
 
     def problems(self) -> Iterator[str]:

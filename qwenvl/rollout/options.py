@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from qwenvl.option import Options, option, was_set
+from qwenvl.option import Options, option
 from qwenvl.rewards.options import RewardSettings
+
+WITH_VLLM = "rollout_engine in ('vllm_server', 'vllm_colocate')"
 
 
 @dataclass
@@ -25,31 +27,36 @@ class EngineOptions(Options):
         None,
         "Addresses of the servers of --rollout_engine vllm_server, each HOST:PORT. Prompts are dealt to all of them. "
         "Their token is that of $QWENVL_VLLM_TOKEN, or of the cache folder.",
+        needs="rollout_engine == 'vllm_server'",
     )
     vllm_deadline: float = option(
         600.0,
         "Seconds that a server may take for the completions of a step, or for its weights, above 0. Later it counts as "
         "lost, and the others are asked.",
         above=0,
+        needs=WITH_VLLM,
     )
     vllm_patience: float = option(
         300.0,
         "Seconds to wait, where no server is there, until one has come back, at least 0. A new one is given all "
         "weights and goes on. Otherwise the run saves a checkpoint and ends with the reason.",
         least=0,
+        needs=WITH_VLLM,
     )
     vllm_weights: Literal["host", "direct"] = option(
         "host",
         "How servers get weights. host: by a file in shared memory, or in messages where they run on another host. "
         "direct: from device to device of one host, by NCCL between GPUs, by gloo between CPUs. Less time for a sync. "
         "NCCL was not run so far.",
+        needs="rollout_engine == 'vllm_server'",
     )
     vllm_gpu_memory: float = option(
         0.4,
-        "Share of the GPU's memory that vLLM takes with --rollout_engine vllm_colocate, above 0 and below 1. More: "
-        "more completions at a time. It is given back while the policy trains.",
+        "Share of the GPU's memory that vLLM takes, above 0 and below 1. More: more completions at a time. It is given "
+        "back while the policy trains.",
         above=0,
         below=1,
+        needs="rollout_engine == 'vllm_colocate'",
     )
 
     @property
@@ -61,16 +68,6 @@ class EngineOptions(Options):
         return self.rollout_engine != "local"
 
     def problems(self) -> Iterator[str]:
-        readers = {
-            "vllm_server": ("vllm_server",),
-            "vllm_deadline": ("vllm_server", "vllm_colocate"),
-            "vllm_patience": ("vllm_server", "vllm_colocate"),
-            "vllm_weights": ("vllm_server",),
-            "vllm_gpu_memory": ("vllm_colocate",),
-        }
-        for name, engines in readers.items():
-            if was_set(self, name) and self.rollout_engine not in engines:
-                yield f"--{name} has no effect without --rollout_engine {' or '.join(engines)}"
         addresses = self.vllm_server or []
         if self.rollout_engine == "vllm_server" and not addresses:
             yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"
@@ -81,6 +78,23 @@ class EngineOptions(Options):
                 host_and_port(str(address))
             except ValueError as error:
                 yield f"--vllm_server: {error}"
+
+
+@dataclass
+class FilterArguments(Options):
+    """How dynamic sampling replaces groups."""
+
+    max_rounds: int = option(
+        3,
+        "Most rounds of replacing in an optimizer step, at least 1. A round samples as many groups as are still to be "
+        "replaced, on all processes at once.",
+        least=1,
+    )
+    unfilled: Literal["train", "stop"] = option(
+        "train",
+        "What to do where groups with equal rewards are left after the last round. train: train on the step with them; "
+        "their advantages are 0. stop: end the run.",
+    )
 
 
 @dataclass
@@ -135,6 +149,14 @@ class SamplingOptions(EngineOptions):
     eval_sample_size: int = option(
         1, "Completions per prompt in evaluation, at least 1. 1: the greedy one. More: sampled as in training.", least=1
     )
+    filter_groups: bool | str = option(
+        False,
+        "Replace groups whose rewards are all equal, which have no gradient, by groups of other prompts, drawn at "
+        "random, until the step is full (dynamic sampling, arXiv:2503.14476). Costs sampling; prompts are read by the "
+        "training process itself. A reward by name, or total, with arguments or without, as accuracy(max_rounds=5): "
+        "that whose values are compared; a group to which it does not apply goes by its total. The flag alone: total.",
+        rows={None: FilterArguments},
+    )
     rollout_token_budget: int = option(
         65536,
         "Prompts of an optimizer step are sampled together while their tokens, completions in full length included, "
@@ -149,18 +171,25 @@ class SamplingOptions(EngineOptions):
         "Compile the layers of the sampling step from token to token (torch.compile). The first batch of one prompt "
         "and the first of several wait for it, up to 20 seconds: it pays in long runs of long completions. Needs a "
         "C++ compiler, on a GPU Triton.",
+        needs=(
+            "rollout_engine == 'local': the servers compile their own",
+            "ds3_gather_for_generation: weights that are gathered by layer can't be compiled",
+            "shared_prefix != 'off': it compiles the shared sampling",
+        ),
     )
     ds3_gather_for_generation: bool = option(
         True,
         "With DeepSpeed ZeRO-3 or FSDP, gather the whole model in each process to sample. False: the weights of one "
         "layer at a time, so that models larger than a GPU can be sampled from. The completions are the same. False "
         "takes less memory and more time: each layer is gathered for each token.",
+        needs="rollout_engine == 'local': servers sample from weights of their own",
     )
     check_parity: Literal["every", "first", "off"] = option(
         "first",
         "Compare the sampler's log-probs with the trainer's for the same tokens, on every step, the first (of a run, "
         "and of each start of a server) or none, and stop where they differ: it catches wrong positions, frames and "
         "templates.",
+        needs="lora_dropout == 0 or check_parity == 'off': dropout changes the trainer's log-probs on purpose",
     )
     async_rollouts: int = option(
         0,
@@ -176,18 +205,6 @@ class SamplingOptions(EngineOptions):
             yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
         if not all(isinstance(text, str) and text for text in self.stop_strings or ()):
             yield f"--stop_strings must be texts of at least one character, got {self.stop_strings}"
-        if self.compile_decoding and self.engine_has_own_weights:
-            yield f"--compile_decoding has no effect with --rollout_engine {self.rollout_engine}, which samples itself"
-        if not self.ds3_gather_for_generation and self.engine_has_own_weights:
-            yield (
-                f"--ds3_gather_for_generation False has no effect with --rollout_engine {self.rollout_engine}, which "
-                "samples from weights of its own and is given whole ones: leave one of the two out"
-            )
-        if not self.ds3_gather_for_generation and self.compile_decoding:
-            yield (
-                "--compile_decoding cannot be used with --ds3_gather_for_generation False: weights that come and go "
-                "are no part of a compiled layer; leave one of the two out"
-            )
         if self.async_rollouts and not self.engine_has_own_weights:
             yield (
                 f"--async_rollouts {self.async_rollouts} needs --rollout_engine vllm_server: the local engine samples "

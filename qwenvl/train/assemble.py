@@ -35,7 +35,7 @@ from qwenvl.model.loading import (
 )
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
-from qwenvl.option import was_set
+from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.rewards.resolve import plugin_functions, resolve
 from qwenvl.rollout.engine import SamplingParams
@@ -155,7 +155,7 @@ def build_rewards(
         on_error=args.on_reward_error,
         timeout=args.reward_timeout,
     )
-    if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, args.correctness_func}:
+    if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
         raise ValueError("--response_format has no effect: only format and strict_format read it")
     return rubric
 
@@ -165,16 +165,21 @@ def reward_settings(args: GRPOConfig) -> RewardSettings:
     return RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)})
 
 
+def correctness_of(args: GRPOConfig) -> str | None:
+    """The reward that tells the temporal contrast which completions are correct. None without contrast."""
+    contrast = row_of(args, "temporal_contrast")
+    return contrast and (contrast.name or "accuracy")
+
+
 def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContrast | None:
     """The bonus for answers that need the order of the frames, if the flags ask for it."""
-    if not args.temporal_contrast:
+    contrast, name = row_of(args, "temporal_contrast"), correctness_of(args)
+    if contrast is None or name is None:
         return None
     plugins = plugin_functions(args.external_plugins or ())
-    correctness = resolve(args.correctness_func, vars(reward_settings(args)), plugins)
+    correctness = resolve(name, vars(reward_settings(args)), plugins)
     return TemporalContrast(
-        share=args.temporal_contrast_share,
-        margin=args.temporal_contrast_margin,
-        bonus=args.temporal_contrast_bonus,
+        **vars(contrast.arguments),
         correctness=Rubric(
             [correctness],
             [1.0],
@@ -209,7 +214,7 @@ def build_collector(
         rubric=rubric,
         params=SamplingParams.of(args, entropies=args.reads_sampled_entropies),
         group_size=args.grpo_sample_size,
-        advantage_estimator=args.advantage_estimator,
+        advantage_estimator=args.estimator,
         scale_rewards=args.scale_rewards,
         penalty=penalty,
         contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),

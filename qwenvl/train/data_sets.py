@@ -78,7 +78,6 @@ def build_dataset(
             **vars(ReadOptions.of(args)),
             check_record=checker.check_record,
             stream_above=int(args.stream_above_mb * 2**20),
-            stream_above_records=args.stream_above_records,
             seed=args.seed,
             training=training,
             limit=collator.limit,
@@ -147,7 +146,7 @@ def build_frame_cache(args: GRPOConfig, collator: GRPOCollator) -> FrameCache | 
     """The cache of decoded frames, if the flags ask for one, for frames of the collator's sizes."""
     if args.frame_cache is None:
         return None
-    return FrameCache(args.frame_cache, int(args.frame_cache_gb * 1e9), collator.ruler)
+    return FrameCache(args.frame_cache, int(args.cache_gb * 1e9), collator.ruler)
 
 
 def build_sampler(

@@ -99,7 +99,7 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
     """
     cache = None
     if args.vision_cache is not None:
-        cache = VisionCache(args.vision_cache, int(args.vision_cache_gb * 1e9))
+        cache = VisionCache(args.vision_cache, int(args.cache_gb * 1e9))
     paths = choose_paths(
         policy,
         tokenizer,

@@ -198,7 +198,7 @@ def _sampler_logprobs(experience: Experience) -> Tensor | None:
         raise ValueError(
             "the engine gave "
             + ("no log-probs" if logprobs is None else "a token no finite log-prob")
-            + ": what corrects for its weights (--importance_correction, --off_policy_mask_threshold, "
+            + ": what corrects for its weights (--importance_correction, off_policy_mask of --loss_type, "
             "--async_rollouts) needs them"
         )
     return logprobs

@@ -40,8 +40,8 @@ from qwenvl.train.run.checkpoints import is_sealed  # noqa: E402
 RUNS = {
     "weights": "--save_total_limit 1 --per_device_train_batch_size 2",
     "adapters": "--lora_enable --save_total_limit 2 --num_iterations 2 --gradient_accumulation_steps 2 --save_steps 2",
-    "moving": "--sync_ref_model --ref_model_sync_steps 2 --difficulty_band 0.05,0.95 --dataloader_num_workers 1 "
-    "--per_device_train_batch_size 2",
+    "moving": "--sync_ref_model --ref_model_sync_steps 2 --difficulty_band accuracy(low=0.05,high=0.95) "
+    "--dataloader_num_workers 1 --per_device_train_batch_size 2",
     "served": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server --vllm_weights direct "
     "--vllm_deadline 20 --check_parity every",
     "filed": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server --check_parity every",

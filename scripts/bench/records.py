@@ -8,7 +8,7 @@ Each measurement runs in a process of its own, which imports the library and the
 
     start         what a training run does with default flags: the data set is opened, its records are checked by the
                   rewards and their clips looked for as far as that is done at the start, and the first one is drawn
-    load          all records become a list, as below --stream_above_mb and --stream_above_records
+    load          all records become a list, as below --stream_above_mb
     stream        the file is opened for reading at random, as above --stream_above_mb, with an empty cache folder
     stream again  the same, with the cache folder that the first opening left
     1,000 reads   records read in a random order afterwards

@@ -58,7 +58,7 @@ def test_truth_values(parse, argv, expected):
 
 def test_bare_flags_whose_default_is_unset(parse):
     assert parse("--bf16").bf16 is True
-    assert parse("--ddp_broadcast_buffers").ddp_broadcast_buffers is True
+    assert parse("--remove_unused_columns", "False").remove_unused_columns is False
 
 
 @pytest.mark.parametrize("argv", [["--report_to", "tensorboard"], ["--report_to=tensorboard"]], ids=" ".join)
@@ -136,8 +136,8 @@ def test_flags_override_the_file_even_with_the_default_value(parse, write):
     [
         ("lerning_rate: 1e-6", "run.yaml", "unknown flag lerning_rate; near: learning_rate"),
         ("warmup_ratio: 0.1", "run.yaml", "unknown flag warmup_ratio; use --warmup_steps with a value below 1"),
-        ("learning_rate: fast", "run.yaml", "argument --learning_rate/--learning-rate: invalid float value: 'fast'"),
-        ("loss_type: ppo", "run.yaml", "invalid choice: 'ppo'"),
+        ("learning_rate: fast", "run.yaml", "argument --learning_rate: invalid float value: 'fast'"),
+        ("scale_rewards: all", "run.yaml", "invalid choice: 'all'"),
         ("grpo_beta: null", "run.yaml", "grpo_beta cannot be null; leave it out for its default, 0.1"),
         ("seed: 1\nseed: 2", "run.yaml", "seed is given twice"),
         ('{"seed": 1, "seed": 2}', "run.json", "seed is given twice"),
@@ -198,9 +198,37 @@ def test_arguments_of_rewards_in_a_file_and_on_the_command_line(parse, write):
     ).reward_funcs[1:] == ["box_iou(units='thousandths')", "accuracy(by_name=False)"]
 
 
-def test_a_flag_that_became_an_argument_is_refused_with_it(capsys):
-    said = refusal(capsys, ["--cosine_max_len", "99", *NEEDED])
-    assert 'unknown flag cosine_max_len; use --reward_funcs "cosine(max_len=512)"' in said
+@pytest.mark.parametrize(
+    ("flag", "use"),
+    [
+        ("--cosine_max_len", '--reward_funcs "cosine(max_len=512)"'),
+        ("--dual-clip", '--loss_type "grpo(dual_clip=3)"'),
+        ("--filter_by", '--filter_groups "total(max_rounds=3, unfilled=stop)"'),
+    ],
+)
+def test_a_flag_that_became_an_argument_is_refused_with_it(capsys, flag, use):
+    assert f"unknown flag {flag[2:].replace('-', '_')}; use {use}" in refusal(capsys, [flag, "3", *NEEDED])
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("loss_type: cispo(bound=4)", ("loss_type", "cispo(bound=4)")),
+        ("loss_type: {cispo: {bound: 4}}", ("loss_type", "cispo(bound=4)")),
+        ("filter_groups: true", ("filter_groups", True)),
+        ("filter_groups: no", ("filter_groups", False)),
+        ("filter_groups: accuracy(unfilled=stop)", ("filter_groups", "accuracy(unfilled=stop)")),
+        ("importance_correction: null", ("importance_correction", None)),
+    ],
+)
+def test_rows_in_a_file_and_on_the_command_line(parse, write, line, expected):
+    name, value = expected
+    several = ["--num_iterations", "2"]
+    assert getattr(parse(write(line), *several), name) == value
+    if value is not None:
+        assert getattr(parse(*several, f"--{name}={value}"), name) == value
+    if value is True:
+        assert getattr(parse(f"--{name}"), name) is True
 
 
 def test_the_usage_names_the_command(capsys):
@@ -230,4 +258,4 @@ def test_help_needs_no_torch_and_shows_range_and_default():
     words = " ".join(shown.split())
     assert "--generation_top_p float Sample among the likeliest tokens" in words and "above 0 to 1" in words
     assert "%NN after one takes a seeded NN percent of it" in words
-    assert "--loss_type grpo|bnpo|dapo|dr_grpo|" in words and "[512]" in words
+    assert "--loss_type grpo|bnpo|dapo|dr_grpo|" in words and "[512]" in words and "of cispo: off_policy_mask" in words

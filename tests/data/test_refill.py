@@ -3,7 +3,7 @@
 from collections import Counter
 
 from qwenvl.data.difficulty import Difficulty
-from qwenvl.data.options import DifficultyOptions
+from qwenvl.data.options import DifficultyArguments
 from qwenvl.data.order import Part
 from qwenvl.data.refill import RefillOrder
 
@@ -57,7 +57,7 @@ def test_data_sets_are_mixed_as_the_epoch_is():
 
 
 def test_records_outside_of_the_band_are_passed_over_by_their_weight():
-    rates = Difficulty(DifficultyOptions(difficulty_band="0.1,0.9", difficulty_weight=0.25))
+    rates = Difficulty(DifficultyArguments(weight=0.25))
     for index in range(50):
         rates.add(0, index, [0.0])
     drawn = Counter()
@@ -69,7 +69,7 @@ def test_records_outside_of_the_band_are_passed_over_by_their_weight():
 
 
 def test_where_all_are_outside_the_places_are_still_taken():
-    rates = Difficulty(DifficultyOptions(difficulty_band="0.1,0.9", difficulty_weight=0.01))
+    rates = Difficulty(DifficultyArguments(weight=0.01))
     for index in range(100):
         rates.add(0, index, [0.0])
     assert len(order(difficulty=rates).draw(0, 1, 1, 6, ())) == 6

@@ -1,12 +1,11 @@
 import math
 from statistics import mean, stdev
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
 from qwenvl.grpo.advantages import ESTIMATORS, group_advantages, needs_whole_step
-from qwenvl.grpo.options import AdvantageEstimator, ObjectiveOptions
+from qwenvl.grpo.options import ESTIMATOR_ROWS
 
 NAN = math.nan
 
@@ -92,8 +91,7 @@ def test_refusals_name_the_cause():
 
 
 def test_the_options_name_the_estimators():
-    assert get_args(AdvantageEstimator) == tuple(ESTIMATORS)
-    assert get_type_hints(ObjectiveOptions)["advantage_estimator"] == AdvantageEstimator
+    assert tuple(ESTIMATOR_ROWS) == tuple(ESTIMATORS)
 
 
 # Three groups of three, two functions with weights 2 and 0.5. A row without any value has no reward.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
 
 from qwenvl.grpo.loss import LOSSES, StepCounts, objective_of
-from qwenvl.grpo.options import Correction, ObjectiveOptions
+from qwenvl.grpo.options import CORRECTION_ROWS, ObjectiveOptions
 from qwenvl.grpo.weighting import CORRECTIONS, Weighting, entropy_floor
 from tests.grpo.by_hand import ADVANTAGES, LENGTHS, Case, by_hand, random_case, settled
 
@@ -43,7 +42,7 @@ def check(objective, case, inputs, weights, **expected):
 
 
 def test_the_options_name_the_corrections():
-    assert get_args(Correction) == ("none", *CORRECTIONS)
+    assert tuple(CORRECTION_ROWS) == ("none", *CORRECTIONS)
 
 
 @pytest.mark.parametrize("kind", CORRECTIONS)
@@ -189,10 +188,8 @@ def test_the_options_reach_the_objective():
     options = ObjectiveOptions(
         entropy_coef=0.01,
         num_iterations=2,
-        off_policy_mask_threshold=0.2,
-        importance_correction="sequence_truncate",
-        importance_correction_min=0.5,
-        importance_correction_max=2.0,
+        loss_type="grpo(off_policy_mask=0.2)",
+        importance_correction="sequence_truncate(min=0.5, max=2)",
     )
     objective = objective_of(options, 8)
     assert objective.weighting == Weighting("sequence_truncate", 0.5, 2.0, 0.2) and objective.entropy_coef == 0.01

@@ -26,7 +26,7 @@ def test_a_run_on_a_cpu_is_refused_before_weights_are_read(make_4bit):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, "--load_in_4bit has no effect without LoRA"),
+        ({}, "--load_in_4bit has no effect without --lora_enable"),
         ({"lora_enable": True, "fsdp": True}, "weights in 4 bits are not split or gathered"),
         ({"lora_enable": True, "ref_model_name_or_path": "x"}, "the reference is the model without its adapter"),
     ],

@@ -80,7 +80,8 @@ class NextLoss(TrainerCallback):
         self._objectives = [trainer.objective]  # of the step that moves the policy
         for name in LOSSES:
             args = copy(trainer.args)
-            args.loss_type, args.grpo_epsilon, args.grpo_epsilon_high, args.cispo_bound = name, 0.02, 0.03, 1.02
+            args.loss_type = "cispo(bound=1.02)" if name == "cispo" else name
+            args.grpo_epsilon, args.grpo_epsilon_high = 0.02, 0.03
             self._objectives.append(objective_of(args, LONGEST))
 
     def on_step_begin(self, args, state, control, **kwargs):

@@ -4,7 +4,7 @@ import json
 from collections import Counter, defaultdict
 
 from qwenvl.data.difficulty import Difficulty
-from qwenvl.data.options import DifficultyOptions
+from qwenvl.data.options import DifficultyArguments
 from qwenvl.data.order import EpochSampler, Part
 from qwenvl.runlog import read_metrics, read_rollouts
 from tests.train.conftest import turns
@@ -16,7 +16,7 @@ def test_two_processes_fill_their_steps_together_and_draw_by_the_same_pass_rates
     rows = [{"id": f"text-{n}", "conversations": turns("What comes next? " + "step " * n, "(1)")} for n in range(8)]
     data, output = tmp_path / "texts.json", tmp_path / "alike"
     data.write_text(json.dumps(rows))
-    flags = {"filter_groups": True, "max_resample_rounds": 4, "difficulty_band": "0.1,0.99", "seed": 5}
+    flags = {"filter_groups": "total(max_rounds=4)", "difficulty_band": "total(high=0.99)", "seed": 5}
     launch(2, tiny_checkpoint(initializer_range=0.1), data, output, per_device_train_batch_size=2, max_steps=5, **flags)
     ranks = [
         [json.loads(line) for line in (output / "rollouts" / f"rank-{rank}.jsonl").read_text().splitlines()]
@@ -51,7 +51,7 @@ def test_two_processes_fill_their_steps_together_and_draw_by_the_same_pass_rates
     assert all(row["pass_rate"] == sum(totals[row["where"]]) / len(totals[row["where"]]) for row in known)
     assert [row["outside"] for row in known] == [False, True] * 4
     # The second epoch begins with step 3. Both processes draw it by what both have seen in the first.
-    difficulty = Difficulty(DifficultyOptions(difficulty_band="0.1,0.99"))
+    difficulty = Difficulty(DifficultyArguments(high=0.99))
     for row in read_rollouts(output):
         if row.sample == 0 and row.step < 3:
             difficulty.add(0, int(row.record_id[-1]), [1.0 if int(row.record_id[-1]) % 2 else 1 / 3])

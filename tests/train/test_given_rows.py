@@ -141,7 +141,7 @@ def test_rows_of_other_formats_with_their_pictures(make_trainer, tmp_path, capsy
 
 
 def test_a_large_table_stays_on_the_disk(rows, make_trainer):
-    trainer = make_trainer(datasets=[as_table(rows)], stream_above_records=0, max_steps=1)
+    trainer = make_trainer(datasets=[as_table(rows)], stream_above_mb=0, max_steps=1)
     assert isinstance(trainer.train_dataset.records, RecordFile)
     trainer.train()
 

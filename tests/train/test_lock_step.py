@@ -80,7 +80,8 @@ def test_rounds_adapters_and_a_reference_of_other_numbers(tiny_checkpoint, sop_d
     data, output = tmp_path / "rows.json", tmp_path / "alike"
     data.write_text(json.dumps([*rows, {"id": "image-6", **image}]))
     flags = ENGINES["zero3"] | RECIPES["lora"] | {"train_sampling_strategy": "sequential", "filter_groups": True}
-    flags |= {"shared_prefix": "off", "kl_in_reward": True, "check_parity": "every", "generation_max_length": 4}
+    flags |= {"shared_prefix": "off", "check_parity": "every", "generation_max_length": 4}
+    flags["advantage_estimator"] = "grpo(kl_in_reward=True)"
     launch(
         2, tiny_checkpoint(initializer_range=0.1), data, output, ds3_gather_for_generation=False, max_steps=3, **flags
     )

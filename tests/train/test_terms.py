@@ -71,7 +71,8 @@ def test_accumulation_is_exact_with_every_term(make_trainer, tmp_path):
 
 
 def test_the_policy_term_takes_the_same_tokens_in_every_iteration(make_trainer):
-    trainer = make_trainer(num_iterations=2, max_steps=2, top_entropy_quantile=0.4, off_policy_mask_threshold=0.01)
+    loss = "grpo(off_policy_mask=0.01)"
+    trainer = make_trainer(num_iterations=2, max_steps=2, top_entropy_quantile=0.4, loss_type=loss)
     masks, trained = [], trainer.journal.trained
     trainer.journal.trained = lambda step, experience, output: (
         masks.append(experience.policy_mask) or trained(step, experience, output)
@@ -100,8 +101,7 @@ def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkey
     monkeypatch.setattr(fast_paths, "_engine_of", lambda args, policy, local: Stale(local))
     trainer = make_trainer(
         per_device_train_batch_size=2,
-        importance_correction=f"{level}_mask",
-        importance_correction_max=1.3,
+        importance_correction=f"{level}_mask(max=1.3)",
         check_parity="off",
         grpo_alpha=0.8,
         grpo_beta=0.0,
@@ -135,7 +135,8 @@ def test_what_the_flags_ask_of_a_step(tmp_path, monkeypatch):
 
 
 def test_a_run_with_every_term(make_trainer, tmp_path):
-    trainer = make_trainer(num_iterations=2, max_steps=4, off_policy_mask_threshold=0.5, stop_strings=VOWELS, **TERMS)
+    loss = "grpo(off_policy_mask=0.5)"
+    trainer = make_trainer(num_iterations=2, max_steps=4, loss_type=loss, stop_strings=VOWELS, **TERMS)
     trainer.train()
     rows = rows_of(trainer)
     assert all({"entropy", "entropy_coef", "loss/entropy", "off_policy/dropped_frac"} <= row.keys() for row in rows)

@@ -22,9 +22,9 @@ def sometimes(completions, **columns):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"rollout_token_budget": 1, "kl_in_reward": True},
+        {"rollout_token_budget": 1, "advantage_estimator": "grpo(kl_in_reward=True)"},
         {"shared_prefix": "off", "rollout_token_budget": 200},
-        {"num_iterations": 2, "max_steps": 4, "temporal_contrast": True, "correctness_func": "accuracy"},
+        {"num_iterations": 2, "max_steps": 4, "temporal_contrast": True},
         {"filter_groups": True, "rollout_token_budget": 100, "check_parity": "every"},
     ],
     ids=lambda settings: next(iter(settings)),

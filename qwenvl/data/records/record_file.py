@@ -28,7 +28,7 @@ from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
 
 STREAM_ABOVE = int(ReadingOptions.stream_above_mb * 2**20)  # bytes of a file, unpacked
-STREAM_ABOVE_RECORDS = ReadingOptions.stream_above_records
+STREAM_ABOVE_RECORDS = 20_000
 SPOT_CHECKS = 200
 
 

@@ -190,7 +190,7 @@ def temporal_contrast(
     """The bonus for each correct completion of a video prompt whose frames had to be in order, and 0 for the others.
 
     The prompt is answered a few more times with its frames in random order. The bonus is given where the ordered
-    group's mean of ``correctness_func`` exceeds the shuffled group's by more than the margin. It is switched on by
+    group's mean of that reward exceeds the shuffled group's by more than the margin. It is switched on by
     ``--temporal_contrast``, not by ``--reward_funcs``. After T-GRPO (arXiv:2503.21776), which compares by a factor.
 
     Args:

@@ -18,6 +18,7 @@ from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.refill import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.model.waiting_media import put_aside
+from qwenvl.option import row_of
 from qwenvl.train.assemble import Parts
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
@@ -29,7 +30,7 @@ from qwenvl.types import TOTAL, PromptBatch, Record, RewardBatch
 
 
 class UnfilledStepError(RuntimeError):
-    """Groups with equal rewards were left after the last round (``on_unfilled_step stop``)."""
+    """Groups with equal rewards were left after the last round (``unfilled=stop`` of ``filter_groups``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +120,8 @@ class FilteringCollector(Collector):
         if self.stop and (left := sum(self._from_all(sum(len(place.open) for place in places)))):
             raise UnfilledStepError(
                 f"{left} groups of the step have equal rewards ({self.by}) after {rounds} rounds of other prompts "
-                "(--on_unfilled_step stop): take records that are neither too easy nor too hard, a reward with finer "
-                "steps, a higher --generation_temperature or --max_resample_rounds"
+                "(unfilled=stop of --filter_groups): take records that are neither too easy nor too hard, a reward "
+                "with finer steps, a higher --generation_temperature or more max_rounds"
             )
 
 
@@ -141,17 +142,18 @@ def filtering(
         ValueError: there is no such reward, or the data set can't be drawn from by number.
     """
     dataset = parts.train_dataset
-    if not args.filter_groups or dataset is None:
+    groups = row_of(args, "filter_groups")
+    if groups is None or dataset is None:
         return collector
     if not isinstance(dataset, GRPODataset):
         raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
-    by = args.filter_by or TOTAL
-    require_reward("filter_by", by, (*collector.rubric.names, *([NAME] if collector.contrast is not None else [])))
+    by, rounds = groups.name or TOTAL, groups.arguments.max_rounds
+    require_reward("filter_groups", by, (*collector.rubric.names, *([NAME] if collector.contrast is not None else [])))
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     order = RefillOrder(
         dataset.parts,
         args.seed if args.data_seed is None else args.data_seed,
-        longest=step * (4 + args.max_resample_rounds),
+        longest=step * (4 + rounds),
         process=args.process_index,
         processes=args.world_size,
         difficulty=difficulty,
@@ -162,8 +164,8 @@ def filtering(
         collate=parts.collator,
         order=order,
         by=by,
-        rounds=args.max_resample_rounds,
-        stop=args.on_unfilled_step == "stop",
+        rounds=rounds,
+        stop=groups.arguments.unfilled == "stop",
         measure=meter.mean,
     )
 

@@ -73,7 +73,7 @@ class KlPenalty:
         if not len(ids):  # a micro-batch without prompts, whose stand-in has one token
             return Penalty(torch.zeros(1, 1, device=ids.device), torch.zeros(0, dtype=torch.float64))
         if rollout.logprobs is None:
-            raise ValueError("--kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out")
+            raise ValueError("kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out")
         ref_logprobs = self.likelihood(reference, prompts, ids, mask, self.temperature).logprobs
         let_go(prompts)
         amounts = self.beta * completion_kl(rollout.logprobs, ref_logprobs, mask)

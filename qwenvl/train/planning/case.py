@@ -92,7 +92,6 @@ def lengths_of_data(args: GRPOConfig, most: int) -> Lengths:
         catalog_path=args.dataset_catalog,
         **vars(ReadOptions.of(args)),
         stream_above=int(args.stream_above_mb * 2**20),
-        stream_above_records=args.stream_above_records,
         seed=args.seed,
         check_record=None if targets is None else targets.check_record,
     )

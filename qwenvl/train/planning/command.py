@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +9,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from qwenvl.config.command_line import config_from, file_tokens, help_text, raising, split_file
-from qwenvl.config.flags import add_options
+from qwenvl.config.command_line import config_from, file_tokens, help_text, split_file
+from qwenvl.config.flags import FlagParser
 from qwenvl.option import Options, option, problems_of
 from qwenvl.plan.memory import Estimate, amount, memory_lines
 from qwenvl.plan.remedies import Case, cheapest_way, remedies, remedy_lines
@@ -117,8 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan. The status is 0 where the run fits, 3 where not, 2 for a bad command, 1 for bad data."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(argv):
-        parser = argparse.ArgumentParser(usage=USAGE, add_help=False, description=PURPOSE)
-        add_options(parser.add_argument_group("a plan"), PlanOptions)
+        parser = FlagParser(usage=USAGE, add_help=False, description=PURPOSE)
+        parser.add_options(PlanOptions, group=parser.add_argument_group("a plan"))
         print(parser.format_help() + "\n" + help_text("and any flag of training:", "").split("\n", 1)[1])
         return 0
     with ends_at_ctrl_c(COMMAND):
@@ -148,9 +147,8 @@ def request_of(argv: Sequence[str]) -> PlanRequest:
     argv = [
         "--model_name_or_path" + word[len("--model") :] if word.split("=")[0] == "--model" else word for word in argv
     ]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_options(parser, PlanOptions)
-    parser.error = raising("")  # type: ignore[method-assign]
+    parser = FlagParser(raises=True, add_help=False)
+    parser.add_options(PlanOptions)
     own, rest = parser.parse_known_args(argv)
     options = PlanOptions(**vars(own))
     file, rest = split_file(rest)

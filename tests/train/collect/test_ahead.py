@@ -133,7 +133,7 @@ def test_while_nothing_moves_all_is_as_if_sampled_in_turn(make_trainer, engine_o
 @pytest.mark.parametrize("correction", ["token_truncate", "none"])
 def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engine_of_its_own, correction):
     """Corrected for, their weight is min(w, bound). Else the ratio reaches back to these weights, and is clipped."""
-    own = {"importance_correction": "token_truncate", "importance_correction_max": 1.02}
+    own = {"importance_correction": "token_truncate(max=1.02)"}
     if correction == "none":
         own = {"importance_correction": "none", "grpo_epsilon": 0.05}
     trainer = make_trainer(
@@ -194,7 +194,7 @@ def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engi
     [
         {"killed": 2, "resumed_from": 1, "async_rollouts": 2, "importance_correction": "none", "max_steps": 4},
         {"killed": 5, "resumed_from": 4, "async_rollouts": 3, "num_iterations": 2, "max_steps": 10, "save_steps": 2}
-        | {"kl_in_reward": True},
+        | {"advantage_estimator": "grpo(kl_in_reward=True)"},
     ],
     ids=str,
 )
@@ -233,8 +233,8 @@ def every_other(completions, id, **columns):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"filter_groups": True, "max_resample_rounds": 9, "functions": [every_other]},
-        {"temporal_contrast": True, "correctness_func": "format"},
+        {"filter_groups": "total(max_rounds=9)", "functions": [every_other]},
+        {"temporal_contrast": "format"},
     ],
     ids=["filter_groups", "temporal_contrast"],
 )

@@ -115,8 +115,7 @@ def test_the_second_group_is_drawn_by_itself(make_trainer, sop_data):
     (sop_data.parent / "clips.json").write_text(json.dumps(rows))
     trainer = make_trainer(
         dataset_use=str(sop_data.parent / "clips.json"),
-        temporal_contrast=True,
-        temporal_contrast_share=1.0,
+        temporal_contrast="accuracy(share=1)",
         per_device_train_batch_size=6,
         max_steps=1,
         generation_temperature=1.0,
@@ -150,10 +149,9 @@ def test_correctness_may_be_a_plugin_that_does_not_apply_to_every_record(make_tr
     trainer = make_trainer(
         functions=("clips", "heavy"),
         external_plugins=[str(plugin)],
-        correctness_func="clips",
         reward_workers=1,
         dataset_use=str(sop_data.parent / "routed.json"),
-        temporal_contrast=True,
+        temporal_contrast="clips",
         per_device_train_batch_size=8,
         max_steps=1,
     )
@@ -162,6 +160,3 @@ def test_correctness_may_be_a_plugin_that_does_not_apply_to_every_record(make_tr
     assert given == {"clip-0": None, "text": None, "image": None} | {f"clip-{n}": 0.0 for n in range(1, 6)}
 
 
-def test_its_settings_need_it(make_trainer):
-    with pytest.raises(ValueError, match="--temporal_contrast_bonus has no effect without --temporal_contrast"):
-        make_trainer(temporal_contrast_bonus=0.5)

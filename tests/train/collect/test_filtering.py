@@ -7,11 +7,15 @@ from collections import defaultdict
 import pytest
 import torch
 
-from qwenvl.grpo.options import FilterOptions
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.collect.filtering import UnfilledStepError
 
 FILTER = {"filter_groups": True, "check_parity": "every", "per_device_train_batch_size": 4}
+ONE_ROUND = {**FILTER, "filter_groups": "total(max_rounds=1)"}
+
+
+def nine_rounds(by: str = "total") -> dict:
+    return {**FILTER, "filter_groups": f"{by}(max_rounds=9)"}
 
 
 def spread(*known: str):
@@ -52,7 +56,8 @@ def is_dropped(group) -> bool:
         {"per_device_train_batch_size": 4},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
         {"per_device_train_batch_size": 3, "num_iterations": 2, "max_steps": 4},
-        {"per_device_train_batch_size": 4, "shared_prefix": "off", "scale_rewards": "batch", "kl_in_reward": True},
+        {"per_device_train_batch_size": 4, "shared_prefix": "off", "scale_rewards": "batch"}
+        | {"advantage_estimator": "grpo(kl_in_reward=True)"},
         {"per_device_train_batch_size": 4, "top_entropy_quantile": 0.5, "entropy_coef": 0.01, "entropy_target": 3.0},
     ],
     ids=str,
@@ -60,7 +65,7 @@ def is_dropped(group) -> bool:
 def test_a_step_is_filled_with_groups_that_differ(make_trainer, split):
     """Half of the records teach something. Whatever the split, the step has its size and its numbers."""
     good = ("clip-1", "clip-2", "text", "image")
-    settings = {**FILTER, "max_resample_rounds": 9, **split}
+    settings = {**FILTER, "filter_groups": "total(max_rounds=9)", **split}
     trainer = make_trainer(**settings, functions=[spread(*good)])
     trainer.train()
     places = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
@@ -89,7 +94,7 @@ def test_a_step_is_filled_with_groups_that_differ(make_trainer, split):
 
 def test_places_keep_what_they_had_and_the_loss_is_that_of_the_kept_groups(make_trainer):
     """The joined micro-batch has the log-probs of its groups alone, and only the replaced ones changed."""
-    trainer = make_trainer(**FILTER, functions=[spread("clip-1", "clip-2", "text", "image")], max_resample_rounds=9)
+    trainer = make_trainer(**nine_rounds(), functions=[spread("clip-1", "clip-2", "text", "image")])
     batch = next(iter(trainer.get_train_dataloader()))["prompts"]
     (experience,) = trainer.collector.collect(trainer.model, [batch], trainer.state)
     was_good = [record.id in ("clip-1", "clip-2", "text", "image") for record in batch.records]
@@ -136,7 +141,7 @@ def test_where_all_differ_nothing_is_drawn_again(make_trainer, tmp_path):
 
 
 def test_the_run_stops_where_it_is_told_to(make_trainer):
-    trainer = make_trainer(**FILTER, on_unfilled_step="stop", functions=[spread("text")])
+    trainer = make_trainer(**FILTER | {"filter_groups": "total(unfilled=stop)"}, functions=[spread("text")])
     with pytest.raises(UnfilledStepError, match=r"3 groups of the step have equal rewards \(total\) after \d rounds"):
         trainer.train()
     assert trainer.state.global_step == 0
@@ -152,7 +157,7 @@ def test_by_the_values_of_one_function(make_trainer):
     def letters(completions, id, **columns):
         return [0.1 * (n % 3) for n in range(len(completions))]
 
-    trainer = make_trainer(**FILTER, filter_by="right", functions=[right, letters], max_resample_rounds=9, max_steps=4)
+    trainer = make_trainer(**nine_rounds("right"), functions=[right, letters], max_steps=4)
     trainer.train()
     groups = [group for groups in groups_of(trainer).values() for group in groups]
     assert {group[0].record_id for group in groups if is_dropped(group)} == {"clip-1", "clip-2"}
@@ -166,7 +171,7 @@ def test_gdpo_keeps_groups_whose_functions_cancel_out(make_trainer):
     def down(completions, id, **columns):
         return [-float(n % 3) if each != "text" else 0.0 for n, each in enumerate(id)]
 
-    settings = {**FILTER, "functions": [up, down], "max_steps": 1, "max_resample_rounds": 1}
+    settings = {**ONE_ROUND, "functions": [up, down], "max_steps": 1}
     by_total = make_trainer(**settings)
     by_total.train()
     assert logged(by_total)[0]["filter/rounds"] == 1
@@ -183,14 +188,14 @@ def test_gdpo_has_groups_replaced_that_differ_in_a_reward_without_weight_alone(m
         return [1.0] * len(completions)
 
     weighed = {"functions": [watched, same], "reward_weights": [0.0, 1.0], "advantage_estimator": "gdpo"}
-    trainer = make_trainer(**FILTER, **weighed, max_steps=1, max_resample_rounds=1)
+    trainer = make_trainer(**ONE_ROUND, **weighed, max_steps=1)
     trainer.train()
     assert logged(trainer)[0]["filter/rounds"] == 1, "all advantages are 0"
 
 
 def test_there_is_no_such_reward(make_trainer):
-    with pytest.raises(ValueError, match="--filter_by accurate: no such reward in this run; give one of total, let"):
-        make_trainer(filter_groups=True, filter_by="accurate")
+    with pytest.raises(ValueError, match="--filter_groups accurate: no such reward in this run; give one of total"):
+        make_trainer(filter_groups="accurate")
 
 
 def test_bad_samples_are_counted_and_not_replaced(make_trainer, sop_data, tmp_path):
@@ -212,14 +217,13 @@ def test_bad_samples_are_counted_and_not_replaced(make_trainer, sop_data, tmp_pa
     (row,) = logged(trainer)
     assert row["data/bad_samples"] == 3 and row["filter/rounds"] == 0, "no records are left to draw"
     trainer = make_trainer(
-        **FILTER | {"per_device_train_batch_size": 1},
+        **FILTER | {"per_device_train_batch_size": 1, "filter_groups": "total(max_rounds=6)"},
         dataset_use=str(path),
         output_dir=str(tmp_path / "single"),
         allow_outside_media=True,
         on_bad_sample="skip",
         functions=[spread("text")],
         max_steps=7,
-        max_resample_rounds=6,
     )
     trainer.train()
     rows = logged(trainer)
@@ -237,9 +241,8 @@ def test_temporal_contrast_is_part_of_the_total(make_trainer):
     def some_right(completions, id, **columns):
         return [0.0 if n % 3 else 1.0 for n in range(len(completions))]
 
-    trainer = make_trainer(
-        **FILTER, temporal_contrast=True, filter_by="temporal_contrast", functions=[some_right], max_resample_rounds=2
-    )
+    groups = {"filter_groups": "temporal_contrast(max_rounds=2)"}
+    trainer = make_trainer(**FILTER | groups, temporal_contrast=True, functions=[some_right])
     trainer.train()
     for groups in groups_of(trainer).values():
         for group in groups:
@@ -275,9 +278,3 @@ def test_a_killed_and_resumed_run_draws_what_it_would_have(whole_and_resumed):
         for trainer in (whole, resumed)
     ]
     assert numbers[0] == numbers[1]
-
-
-def test_options_without_effect():
-    for name, value in {"filter_by": "accuracy", "max_resample_rounds": 5, "on_unfilled_step": "stop"}.items():
-        with pytest.raises(ValueError, match=f"--{name} has no effect without --filter_groups"):
-            FilterOptions(**{name: value})

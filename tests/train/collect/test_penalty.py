@@ -19,9 +19,8 @@ def test_advantages_are_those_of_the_lowered_rewards(make_trainer):
     trainer = make_trainer(
         functions=(letters,),
         on_reward_error="skip",
-        kl_in_reward=True,
         grpo_beta=BETA,
-        advantage_estimator="reinforce_plus_plus",
+        advantage_estimator="reinforce_plus_plus(kl_in_reward=True)",
         per_device_train_batch_size=2,
         gradient_accumulation_steps=4,
         num_iterations=2,
@@ -67,7 +66,7 @@ def test_advantages_are_those_of_the_lowered_rewards(make_trainer):
 
 
 def test_an_engine_without_logprobs_is_refused(make_trainer):
-    trainer = make_trainer(kl_in_reward=True)
+    trainer = make_trainer(advantage_estimator="grpo(kl_in_reward=True)")
     draw = trainer.paths.engine.draw
 
     def silent(*args):
@@ -76,5 +75,5 @@ def test_an_engine_without_logprobs_is_refused(make_trainer):
         return rollout
 
     trainer.paths.engine.draw = silent
-    with pytest.raises(ValueError, match="--kl_in_reward needs the log-probs of sampling"):
+    with pytest.raises(ValueError, match="kl_in_reward needs the log-probs of sampling"):
         trainer.train()

@@ -34,9 +34,9 @@ def test_the_display(asked, silent, terminal, kind, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"display": "bar", "disable_tqdm": True}, "--disable_tqdm has no effect with --display"),
-        ({"display": "none", "log_completions_every": 5}, "no effect with --display none"),
-        ({"disable_tqdm": True, "log_completions_every": 5}, "no effect with --disable_tqdm"),
+        ({"display": "bar", "disable_tqdm": True}, "--display cannot be used with --disable_tqdm"),
+        ({"display": "none", "log_completions_every": 5}, "cannot be used with --display none"),
+        ({"disable_tqdm": True, "log_completions_every": 5}, "cannot be used with --disable_tqdm"),
         ({"log_completions_every": -1}, "--log_completions_every must be at least 0"),
     ],
 )

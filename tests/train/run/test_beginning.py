@@ -107,7 +107,7 @@ def test_resume_takes_the_folder_of_a_checkpoint(command, tmp_path):
     assert command("--resume=none")[1].startswith("qwenvl train: none: not a checkpoint")
     for flag, words in (
         ("--resume_from_checkpoint=True", "name what the run goes on from twice"),
-        ("--overwrite_output_dir=True", "--overwrite_output_dir has no effect with --resume auto"),
+        ("--overwrite_output_dir=True", "--overwrite_output_dir has no effect without --resume never"),
     ):
         status, line = command("--resume=auto", flag)
         assert status == 2 and words in line

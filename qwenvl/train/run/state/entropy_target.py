@@ -12,6 +12,9 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.loss import Objective, StepCounts
 from qwenvl.train.run.resumed import SettingsError
 
+STEP = 0.005
+"""The change of the weight each time completions are sampled."""
+
 
 class EntropyTarget(TrainerCallback, ExportableState):
     """Moves the weight of the entropy bonus towards a target entropy (Skywork-OR1, arXiv:2505.22312, section 4.1).
@@ -36,7 +39,7 @@ class EntropyTarget(TrainerCallback, ExportableState):
         """What the flags ask for."""
         if args.entropy_target is None:
             return None
-        return cls(args.entropy_target, args.entropy_coef_step, args.entropy_coef)
+        return cls(args.entropy_target, STEP, args.entropy_coef)
 
     def weight_for(self, entropy: float | None) -> float:
         """The weight of the bonus for a step whose completions have this entropy. The next step's moves.

@@ -15,8 +15,8 @@ from transformers.trainer_callback import ExportableState
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.difficulty import Difficulty
-from qwenvl.data.options import DifficultyOptions
 from qwenvl.files import written_whole
+from qwenvl.option import row_of
 from qwenvl.rewards import Rubric
 from qwenvl.train.collect.scored import Scored
 from qwenvl.train.run.resumed import SettingsError
@@ -115,18 +115,19 @@ def build_pass_rates(
     Raises:
         ValueError: there is no such reward, the totals are no measure, or the data set can't be drawn from by number.
     """
-    if args.difficulty_band is None or dataset is None:
+    band = row_of(args, "difficulty_band")
+    if band is None or dataset is None:
         return None
     if not isinstance(dataset, GRPODataset):
         raise ValueError("--difficulty_band needs a GRPODataset, as load_dataset makes it")
-    by = args.difficulty_by or ("accuracy" if "accuracy" in rubric.names else TOTAL)
-    require_reward("difficulty_by", by, rubric.names)
+    by = band.name or ("accuracy" if "accuracy" in rubric.names else TOTAL)
+    require_reward("difficulty_band", by, rubric.names)
     if by == TOTAL and args.reward_aggregation == "normalize_then_sum":
         raise ValueError(
             "--difficulty_band: with --reward_aggregation normalize_then_sum the totals of a group have a mean of 0; "
-            f"give --difficulty_by one of {', '.join(rubric.names)}"
+            f"give it one of {', '.join(rubric.names)}"
         )
-    return PassRates(Difficulty(DifficultyOptions.of(args)), by, measure)
+    return PassRates(Difficulty(band.arguments), by, measure)
 
 
 def require_reward(flag: str, name: str, functions: tuple[str, ...]) -> None:

@@ -23,9 +23,9 @@ def test_the_weight_by_hand():
 def test_what_the_flags_ask_for(tmp_path):
     make = lambda **flags: EntropyTarget.of(GRPOConfig(str(tmp_path), use_cpu=True, **flags))
     assert make() is None and make(entropy_coef=0.1) is None
-    made = make(entropy_coef=0.1, entropy_target=0.5, entropy_coef_step=0.01)
+    made = make(entropy_coef=0.1, entropy_target=0.5)
     assert made.state() == {
-        "args": {"target": 0.5, "step": 0.01, "first": 0.1}, "attributes": {"coefficient": 0.1}
+        "args": {"target": 0.5, "step": 0.005, "first": 0.1}, "attributes": {"coefficient": 0.1}
     }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_a_first_weight_that_would_have_no_effect_is_refused():
 @pytest.mark.parametrize("restores", [False, True])
 def test_a_resumed_run_has_the_weights_of_the_uninterrupted_one(whole_and_resumed, tmp_path, restores):
     """All processes of the run have an entropy below the first target, so that its weight grows at each step."""
-    flags = {"entropy_coef": 0.1, "entropy_target": 100.0, "entropy_coef_step": 0.02, "num_iterations": 2}
+    flags = {"entropy_coef": 0.1, "entropy_target": 100.0, "num_iterations": 2}
     whole_and_resumed(
         killed=6, resumed_from=4, max_steps=8, save_steps=4, save_strategy="steps",
         restore_callback_states_from_checkpoint=restores, **flags,
@@ -55,6 +55,6 @@ def test_a_resumed_run_has_the_weights_of_the_uninterrupted_one(whole_and_resume
     for name in ("whole", "cut"):
         rows = [row for row in read_metrics(tmp_path / name) if "loss" in row]
         weights = [row["entropy_coef"] for row in rows]
-        assert weights == pytest.approx([0.1, 0.1, 0.12, 0.12, 0.14, 0.14, 0.16, 0.16], rel=1e-12)
+        assert weights == pytest.approx([0.1, 0.1, 0.105, 0.105, 0.11, 0.11, 0.115, 0.115], rel=1e-12)
         for row in rows:
             assert row["loss/entropy"] == pytest.approx(-row["entropy_coef"] * row["entropy"], rel=1e-5)

@@ -13,7 +13,8 @@ from qwenvl.train.run.state.pass_rates import FILE
 from qwenvl.train.warmup.config import WarmupConfig
 
 SOLVED = ("clip-0", "clip-1", "clip-2", "text")
-BAND = {"difficulty_band": "0.1,0.9", "difficulty_window": 1, "per_device_train_batch_size": 2, "num_iterations": 1}
+BAND = {"difficulty_band": "solved(low=0.1, high=0.9, window=1)", "per_device_train_batch_size": 2, "num_iterations": 1}
+ANY = {**BAND, "difficulty_band": True}
 
 
 def solved(completions, id, **columns):
@@ -26,7 +27,7 @@ def brief(completions, **columns):
     return [0.1 * (n % 3) for n in range(len(completions))]
 
 
-FUNCTIONS = {"functions": [solved, brief], "difficulty_by": "solved"}
+FUNCTIONS = {"functions": [solved, brief]}
 
 
 def drawn(trainer, epoch_steps: int) -> dict[int, Counter]:
@@ -71,7 +72,7 @@ def test_solved_records_are_drawn_less_in_an_epoch_of_the_same_length(make_train
 
 def test_a_run_that_is_resumed_in_the_midst_of_an_epoch_draws_what_it_would_have(whole_and_resumed, tmp_path):
     """Each epoch is drawn by the one before: the checkpoint has one half of it, the resumed run sees the other."""
-    settings = {**BAND, **FUNCTIONS, "filter_groups": True, "filter_by": "solved", "save_strategy": "steps"}
+    settings = {**BAND, **FUNCTIONS, "filter_groups": "solved", "save_strategy": "steps"}
     whole, resumed = whole_and_resumed(killed=7, resumed_from=6, max_steps=14, save_steps=6, **settings)
     rows = [list(read_rollouts(trainer.args.output_dir)) for trainer in (whole, resumed)]
     assert rows[0] == rows[1] and any(row.dropped for row in rows[0] if row.step > 6)
@@ -92,8 +93,9 @@ def test_a_new_run_in_the_folder_begins_without_pass_rates(make_trainer, tmp_pat
 def test_a_resumed_run_keeps_its_band(make_trainer, tmp_path):
     settings = {**BAND, **FUNCTIONS, "save_strategy": "steps", "save_steps": 1}
     make_trainer(**settings, max_steps=1).train()
-    with pytest.raises(SettingsError, match=r"--difficulty_band was 0\.1,0\.9 and is 0\.2,0\.9: the order"):
-        make_trainer(**settings | {"difficulty_band": "0.2,0.9"}).train(str(tmp_path / "run" / "checkpoint-1"))
+    with pytest.raises(SettingsError, match=r"--difficulty_band was solved\(low=0\.1.* and is .*low=0\.2\): the order"):
+        settings["difficulty_band"] = "solved(low=0.2)"
+        make_trainer(**settings).train(str(tmp_path / "run" / "checkpoint-1"))
 
 
 def test_a_checkpoint_without_pass_rates_is_refused(make_trainer, tmp_path):
@@ -112,26 +114,26 @@ def test_which_reward_it_is(make_trainer):
     def accuracy(completions, **columns):
         return [0.0 for _ in completions]
 
-    assert make_trainer(**BAND, functions=[brief, accuracy]).pass_rates._by == "accuracy"
-    assert make_trainer(**BAND, functions=[brief]).pass_rates._by == "total"
-    with pytest.raises(ValueError, match="--difficulty_by right: no such reward in this run; give one of total, brief"):
-        make_trainer(**BAND, functions=[brief], difficulty_by="right")
-    with pytest.raises(ValueError, match="the totals of a group have a mean of 0; give --difficulty_by one of brief"):
-        make_trainer(**BAND, functions=[brief], reward_aggregation="normalize_then_sum")
+    assert make_trainer(**ANY, functions=[brief, accuracy]).pass_rates._by == "accuracy"
+    assert make_trainer(**ANY, functions=[brief]).pass_rates._by == "total"
+    with pytest.raises(ValueError, match="--difficulty_band right: no such reward in this run; give one of total"):
+        make_trainer(**BAND | {"difficulty_band": "right"}, functions=[brief])
+    with pytest.raises(ValueError, match="the totals of a group have a mean of 0; give it one of brief"):
+        make_trainer(**ANY, functions=[brief], reward_aggregation="normalize_then_sum")
 
 
 def test_one_epoch_has_none_before_it():
-    with pytest.raises(ValueError, match="--difficulty_band has no effect with --num_train_epochs 1: it goes by"):
-        GRPOConfig(difficulty_band="0.1,0.9")
-    GRPOConfig(difficulty_band="0.1,0.9", max_steps=100)
+    with pytest.raises(ValueError, match="--difficulty_band has no effect without --num_train_epochs above 1"):
+        GRPOConfig(difficulty_band=True)
+    GRPOConfig(difficulty_band=True, max_steps=100)
 
 
 def test_records_in_their_own_order_are_not_drawn_less():
-    with pytest.raises(ValueError, match="--difficulty_band has no effect with --train_sampling_strategy sequential"):
-        GRPOConfig(difficulty_band="0.1,0.9", max_steps=100, train_sampling_strategy="sequential")
+    with pytest.raises(ValueError, match="--difficulty_band cannot be used with --train_sampling_strategy sequential"):
+        GRPOConfig(difficulty_band=True, max_steps=100, train_sampling_strategy="sequential")
 
 
 def test_a_warm_up_has_no_pass_rates():
-    for name, value in {"difficulty_band": "0.1,0.9", "filter_groups": True}.items():
+    for name, value in {"difficulty_band": True, "filter_groups": True}.items():
         with pytest.raises(ValueError, match=f"--{name} has no effect in a warm-up: it is about training by rewards"):
             WarmupConfig(**{name: value}, max_steps=10)
