@@ -37,7 +37,6 @@ from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
 from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
-from qwenvl.rewards.resolve import plugin_functions, resolve
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
@@ -144,44 +143,44 @@ def build_rewards(
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
     named = ("format_reward_weight", "accuracy_reward_weight")
-    rubric = build_rubric(
+    rubric = _rubric(
+        args,
         functions,
         weights,
         *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
-        external_plugins=args.external_plugins or (),
         reward_models=args.reward_model or (),
-        settings=reward_settings(args),
         aggregation=args.reward_aggregation,
-        on_error=args.on_reward_error,
-        timeout=args.reward_timeout,
     )
     if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, args.correctness_func}:
         raise ValueError("--response_format has no effect: only format and strict_format read it")
+    used = [*rubric.functions, *(each for function in rubric.functions for each in function.arguments.values())]
+    heavy = any(getattr(each, "cpu_heavy", False) or getattr(each, "name", "") == "math_accuracy" for each in used)
+    if args.reward_workers and not heavy and not args.temporal_contrast:
+        raise ValueError("--reward_workers has no effect: only math_accuracy and functions marked cpu_heavy use them")
     return rubric
 
 
-def reward_settings(args: GRPOConfig) -> RewardSettings:
-    """The settings of a run that are defaults of arguments of reward functions."""
-    return RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)})
+def _rubric(args: GRPOConfig, *given: Any, **more: Any) -> Rubric:
+    """A rubric with the settings of the run."""
+    return build_rubric(
+        *given,
+        external_plugins=args.external_plugins or (),
+        settings=RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)}),
+        on_error=args.on_reward_error,
+        timeout=args.reward_timeout,
+        **more,
+    )
 
 
 def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContrast | None:
     """The bonus for answers that need the order of the frames, if the flags ask for it."""
     if not args.temporal_contrast:
         return None
-    plugins = plugin_functions(args.external_plugins or ())
-    correctness = resolve(args.correctness_func, vars(reward_settings(args)), plugins)
     return TemporalContrast(
         share=args.temporal_contrast_share,
         margin=args.temporal_contrast_margin,
         bonus=args.temporal_contrast_bonus,
-        correctness=Rubric(
-            [correctness],
-            [1.0],
-            on_error=args.on_reward_error,
-            timeout=args.reward_timeout,
-            workers=args.reward_workers,
-        ),
+        correctness=_rubric(args, args.correctness_func),
         temporal_patch_size=temporal_patch_size,
     )
 

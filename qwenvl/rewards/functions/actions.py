@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Annotated, Any, NamedTuple
 
 from qwenvl.files import require
 from qwenvl.rewards.function import Argument
-from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unified
+from qwenvl.rewards.functions.text import normalized, pairs, unified, unreadable
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
@@ -80,19 +80,8 @@ def action_order(completions: list[str], solution: list[str], **columns: Any) ->
     return [_order(answer, truth) for answer, truth in pairs(completions, solution)]
 
 
-def check_action_numbers(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record cannot be scored by the order of its actions: its solution has no numbers."""
-    if action_numbers(solution_of(solution)):
-        return None
-    return f'the solution names no action: expected "(1) ... (2) ..." numbers, got {solution[:80]!r}'
-
-
-def check_actions(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record cannot be scored by its actions: its solution names none."""
-    truth = solution_of(solution)
-    if action_numbers(truth) or action_phrases(truth):
-        return None
-    return f'the solution names no action: expected "(1) ..." numbers or phrases, got {solution[:80]!r}'
+check_action_numbers = partial(unreadable, action_numbers, 'names no action: expected "(1) ... (2) ..." numbers')
+check_actions = partial(unreadable, action_phrases, 'names no action: expected "(1) ..." numbers or phrases')
 
 
 def _overlap(answer: str | None, truth: str, listed: dict[str, int] | None) -> float:
