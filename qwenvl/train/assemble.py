@@ -38,9 +38,8 @@ from qwenvl.model.positions import position_rule
 from qwenvl.option import was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.train.collect.collector import Collector
+from qwenvl.train.collect.collector import Collector, KlPenalty
 from qwenvl.train.collect.contrast import TemporalContrast
-from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look
@@ -143,6 +142,8 @@ def build_rewards(
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
     named = ("format_reward_weight", "accuracy_reward_weight")
+    if args.temporal_contrast and args.async_rollouts:
+        raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
     rubric = _rubric(
         args,
         functions,

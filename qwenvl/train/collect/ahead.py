@@ -24,7 +24,6 @@ from qwenvl.model.sharding import whole_weights
 from qwenvl.rollout.ahead import AheadEngine, Ask
 from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, SamplingParams, WeightsLostError, lost_together
 from qwenvl.train.collect.collector import Collector
-from qwenvl.train.collect.contrast import NAME, TemporalContrast, with_videos
 from qwenvl.train.collect.filtering import FilteringCollector
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RolloutBatch
@@ -46,7 +45,6 @@ class StepQueue:
         due: whether the present step waits for its completions.
         version: optimizer steps that were done when it was collected.
         inputs: model inputs of micro-batches that the engine was asked about, until they are collected.
-        shuffled: their prompts with frames in random order, for ``temporal_contrast``.
     """
 
     def __init__(self, depth: int = 0, repeats: int = 1):
@@ -60,7 +58,6 @@ class StepQueue:
         self.upcoming: Sequence[Sequence[PromptBatch]] = ()
         self.due, self.version = False, 0
         self.inputs: dict[int, PromptInputs] = {}
-        self.shuffled: dict[int, PromptBatch] = {}
         self._drawn: deque[tuple[list[Any], Any]] = deque()
         self._epoch: Iterator[Any] | None = None
 
@@ -121,7 +118,6 @@ class StepQueue:
         self._drawn.clear()
         self.upcoming, self.due = (), False
         self.inputs.clear()
-        self.shuffled.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +156,7 @@ class AheadCollector(Collector):
             self._ask(model, [batches])
         with self.clock("time/sample_s"), self.clock("async/wait_s"):
             self._wait(model)
-        staleness = state.global_step - self.engine.take(self._seeds(batches))
+        staleness = state.global_step - self.engine.take([self._seed_of(batches)])
         if self.asks_first:  # so that the engine samples while rewards are computed
             self._ask_on(model)
         experiences = super().collect(model, batches, state)
@@ -189,35 +185,15 @@ class AheadCollector(Collector):
         with self.clock("time/sync_s"), lost_together(self.engine):
             self.engine.sync(model, self.queue.version)
         for batches in steps:
-            asks = [self._request(model, batches, self.group_size)]
-            if self.contrast is not None:
-                for batch in batches:
-                    self.queue.shuffled[id(batch)] = super()._shuffled(self.contrast, batch)
-                parts = [self.queue.shuffled[id(batch)] for batch in batches]
-                asks.append(self._request(model, parts, self.contrast.group_size(self.group_size), NAME))
+            with self.clock("time/vision_s"):
+                self.queue.inputs |= zip(map(id, batches), self._encoded(model, batches), strict=True)
+            prompts = [EnginePrompts(batch, self.queue.inputs[id(batch)]) for batch in batches]
             with self.autocast():
-                self.engine.ask(model, asks)
-
-    def _request(self, model: nn.Module, batches: Sequence[PromptBatch], size: int, *purpose: object) -> Ask:
-        with self.clock("time/vision_s"):
-            self.queue.inputs |= zip(map(id, batches), self._encoded(model, batches), strict=True)
-        prompts = [EnginePrompts(batch, self.queue.inputs[id(batch)]) for batch in batches]
-        return Ask(prompts, size, self.params, self._seed_of(batches, *purpose))
-
-    def _seeds(self, batches: Sequence[PromptBatch]) -> list[int]:
-        """The seeds of what was asked for a step."""
-        seeds = [self._seed_of(batches)]
-        if self.contrast is not None:
-            seeds.append(self._seed_of([with_videos(batch) for batch in batches], NAME))
-        return seeds
+                self.engine.ask(model, [Ask(prompts, self.group_size, self.params, self._seed_of(batches))])
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         known = self.queue.inputs.pop(id(batch), None)
         return super()._encode(model, batch) if known is None else known
-
-    def _shuffled(self, contrast: TemporalContrast, batch: PromptBatch) -> PromptBatch:
-        known = self.queue.shuffled.pop(id(batch), None)
-        return super()._shuffled(contrast, batch) if known is None else known
 
 
 @dataclass(frozen=True, kw_only=True)
