@@ -145,7 +145,7 @@ forms and other compatibility characters are read as plain ones (NFKC): （1） 
 fractions stay as they are: x² is not x2. Functions marked * need `pip install "qwenvl[rewards]"`.
 """
 
-BY_FLAG_HEAD = """Two rewards are asked for by a flag of their own, and not among `--reward_funcs`:
+BY_FLAG_HEAD = """Two rewards are set by a flag of their own, and not among `--reward_funcs`:
 """
 
 EXTRA = {"action_order", "math_accuracy", "ocr", "rouge", "box_iou", "box_giou"}

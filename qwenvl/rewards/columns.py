@@ -27,7 +27,7 @@ def reward_columns(
         records: P.
         group_size: completions per record.
         opened_think: P, whether the prompt ends inside a think block, as those of thinking checkpoints do. None where
-            no prompt does. A completion then goes on inside that block, without a ``<think>`` of its own.
+            no prompt does. A completion then continues that block, without a ``<think>`` of its own.
         more: lists of N values besides, such as ``completion_ids`` (lists without padding) and ``finish_reasons``.
     """
     names = dict.fromkeys(name for record in records for name in record.fields)

@@ -188,7 +188,7 @@ def resolve(each: Named, settings: Mapping[str, Any] | None = None, plugins: Plu
 
 def _no_such(name: str, names: Sequence[str]) -> str:
     if name in BY_FLAG:
-        return f"{name} is asked for by --{name}, not among --reward_funcs"
+        return f"{name} is set by --{name}, not among --reward_funcs"
     near = get_close_matches(name, names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     words = name.replace(",", " ").split()

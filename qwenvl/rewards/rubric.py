@@ -146,7 +146,7 @@ class Rubric:
                 functions that score the row.
             group_size: completions per prompt. None where rows are no groups (evaluation): values are then summed as
                 they are, whatever the aggregation.
-            trainer_state: handed to functions that ask for it.
+            trainer_state: an argument of functions that name it.
 
         Raises:
             RewardError: naming the function, the record and the completion. See the class.

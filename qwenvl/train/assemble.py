@@ -58,7 +58,7 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
         peft_config: an adapter to put on it. ``args.lora_enable`` makes one from the LoRA flags.
 
     Raises:
-        ValueError: no model, a model of another family or with an invalid generation config, or two adapters asked for.
+        ValueError: no model, a model of another family or with an invalid generation config, or two adapters.
     """
     if peft_config is not None and args.lora_enable:
         raise ValueError("peft_config and lora_enable both ask for an adapter: give one of them")
@@ -255,7 +255,7 @@ def build_parts(
     processor: ProcessorMixin | None = None,
     peft_config: Any = None,
 ) -> Parts:
-    """The parts that the flags ask for. What is handed over takes the place of what the flags name.
+    """The parts of a trainer, from the flags. Arguments take precedence over the flags.
 
     Args:
         checker: says of each record whether training can use it.
@@ -266,7 +266,7 @@ def build_parts(
     """
     if args.auto_fit and args.auto_fitted is None:
         raise ValueError(
-            "auto_fit is what the command does before it makes the trainer: call "
+            "auto_fit is done by the command before it makes the trainer: call "
             "qwenvl.train.planning.full_memory.fit_to_memory(args) first, or leave it out"
         )
     if args.activation_offload and args.device.type == "cpu":

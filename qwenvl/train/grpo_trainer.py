@@ -178,7 +178,7 @@ class GRPOTrainer(PolicyTrainer):
         return self.completion_likelihood(model, experience.prompts, ids, mask, temperature, entropy)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
-        if self.reference is None or experience.ref_logprobs is not None:  # the reward has asked it (kl_in_reward)
+        if self.reference is None or experience.ref_logprobs is not None:  # computed for the reward (kl_in_reward)
             return experience.ref_logprobs
         with self.reference.model() as reference:
             return self._likelihood(reference, experience).logprobs

@@ -66,5 +66,5 @@ def test_workers_without_anything_to_run_in_them_are_refused(tmp_path):
 @pytest.mark.parametrize("name", BY_FLAG)
 def test_what_has_a_flag_of_its_own_is_no_name(name):
     assert name in {option.name for option in fields(RewardOptions)}
-    with pytest.raises(RewardError, match=f"{name} is asked for by --{name}, not among --reward_funcs"):
+    with pytest.raises(RewardError, match=f"{name} is set by --{name}, not among --reward_funcs"):
         build_rubric([name])

@@ -112,7 +112,7 @@ check_yes_no = partial(unreadable, affirms, "must say yes or no")
 
 
 class _Words:
-    """The tokenizer that rouge-score asks for."""
+    """A tokenizer for rouge-score."""
 
     def tokenize(self, text: str) -> list[str]:
         return _WORD.findall(text.casefold())

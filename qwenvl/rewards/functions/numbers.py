@@ -50,7 +50,7 @@ def only_number(text: str | None) -> Decimal | None:
 def count(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 if the answer holds a single number and it equals the solution's, else 0.
 
-    Other words may stand around it: "there are 3 cubes" is 3. "3.0" equals "3". "three" is no number.
+    Other words may surround it: "there are 3 cubes" is 3. "3.0" equals "3". "three" is no number.
     """
     return [float(number is not None and number == truth) for number, truth in _pairs(completions, solution)]
 
@@ -100,8 +100,8 @@ def _closeness(number: Decimal | None, truth: Decimal) -> float:
 def countdown(completions: list[str], nums: list[list[int]], target: list[float], **columns: Any) -> list[float]:
     """1 if the answer's expression uses each of the record's ``nums`` once and equals ``target`` within 1e-5, else 0.
 
-    The expression is what stands left of any ``=``. It has + - * / and parentheses over whole numbers, no ``**`` and no
-    ``//``, and is computed in exact fractions. Right of ``=`` only arithmetic may stand. An answer has at most 200
+    The expression is the text left of any ``=``. It has + - * / and parentheses over whole numbers, no ``**`` and no
+    ``//``, and is computed in exact fractions. Right of ``=`` only arithmetic is allowed. An answer has at most 200
     characters.
     """
     return [

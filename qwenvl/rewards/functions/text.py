@@ -46,7 +46,7 @@ def first_block(text: str, tag: Tag) -> Block | None:
 
 
 def answer_of(completion: str) -> str | None:
-    """What stands in the first answer block, as ``unified`` writes it, without outer white space.
+    """The content of the first answer block, as ``unified`` writes it, without outer white space.
 
     None where there is no block, or one of more than 10,000 characters: that is no answer, and reading it takes time.
     """

@@ -1,9 +1,9 @@
 """``async_rollouts``: an engine with weights of its own samples the next steps while this one trains.
 
-At the first step of an epoch nothing has been asked for: the engine gets the policy's weights, and the step waits for
-its completions. From then on, whenever a step takes the last completions that were asked for, the engine gets the
-weights of that moment and is asked for the next N steps. So the completions of a step are 1 to N optimizer steps old,
-and how old they are hangs on the number of the step within its epoch alone.
+At the first step of an epoch nothing is requested yet: the engine gets the policy's weights, and the step waits for its
+completions. From then on, whenever a step takes the last requested completions, the engine gets the current weights and
+the requests of the next N steps. So the completions of a step are 1 to N optimizer steps old, and their age depends on
+the number of the step within its epoch alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StepQueue:
         upcoming: for each of the steps after the present one its micro-batches.
         due: whether the present step waits for its completions.
         version: optimizer steps that were done when it was collected.
-        inputs: model inputs of micro-batches that the engine was asked about, until they are collected.
+        inputs: model inputs of requested micro-batches, until they are collected.
     """
 
     def __init__(self, depth: int = 0, repeats: int = 1):
@@ -122,10 +122,10 @@ class StepQueue:
 
 @dataclass(frozen=True, kw_only=True)
 class AheadCollector(Collector):
-    """A collector that asks its engine for the completions of the next steps before it scores those of this one.
+    """A collector that requests the completions of the next steps before it scores those of this one.
 
     Attributes:
-        engine: asks in a thread.
+        engine: makes requests in a thread.
         queue: the steps that the trainer has drawn.
     """
 
@@ -136,7 +136,7 @@ class AheadCollector(Collector):
     @contextmanager
     def ready(self, model: nn.Module, wrapped: nn.Module | None = None, version: int | None = None) -> Iterator[None]:
         """See ``Collector.ready``. For the present step the engine keeps its weights: ``collect`` says when it gets new
-        ones. For all else, such as an evaluation, it finishes what it was asked for and gets those of now.
+        ones. For all else, such as an evaluation, it finishes its requests and gets the current ones.
         """
         if self.queue.due:
             with whole_weights(model, wrapped), lost_together(self.engine):
@@ -170,14 +170,14 @@ class AheadCollector(Collector):
             with lost_together(self.engine):
                 self.engine.wait()
         except WeightsLostError as lost:
-            logger.warning(f"what was sampled ahead is asked for again, of the weights of now: {lost}")
+            logger.warning(f"what was sampled ahead is requested again, with the current weights: {lost}")
             with lost_together(self.engine), self.autocast():
                 self.engine.ask_again(model, self.queue.version)
             with lost_together(self.engine):
                 self.engine.wait()
 
     def _ask_on(self, model: nn.Module) -> None:
-        """Ask for the next steps, if this one took the last that were asked for. All processes do so together."""
+        """Request the next steps, if this one took the last requested one. All processes do so together."""
         if not self.engine.waiting and self.queue.upcoming:
             self._ask(model, self.queue.upcoming)
 
@@ -199,7 +199,7 @@ class AheadCollector(Collector):
 @dataclass(frozen=True, kw_only=True)
 class AheadFilteringCollector(AheadCollector, FilteringCollector):
     """Dynamic sampling of completions that were sampled ahead. What takes the places of groups is sampled by the policy
-    of now, and the engine is asked for the next steps when the step is full.
+    of now, and the next steps are requested when the step is full.
     """
 
     asks_first: ClassVar[bool] = False
@@ -223,7 +223,7 @@ def sampled_ahead(collector: Collector, queue: StepQueue) -> Collector:
     """The collector, with the steps of ``queue`` sampled ahead where its depth is above 0.
 
     Raises:
-        ValueError: its engine can't be asked ahead.
+        ValueError: its engine can't sample ahead.
     """
     if not queue.depth:
         return collector

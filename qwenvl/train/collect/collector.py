@@ -66,7 +66,7 @@ class KlPenalty:
             ValueError: the engine gives no log-probs, or one that is no number.
         """
         with self.reference.model() as reference:
-            # Without its wrappers: with an adapter, DeepSpeed hangs onto them a hook that waits for all processes.
+            # Without its wrappers: with an adapter, DeepSpeed adds to them a hook that waits for all processes.
             bare = unwrap(reference)
             return [self._penalty(bare, *pair) for pair in zip(prompts, rollouts, strict=True)]
 
@@ -124,9 +124,9 @@ class Collector:
 
     @contextmanager
     def ready(self, model: nn.Module, wrapped: nn.Module | None = None, version: int | None = None) -> Iterator[None]:
-        """Within it the model can run as it likes, and an engine with weights of its own has the same ones.
+        """Context in which the model can run, and an engine with weights of its own has those of the model.
 
-        All processes must enter it together. Whatever samples stands in it.
+        All processes must enter it together. Call every sampling function inside this block.
 
         Args:
             wrapped: the model as DeepSpeed has wrapped it, see ``whole_weights``.
@@ -193,7 +193,7 @@ class Collector:
     ) -> list[tuple[RolloutBatch, RewardBatch]]:
         """``size`` completions per prompt for an evaluation, greedy if that is 1, and their rewards.
 
-        The batches are sampled together. Draws of more than one completion depend on what is.
+        With size > 1 the random draws depend on which batches are sampled together.
         """
         rollouts = self.complete(model, batches, size)
         # Scored batch by batch: a reward that fails takes no other batch with it.

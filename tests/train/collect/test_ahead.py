@@ -13,10 +13,11 @@ from transformers import TrainerCallback
 from qwenvl.config.command_line import parse_args
 from qwenvl.grpo.loss import objective_of
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.runlog import read_rollouts
 from qwenvl.train import fast_paths
 from qwenvl.train.run.resumed import SettingsError
 from qwenvl.train.step import TokenRules
+from tests.train.conftest import logged as all_logged
 from tests.train.copying_engine import with_copying_engine
 
 EPOCH_OF_4 = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "logging_steps": 1}
@@ -28,10 +29,7 @@ def engine_of_its_own(monkeypatch):
 
 
 def logged(trainer) -> list[dict]:
-    """The rows of training without what a clock says."""
-    clocks = ("time/", "memory/", "async/wait_s")
-    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
-    return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
+    return all_logged(trainer, times=False)
 
 
 def texts(trainer) -> dict[int, list[str]]:
