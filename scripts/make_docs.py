@@ -62,7 +62,7 @@ def shown(default: object) -> str:
 
 def rewards() -> list[str]:
     """The overview of all reward functions, and a section for each."""
-    by_flag = ["Two rewards have a flag of their own, and are not among `--reward_funcs`:", ""]
+    by_flag = ["Two rewards are set by a flag of their own, and are not among `--reward_funcs`:", ""]
     parts = [*overview(TABLE), "", *by_flag, *overview(BY_FLAG, "--")]
     for name, entry in (TABLE | BY_FLAG).items():
         parts += ["", f"### {name}", "", escaped(entry.rule.split("\n\nArgs:")[0])]

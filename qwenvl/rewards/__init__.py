@@ -1,7 +1,6 @@
 """Rewards: text and record -> float. The table of functions, and the rubric that runs and weighs them."""
 
-from qwenvl.rewards.adapters import adapt_verl
-from qwenvl.rewards.columns import reward_columns
+from qwenvl.rewards.columns import adapt_verl, reward_columns
 from qwenvl.rewards.function import Argument, RewardError, RewardFunction
 from qwenvl.rewards.options import RewardSettings
 from qwenvl.rewards.resolve import build_rubric, reward

@@ -18,48 +18,42 @@ _NUMBERED = re.compile(r"\(\s*(?:[0-9]+|[a-z]|number|index|step)\s*\)|\bnumber",
 
 
 def form_hints(record: Record, functions: Sequence[RewardFunction]) -> list[Hint]:
-    """The hints of ``unasked_form`` and ``unlisted_solution`` about a record, for the reward functions of a run."""
-    names = [function.name for function in functions]
-    by_name = all(function.arguments.get("by_name", True) for function in functions if function.name == "accuracy")
+    """Hints about a record that the reward functions of a run score by its ``(k)`` numbers."""
+    route = record.fields.get("reward")
+    readers = [each for each in functions if each.name in _READ_NUMBERS and is_routed(route, each.name)]
+    if not readers:
+        return []
+    listed = list_of([{"role": message.role, "content": message.text} for message in record.messages])
+    by_name = listed is not None and all(
+        each.name == "accuracy" and each.arguments.get("by_name", True) for each in readers
+    )
     messages = {
-        "form not asked for": unasked_form(record, names, by_name),
-        "solution not in the list": unlisted_solution(record, names),
+        "form not asked for": _unasked_form(record, " and ".join(each.name for each in readers), by_name),
+        "solution not in the list": _unlisted_solution(record, listed) if listed is not None else None,
     }
     return [Hint(kind, message) for kind, message in messages.items() if message]
 
 
-def unasked_form(record: Record, names: Sequence[str], by_name: bool = True) -> str | None:
-    """What is wrong with how a prompt asks for answers whose ``(k)`` numbers are compared, in one sentence, or None.
+def _unasked_form(record: Record, readers: str, by_name: bool) -> str | None:
+    """Why a prompt does not ask for the ``(k)`` numbers that are compared, in one sentence, or None.
 
     Args:
-        names: of the reward functions of the run.
-        by_name: the argument of ``accuracy``.
+        by_name: the names of the prompt's list are read as well.
     """
-    readers = _readers(record, names)
-    if not readers or not action_numbers(solution_of(record.solution)):
+    if not action_numbers(solution_of(record.solution)):
         return None
-    asked = [message.text for message in record.messages if message.role != "assistant"]
-    shown = [inner for text in asked for inner in _answers_in(text) if inner.strip(" .\u2026\n")]
+    prompts = [message.text for message in record.messages if message.role != "assistant"]
+    shown = [inner for text in prompts for inner in _answers_in(text) if inner.strip(" .\u2026\n")]
     if not shown or any(_NUMBERED.search(inner) for inner in shown):
         return None
-    said = (
-        f"the prompt shows the answer as <answer>{shown[-1].strip()[:60]}</answer>, and {' and '.join(readers)} "
-        "reads (k) numbers"
-    )
-    if readers == ["accuracy"] and by_name and _listed(record) is not None:
-        return f"{said}, or else the names of the prompt's list, to the letter: better ask for <answer>(1) ...</answer>"
-    return f"{said}: ask for <answer>(1) ... (2) ...</answer>"
+    found = f"the prompt shows the answer as <answer>{shown[-1].strip()[:60]}</answer>, and {readers} reads (k) numbers"
+    if by_name:
+        found += ", or else the names of the prompt's list, to the letter"
+    return f"{found}: {'better ask for <answer>(1) ...' if by_name else 'ask for <answer>(1) ... (2) ...'}</answer>"
 
 
-def unlisted_solution(record: Record, names: Sequence[str]) -> str | None:
-    """What is wrong with a solution beside the prompt's list of actions, ``(1) take the lid``, in a sentence, or None.
-
-    Args:
-        names: of the reward functions of the run.
-    """
-    listed = _listed(record)
-    if listed is None or not _readers(record, names):
-        return None
+def _unlisted_solution(record: Record, listed: dict[str, int]) -> str | None:
+    """Why a solution does not fit the prompt's list of actions, ``(1) take the lid``, in one sentence, or None."""
     truth = solution_of(record.solution)
     if not action_numbers(truth):
         known = all(phrase in listed for phrase in action_phrases(truth))
@@ -71,15 +65,6 @@ def unlisted_solution(record: Record, names: Sequence[str]) -> str | None:
         if (other := listed.get(normalized(name), int(number))) != int(number):
             return f"the solution gives ({number}) the name of ({other}) in the prompt's list: the number counts"
     return None
-
-
-def _readers(record: Record, names: Sequence[str]) -> list[str]:
-    """The functions that score a record by its ``(k)`` numbers."""
-    return [name for name in _READ_NUMBERS if name in names and is_routed(record.fields.get("reward"), name)]
-
-
-def _listed(record: Record) -> dict[str, int] | None:
-    return list_of([{"role": message.role, "content": message.text} for message in record.messages])
 
 
 def _answers_in(text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Runs reward functions: with a deadline, apart from each other, and without letting them end the run.
+"""Runs reward functions: with a deadline, on copies of their arguments, and without letting them end the run.
 
 ``sys.exit`` raises an exception, which would end the run with exit code 0 and without a model. ``os._exit`` ends the
 process at once. Within a call of a reward function both raise ``RewardExit`` instead. Out of reach are a function that
@@ -13,18 +13,18 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from qwenvl.rewards.function import RewardError, RewardFunction, arguments
 from qwenvl.rewards.workers import Workers
 
 _exit = os._exit
-_here = threading.local()  # .process: the process in which this thread is within a call
+_process: ContextVar[int | None] = ContextVar("the process in which this thread or task calls a function", default=None)
 _PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
 
 
@@ -54,7 +54,7 @@ class Call:
     def only(self, row: int) -> Call:
         """The same call on one of its rows."""
         columns = {name: [values[row]] for name, values in self.columns.items()}
-        return Call(self.function, [self.completions[row]], columns, self.shared)
+        return replace(self, completions=[self.completions[row]], columns=columns)
 
     def arguments(self) -> tuple[list, dict]:
         """Positional and keyword arguments for the function: copies, so that it changes nothing that others see."""
@@ -79,14 +79,16 @@ class Runner:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, calls: list[Call]) -> list[list[Any]]:
-        """The values of each call, one per row. In place of a row that failed stands the exception.
+        """The values of each call, one per row. A row that failed has the exception as its value.
 
-        A function that raises is called again row by row, to learn which rows it fails on.
+        Async functions and those of worker processes run beside each other and beside the others. A function that
+        raises is called again row by row, to learn which rows it fails on.
 
         Raises:
             RewardError: a function needs a column that is missing, or did not return one value per row.
         """
-        begun = [self._begin(call) if self._runs_elsewhere(call.function) else None for call in calls]
+        aside = [each.function.is_async or (self._workers and each.function.cpu_heavy) for each in calls]
+        begun = [self._begin(call) if beside else None for call, beside in zip(calls, aside, strict=True)]
         return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
 
     def close(self) -> None:
@@ -99,18 +101,46 @@ class Runner:
 
     def _begin(self, call: Call) -> Callable[[], Any]:
         """Start a call, and return a function that waits for its values."""
-        if self._in_workers(call.function):
-            return self._begin_in_workers(call)
+        function = call.function
+        if self._workers is not None and function.cpu_heavy and not function.is_async:
+            return self._begin_in_workers(call, self._workers)
         positional, keywords = call.arguments()
-        if call.function.is_async:
-            coroutine = staying_async(call.function.call(*positional, **keywords))
+        if function.is_async:
+            coroutine = _call_async(function.call, positional, keywords)
             future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop())
         elif self._timeout is None:
-            return lambda: staying(call.function.call, *positional, **keywords)
+            return lambda: _call(function.call, positional, keywords)
         else:
-            future = _in_thread(call.function.call, positional, keywords)
+            future = _in_thread("reward", _call, function.call, positional, keywords)
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        return lambda: _result(future, deadline, self._timeout)
+        return lambda: self._result(future, deadline)
+
+    def _begin_in_workers(self, call: Call, workers: Workers) -> Callable[[], list[Any]]:
+        shared = {name: value for name, value in call.shared.items() if name != "log_metric"}
+        by_spec = ("qwenvl.rewards.resolve:call_by_spec", call.function.spec)
+        what = by_spec if call.function.spec else (call.function.call,)
+        rows = [replace(call.only(row), shared=shared) for row in range(len(call.completions))]
+        futures = []
+        for row in rows:
+            positional, keywords = row.arguments()
+            futures.append(workers.submit(*what, *positional, seconds=self._timeout, **keywords))
+
+        def value_or_error(row: Call, future: Future) -> Any:
+            try:
+                return _one_per_row(row, future.result())[0]
+            except RewardError:
+                raise
+            except Exception as error:
+                return error
+
+        return lambda: list(map(value_or_error, rows, futures))
+
+    def _result(self, future: Future, deadline: float | None) -> Any:
+        wait([future], None if deadline is None else max(deadline - time.monotonic(), 0))
+        if not future.done():
+            future.cancel()
+            raise RewardTimeout(f"no result after {self._timeout:g} s (--reward_timeout)")
+        return future.result()
 
     def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
         try:
@@ -118,84 +148,40 @@ class Runner:
         except RewardError:
             raise
         except Exception as error:
-            failure = error  # what follows stands outside: a row's own error would be told as one of two
+            failure = error  # the second call is outside of the handler: the traceback shows one error, not two
         if isinstance(failure, RewardTimeout) or len(call.completions) == 1:
             return [failure] * len(call.completions)
-        rows = [call.only(row) for row in range(len(call.completions))]
-        alone = [value for values in self.run(rows) for value in values]
-        # A function that fails on no row by itself fails on their company: all of them are affected.
+        alone = [value for (value,) in self.run([call.only(row) for row in range(len(call.completions))])]
+        # A function that fails on no single row fails on several together: all of them are affected.
         failed_alone = any(isinstance(value, Exception) for value in alone)
         return alone if failed_alone else [failure] * len(call.completions)
-
-    def _begin_in_workers(self, call: Call) -> Callable[[], list[Any]]:
-        shared = {name: value for name, value in call.shared.items() if name != "log_metric"}
-        by_spec = ("qwenvl.rewards.resolve:call_by_spec", call.function.spec)
-        what = by_spec if call.function.spec else (call.function.call,)
-        futures = []
-        for row in range(len(call.completions)):
-            positional, keywords = replace(call.only(row), shared=shared).arguments()
-            futures.append(self._workers.submit(*what, *positional, seconds=self._timeout, **keywords))
-        return lambda: [_value_or_error(call, future) for future in futures]
-
-    def _runs_elsewhere(self, function: RewardFunction) -> bool:
-        return function.is_async or self._in_workers(function)
-
-    def _in_workers(self, function: RewardFunction) -> bool:
-        return self._workers is not None and function.cpu_heavy and not function.is_async
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         """The one loop of this runner. Clients and semaphores belong to the loop that they were first used in."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            run = _on_this_device(partial(run_on, self._loop))
-            threading.Thread(target=run, name="async-rewards", daemon=True).start()
+            _in_thread("async-rewards", _run_on, self._loop)
         return self._loop
 
 
-def _in_thread(function: Callable, positional: list, keywords: dict) -> Future:
+def _in_thread(name: str, function: Callable[..., Any], *positional: Any) -> Future:
+    """Run a function in a daemon thread, on the GPU of this process: a thread begins on the machine's first GPU."""
+    import torch
+
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     future: Future = Future()
-    future.set_running_or_notify_cancel()  # nobody can cancel a thread: what it gives too late is let go
+    future.set_running_or_notify_cancel()  # a thread cannot be cancelled: a late result is ignored
 
     def work() -> None:
         try:
-            future.set_result(staying(function, *positional, **keywords))
+            if device is not None:
+                torch.cuda.set_device(device)
+            future.set_result(function(*positional))
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=_on_this_device(work), name="reward", daemon=True).start()
+    threading.Thread(target=work, name=name, daemon=True).start()
     return future
-
-
-def _on_this_device(work: Callable[[], None]) -> Callable[[], None]:
-    """``work`` on the GPU of this process. Another thread would begin on the first GPU of the machine."""
-    import torch
-
-    if not torch.cuda.is_initialized():
-        return work
-    device = torch.cuda.current_device()
-
-    def there() -> None:
-        torch.cuda.set_device(device)
-        work()
-
-    return there
-
-
-def _value_or_error(call: Call, future: Future) -> Any:
-    try:
-        return _one_per_row(call.only(0), future.result())[0]
-    except RewardError:
-        raise
-    except Exception as error:
-        return error
-
-
-def _result(future: Future, deadline: float | None, timeout: float | None) -> Any:
-    wait([future], None if deadline is None else max(deadline - time.monotonic(), 0))
-    if not future.done():
-        future.cancel()
-        raise RewardTimeout(f"no result after {timeout:g} s (--reward_timeout)")
-    return future.result()
 
 
 def _one_per_row(call: Call, values: Any) -> list[Any]:
@@ -210,30 +196,18 @@ def _one_per_row(call: Call, values: Any) -> list[Any]:
     )
 
 
-def staying(function: Callable[..., Any], *positional: Any, **keywords: Any) -> Any:
-    """Call a function in this thread.
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    """A call of a reward function, plain or async, in which exits raise.
+
+    A process that the function forks ends with the call, and does not become a second run.
 
     Raises:
-        RewardExit: it called ``sys.exit`` or ``os._exit``.
+        RewardExit: ``sys.exit`` or ``os._exit`` was called.
     """
-    outside = _enter()
-    try:
-        with _within():
-            return function(*positional, **keywords)
-    finally:
-        _here.process = outside
-
-
-async def staying_async(result: Awaitable[Any]) -> Any:
-    """Wait for what an async function gives, under an event loop of ``run_on``. It raises as ``staying`` does."""
-    with _within():
-        return await result
-
-
-@contextmanager
-def _within() -> Iterator[None]:
-    """A call. A process that it forks ends with it, and does not become a second run."""
     process, status = os.getpid(), 1
+    os._exit = _exit_outside_calls  # type: ignore[assignment]
+    outside = _process.set(process)
     try:
         yield
         status = 0
@@ -248,15 +222,31 @@ def _within() -> Iterator[None]:
     finally:
         if os.getpid() != process:
             _exit(status)
+        _process.reset(outside)
 
 
-def run_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop of async reward functions in this thread until it is stopped.
+def _exit_outside_calls(status: int) -> None:
+    if _process.get() == os.getpid():  # a process that was forked within a call may end
+        raise RewardExit(f"it called os._exit({status!r})")
+    _exit(status)
 
-    A ``sys.exit`` in a task of a function's own ends ``run_forever``. The loop then goes on, so that the function which
-    waits for the task gets the exception.
+
+def _call(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
+    with _no_exit():
+        return function(*positional, **keywords)
+
+
+async def _call_async(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
+    with _no_exit():
+        return await function(*positional, **keywords)
+
+
+def _run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped.
+
+    A ``sys.exit`` in a task that a function made ends ``run_forever``. The loop then continues, so that the function,
+    which waits for the task, gets the exception.
     """
-    _enter()
     while True:
         try:
             return loop.run_forever()
@@ -282,17 +272,3 @@ def own_state(state: Any) -> Any:
         if isinstance(value, (list, dict, set)):
             setattr(state, name, own(value))
     return state
-
-
-def _enter() -> int | None:
-    """Mark this thread as within a call, and return how it was marked before."""
-    os._exit = _exit_unless_within_a_call  # type: ignore[assignment]
-    outside = getattr(_here, "process", None)
-    _here.process = os.getpid()
-    return outside
-
-
-def _exit_unless_within_a_call(status: int) -> None:
-    if getattr(_here, "process", None) == os.getpid():  # a process that was forked within a call may end
-        raise RewardExit(f"it called os._exit({status!r})")
-    _exit(status)

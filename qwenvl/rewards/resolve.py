@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
-from types import ModuleType
 from typing import Any, TypeVar
 
-from qwenvl.rewards.adapters import adapt_verl
+from qwenvl.rewards.columns import adapt_verl
 from qwenvl.rewards.function import (
     RewardError,
     RewardFunction,
@@ -32,7 +30,6 @@ DEFAULT_WEIGHTS = {"format": RewardOptions.format_reward_weight, "accuracy": Rew
 Named = str | Mapping[str, Any] | Callable[..., Any] | RewardFunction
 Plugins = Mapping[str, tuple[Any, str]]
 """Marked functions of plugin files by name, each with the path by which a worker process finds it."""
-_FOUND_HERE: dict[str, Callable[..., Any]] = {}  # by spec, in a worker process
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
@@ -107,28 +104,19 @@ def build_rubric(
     values = dict(vars(settings or RewardSettings()))
     if response_format is not None:
         values["response_format"] = response_format
-    plugins = plugin_functions(external_plugins)
-    for name in plugins:
-        if name in TABLE or name in BY_FLAG:
-            raise RewardError(f"the plugin reward {name!r} has the name of one in the table: rename it")
+    plugins = _plugin_functions(external_plugins)
     named = DEFAULT_WEIGHTS if reward_funcs is None else reward_funcs
     functions = [resolve(each, values, plugins) for each in named]
     for place, path in enumerate(reward_models, start=1):
         name = "reward_model" if len(reward_models) == 1 else f"reward_model_{place}"
         functions.append(RewardFunction(name, RewardModel(path)))
-    if workers := values["reward_workers"]:
-        used = [*functions, *(each for function in functions for each in function.arguments.values())]
-        if not any(getattr(each, "cpu_heavy", False) or getattr(each, "name", "") == "math_accuracy" for each in used):
-            raise RewardError(
-                "--reward_workers has no effect: only math_accuracy and functions marked cpu_heavy use them"
-            )
     return Rubric(
         functions,
         [1.0] * len(functions) if weights is None else weights,
         aggregation=aggregation,
         on_error=on_error,
         timeout=timeout,
-        workers=workers,
+        workers=values["reward_workers"],
     )
 
 
@@ -153,7 +141,7 @@ def resolve(each: Named, settings: Mapping[str, Any] | None = None, plugins: Plu
     Args:
         each: see ``build_rubric``.
         settings: of the run, by name. None: the defaults.
-        plugins: see ``plugin_functions``.
+        plugins: by name.
 
     Raises:
         RewardError: no such function, with the closest names, or arguments that do not fit.
@@ -161,48 +149,23 @@ def resolve(each: Named, settings: Mapping[str, Any] | None = None, plugins: Plu
     if isinstance(each, RewardFunction):
         return each
     settings, plugins = settings or vars(RewardSettings()), plugins or {}
-
-    def made(name: str, value: Any, given: Mapping[str, Any], path: str | None = None) -> RewardFunction:
-        bound = bound_arguments(name, value, given, settings, lambda other: resolve(other, settings, plugins))
-        return _made(name, value, bound, path and written({path: {**_literals(bound), **given}}))
-
+    given: Mapping[str, Any] = {}
+    value: Any = each
+    path, entry = None, None
     if not isinstance(each, (str, Mapping)):
-        return made(name_of(each), each, {})
-    name, given = parsed(written(each))
-    if name in plugins:
-        return made(name, plugins[name][0], given, plugins[name][1])
-    if name in TABLE:
-        entry = TABLE[name]
-        function = made(name, entry.made_of, given)
-        if entry.refuses and (problem := entry.refuses(**function.arguments)):
-            raise RewardError(f"reward {name!r}: {problem}")
-        return replace(function, check=_check(entry.check, function.arguments)) if entry.check else function
-    if ":" in name:
-        module, attribute = _found(name)
-        value = getattr(module, attribute)
-        if name.startswith("verl:"):
-            return made(attribute, adapt_verl(value), given, name)
-        return made(getattr(value, "reward_name", attribute), value, given, name)
-    if name in BY_FLAG:
-        raise RewardError(f"{name} is asked for by --{name}, not among --reward_funcs")
-    names = [*TABLE, *plugins]
-    near = get_close_matches(name, names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
-    words = name.replace(",", " ").split()
-    if len(words) > 1 and not set(words) - set(names):
-        hint = f"these are several names: a settings file lists them, [{', '.join(words)}], a flag parts them by spaces"
-    raise RewardError(f"no reward function is named {name!r}: {hint}")
-
-
-def call_by_spec(spec: str, /, *positional: Any, **keywords: Any) -> Any:
-    """Call the function of a ``spec`` (see ``RewardFunction``) in a worker process."""
-    if spec not in _FOUND_HERE:
-        _FOUND_HERE[spec] = resolve(spec).call
-    return _FOUND_HERE[spec](*positional, **keywords)
-
-
-def _made(name: str, value: Any, bound: Mapping[str, Any], spec: str | None) -> RewardFunction:
-    """A reward function of a function, callable object or class, with bound arguments."""
+        name = name_of(each)
+    else:
+        name, given = parsed(written(each))
+        if name in plugins:
+            value, path = plugins[name]
+        elif entry := TABLE.get(name):
+            value = entry.made_of
+        elif ":" in name:
+            path = name
+            name, value = _imported(path)
+        else:
+            raise RewardError(_no_such(name, [*TABLE, *plugins]))
+    bound = bound_arguments(name, value, given, settings, partial(resolve, settings=settings, plugins=plugins))
     plain = without_arguments(value)
     heavy = bool(getattr(plain, "cpu_heavy", False))
     if inspect.isclass(value):
@@ -215,12 +178,33 @@ def _made(name: str, value: Any, bound: Mapping[str, Any], spec: str | None) -> 
         value = partial(value, **bound)
     if not callable(value):
         raise RewardError(f"reward {name!r}: expected a function f(completions, **columns), got {type(value).__name__}")
-    check = _check(getattr(plain, "check", None), bound)
+    if entry and entry.refuses and (problem := entry.refuses(**bound)):
+        raise RewardError(f"reward {name!r}: {problem}")
+    check = _check((entry and entry.check) or getattr(plain, "check", None), bound)
+    literals = {name: argument for name, argument in bound.items() if not isinstance(argument, RewardFunction)}
+    spec = path and written({path: {**literals, **given}})
     return RewardFunction(name, value, check, spec=spec, cpu_heavy=heavy, arguments=bound)
 
 
-def _literals(bound: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in bound.items() if not isinstance(value, RewardFunction)}
+def _no_such(name: str, names: Sequence[str]) -> str:
+    if name in BY_FLAG:
+        return f"{name} is set by --{name}, not among --reward_funcs"
+    near = get_close_matches(name, names, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    words = name.replace(",", " ").split()
+    if len(words) > 1 and not set(words) - set(names):
+        hint = f"these are several names: a settings file lists them, [{', '.join(words)}], a flag parts them by spaces"
+    return f"no reward function is named {name!r}: {hint}"
+
+
+def call_by_spec(spec: str, /, *positional: Any, **keywords: Any) -> Any:
+    """Call the function of a ``spec`` (see ``RewardFunction``) in a worker process."""
+    return _call_of(spec)(*positional, **keywords)
+
+
+@cache
+def _call_of(spec: str) -> Callable[..., Any]:
+    return resolve(spec).call
 
 
 def _check(check: Callable[..., str | None] | None, bound: Mapping[str, Any]) -> Callable[..., str | None] | None:
@@ -231,11 +215,11 @@ def _check(check: Callable[..., str | None] | None, bound: Mapping[str, Any]) ->
     return partial(check, **own) if own else check
 
 
-def plugin_functions(files: Sequence[str]) -> dict[str, tuple[Any, str]]:
+def _plugin_functions(files: Sequence[str]) -> dict[str, tuple[Any, str]]:
     """The marked functions of plugin files by name, each with the path by which a worker process finds it.
 
     Raises:
-        RewardError: a file is missing, fails, marks nothing, or two mark the same name.
+        RewardError: a file is missing, fails, marks nothing, or marks a name that is taken.
     """
     found: dict[str, tuple[Any, str]] = {}
     for file in files:
@@ -248,16 +232,17 @@ def plugin_functions(files: Sequence[str]) -> dict[str, tuple[Any, str]]:
         if not marked:
             raise RewardError(f'{file}: no function is marked with @reward("name") (from qwenvl.rewards import reward)')
         for each in marked:
-            if each.reward_name in found:
-                raise RewardError(
-                    f"{file}: the reward {each.reward_name!r} is there twice among the plugin files: rename one"
-                )
-            found[each.reward_name] = each, f"{file}:{each.__qualname__}"
+            name = each.reward_name
+            if name in found:
+                raise RewardError(f"{file}: the reward {name!r} is there twice among the plugin files: rename one")
+            if name in TABLE or name in BY_FLAG:
+                raise RewardError(f"{file}: the plugin reward {name!r} has the name of one in the table: rename it")
+            found[name] = each, f"{file}:{each.__qualname__}"
     return found
 
 
-def _found(path: str) -> tuple[ModuleType, str]:
-    """The module of ``package.module:name`` or ``file.py:name``, and the name of the function in it."""
+def _imported(path: str) -> tuple[str, Any]:
+    """Name and value of the reward ``package.module:name``, ``file.py:name``, or ``verl:`` before one of these."""
     module_name, _, attribute = path.removeprefix("verl:").rpartition(":")
     try:
         module = load_file(module_name) if module_name.endswith(".py") else import_module(module_name)
@@ -268,4 +253,7 @@ def _found(path: str) -> tuple[ModuleType, str]:
         raise RewardError(
             f"reward {path!r}: {module_name} has no {attribute!r}; it has {', '.join(callables) or 'none'}"
         )
-    return module, attribute
+    value = getattr(module, attribute)
+    if path.startswith("verl:"):
+        return attribute, adapt_verl(value)
+    return getattr(value, "reward_name", attribute), value

@@ -6,13 +6,12 @@ import logging
 import math
 import sysconfig
 import traceback
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qwenvl.rewards.adapters import Completion
-from qwenvl.rewards.columns import field_problem, is_routed, record_name, route_problem
+from qwenvl.rewards.columns import Completion, field_problem, is_routed, record_name, route_problem
 from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
 from qwenvl.rewards.guard import Call, Runner
 from qwenvl.rewards.options import Aggregation, OnError
@@ -67,11 +66,11 @@ class Logged:
         self._values[name].append(float(value))
 
     def __deepcopy__(self, memo: dict) -> Logged:
-        """Functions get copies of what they are handed, but all log here."""
+        """Functions get copies of their arguments, but all log here."""
         return self
 
     def means(self) -> dict[str, float]:
-        """The mean of what was logged under each name."""
+        """The mean of the values logged under each name."""
         return {name: math.fsum(values) / len(values) for name, values in self._values.items()}
 
 
@@ -127,7 +126,8 @@ class Rubric:
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._aggregation, self._on_error = aggregation, on_error
         self._runner = Runner(timeout, workers)
-        self._skipped, self._unfinished = dict.fromkeys(self.names, 0), dict.fromkeys(self.names, 0)
+        self._skipped: Counter[str] = Counter()
+        self._unfinished: Counter[str] = Counter()
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
     def score(
@@ -146,7 +146,7 @@ class Rubric:
                 functions that score the row.
             group_size: completions per prompt. None where rows are no groups (evaluation): values are then summed as
                 they are, whatever the aggregation.
-            trainer_state: handed to functions that ask for it.
+            trainer_state: an argument of functions that name it.
 
         Raises:
             RewardError: naming the function, the record and the completion. See the class.
@@ -156,15 +156,10 @@ class Rubric:
         for row, route in enumerate(columns.get("reward", ())):
             if problem := route_problem(route, self.names):
                 raise RewardError(f"{record_name(columns, row)}: {problem}")
-        logged = Logged(self.names)
-        unfinished: set[int] = set()
-        components = self.values(
-            completions, columns, trainer_state=trainer_state, logged=logged, unfinished=unfinished
-        )
-        metrics = logged.means()
+        components, metrics, unfinished = self._run(completions, columns, trainer_state)
         if self._on_error == "skip":
-            metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
-        metrics |= {f"reward/{name}/unfinished": float(count) for name, count in self._unfinished.items() if count}
+            metrics |= {f"reward/{name}/skipped": float(self._skipped[name]) for name in self.names}
+        metrics |= {f"reward/{name}/unfinished": float(count) for name, count in self._unfinished.items()}
 
         weighted = components
         if self._aggregation == "normalize_then_sum" and group_size is not None:
@@ -174,38 +169,23 @@ class Rubric:
             if total is None and self._on_error == "error" and row not in unfinished:
                 raise RewardError(
                     f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
-                    f"{', '.join(self.names)}\n  completion: {completions[row][:2000]!r}"
+                    f"{', '.join(self.names)}{_shown(completions[row])}"
                 )
         total = torch.tensor([math.nan if total is None else total for total in totals], dtype=torch.float32)
         return RewardBatch(self.names, self.weights, components, total, metrics)
 
     def values(
-        self,
-        completions: Sequence[str],
-        columns: Mapping[str, list[Any]],
-        *,
-        trainer_state: Any = None,
-        logged: Logged | None = None,
-        unfinished: set[int] | None = None,
-    ) -> list[list[float | None]]:
+        self, completions: Sequence[str], columns: Mapping[str, list[Any]], *, trainer_state: Any = None
+    ) -> list[Values]:
         """K lists of N values as the functions give them, None where one does not apply.
 
-        Unlike ``score`` it accepts rows that no function applies to.
-
-        Args:
-            completions, columns, trainer_state: see ``score``. ``reward`` may name functions of another rubric.
-            logged: takes what the functions log.
-            unfinished: takes the rows that a function could not finish.
+        Unlike ``score`` it accepts rows that no function applies to, and the column ``reward`` may name functions of
+        another rubric.
 
         Raises:
             RewardError: see the class.
         """
-        n = len(completions)
-        for name, values in columns.items():
-            if len(values) != n:
-                raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
-        shared = {"trainer_state": trainer_state, "log_metric": logged or Logged(self.names)}
-        return self._components(completions, columns, shared, set() if unfinished is None else unfinished)
+        return self._run(completions, columns, trainer_state)[0]
 
     def check_solution(self, solution: str, fields: Mapping[str, Any] | None = None) -> str | None:
         """Why a record with this solution and these fields cannot be scored, or None if it can."""
@@ -229,44 +209,42 @@ class Rubric:
             if close := getattr(function.call, "close", None):
                 close()
 
-    def _components(
-        self,
-        completions: Sequence[str],
-        columns: Mapping[str, list[Any]],
-        shared: Mapping[str, Any],
-        unfinished: set[int],
-    ) -> list[list[float | None]]:
-        """K lists of N values: each function is called once, on the rows that are its own."""
+    def _run(
+        self, completions: Sequence[str], columns: Mapping[str, list[Any]], trainer_state: Any
+    ) -> tuple[list[Values], dict[str, float], set[int]]:
+        """K lists of N values, the means of logged numbers, and the rows that a function could not finish.
+
+        Each function is called once, on the rows that are its own.
+        """
         n = len(completions)
+        for name, values in columns.items():
+            if len(values) != n:
+                raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
+        logged = Logged(self.names)
+        shared = {"trainer_state": trainer_state, "log_metric": logged}
         routes = columns.get("reward", [None] * n)
         texts = [Completion(text) for text in completions]
-        rows_of = {name: [row for row in range(n) if is_routed(routes[row], name)] for name in self.names}
-        calls = {
-            function.name: Call(
-                function,
-                [texts[row] for row in rows_of[function.name]],
-                {name: [values[row] for row in rows_of[function.name]] for name, values in columns.items()},
-                shared,
-            )
-            for function in self.functions
-            if rows_of[function.name]
-        }
-        components: list[list[float | None]] = [[None] * n for _ in self.names]
-        for name, values in zip(calls, self._runner.run(list(calls.values())), strict=True):
-            for row, value in zip(rows_of[name], values, strict=True):
+        calls: list[tuple[list[int], Call]] = []
+        for function in self.functions:
+            if rows := [row for row in range(n) if is_routed(routes[row], function.name)]:
+                own = {name: [values[row] for row in rows] for name, values in columns.items()}
+                calls.append((rows, Call(function, [texts[row] for row in rows], own, shared)))
+        components: dict[str, Values] = {name: [None] * n for name in self.names}
+        unfinished = set()
+        for (rows, call), values in zip(calls, self._runner.run([call for _, call in calls]), strict=True):
+            name = call.function.name
+            for row, value in zip(rows, values, strict=True):
                 if isinstance(value, Unfinished):
                     unfinished.add(row)
                     self._unfinished[name] += 1
-                    said = f"{value}\n  completion: {completions[row][:2000]!r}"
-                    logger.warning('reward "%s" has no value for %s: %s', name, record_name(columns, row), said)
+                    place = f"{record_name(columns, row)}: {value}{_shown(texts[row])}"
+                    logger.warning(f'reward "{name}" has no value for {place}')
                     continue
-                number, problem = _as_number(value)
+                components[name][row], problem = _as_number(value)
                 self._recent_failures[name].append(problem is not None)
                 if problem:
-                    place = f"{record_name(columns, row)}: {problem}\n  completion: {completions[row][:2000]!r}"
-                    self._fail(name, place, value)
-                components[self.names.index(name)][row] = number
-        return components
+                    self._fail(name, f"{record_name(columns, row)}: {problem}{_shown(texts[row])}", value)
+        return list(components.values()), logged.means(), unfinished
 
     def _fail(self, name: str, place: str, value: Any) -> None:
         """Stop, or count the row as skipped and stop after too many of them."""
@@ -280,6 +258,10 @@ class Rubric:
             raise RewardError(
                 f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
             ) from cause
+
+
+def _shown(completion: str) -> str:
+    return f"\n  completion: {completion[:2000]!r}"
 
 
 def _as_number(value: Any) -> tuple[float | None, str | None]:

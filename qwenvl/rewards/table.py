@@ -9,39 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.rewards.function import RewardFunction, arguments_of
-from qwenvl.rewards.functions.actions import accuracy, action_order, check_action_numbers, check_actions
-from qwenvl.rewards.functions.by_type import by_problem_type, check_problem_type
-from qwenvl.rewards.functions.grounding import (
-    box_giou,
-    box_iou,
-    check_boxes,
-    check_spans,
-    temporal_contrast,
-    temporal_iou,
-)
-from qwenvl.rewards.functions.judge import JudgeReward
-from qwenvl.rewards.functions.matching import (
-    check_letters,
-    check_text,
-    check_yes_no,
-    exact_match,
-    multiple_choice,
-    ocr,
-    rouge,
-    yes_no,
-)
-from qwenvl.rewards.functions.maths import MathReward
-from qwenvl.rewards.functions.numbers import check_countdown, check_number, count, countdown, numeric, regression
-from qwenvl.rewards.functions.reward_model import RewardModel
-from qwenvl.rewards.functions.shaping import (
-    cosine,
-    empty_window,
-    format_reward,
-    length_window,
-    repetition,
-    soft_overlong,
-    strict_format,
-    too_long_a_fall,
+from qwenvl.rewards.functions import (
+    actions,
+    by_type,
+    grounding,
+    judge,
+    matching,
+    maths,
+    numbers,
+    reward_model,
+    shaping,
 )
 
 
@@ -87,35 +64,35 @@ class Entry:
 
 
 TABLE: dict[str, Entry] = {
-    "format": Entry(format_reward, 0, 1),
-    "strict_format": Entry(strict_format, 0, 1),
-    "accuracy": Entry(accuracy, 0, 1, check_actions),
-    "action_order": Entry(action_order, 0, 1, check_action_numbers),
-    "math_accuracy": Entry(MathReward, 0, 1),
-    "count": Entry(count, 0, 1, check_number),
-    "countdown": Entry(countdown, 0, 1, check_countdown),
-    "cosine": Entry(cosine, -0.5, 1),
-    "repetition": Entry(repetition, -1, 0),
-    "soft_overlong": Entry(soft_overlong, -1, 0, refuses=too_long_a_fall),
-    "length_window": Entry(length_window, 0, 0.2, refuses=empty_window),
-    "multiple_choice": Entry(multiple_choice, 0, 1, check_letters),
-    "yes_no": Entry(yes_no, 0, 1, check_yes_no),
-    "exact_match": Entry(exact_match, 0, 1, check_text),
-    "numeric": Entry(numeric, 0, 1, check_number),
-    "regression": Entry(regression, 0, 1, check_number),
-    "ocr": Entry(ocr, 0, 1, check_text),
-    "rouge": Entry(rouge, 0, 1, check_text),
-    "temporal_iou": Entry(temporal_iou, 0, 1, check_spans),
-    "box_iou": Entry(box_iou, 0, 1, check_boxes),
-    "box_giou": Entry(box_giou, -1, 1, check_boxes),
-    "by_problem_type": Entry(by_problem_type, 0, 1, check_problem_type),
-    "judge": Entry(JudgeReward, 0, 1, remote=True),
+    "format": Entry(shaping.format_reward, 0, 1),
+    "strict_format": Entry(shaping.strict_format, 0, 1),
+    "accuracy": Entry(actions.accuracy, 0, 1, actions.check_actions),
+    "action_order": Entry(actions.action_order, 0, 1, actions.check_action_numbers),
+    "math_accuracy": Entry(maths.MathReward, 0, 1),
+    "count": Entry(numbers.count, 0, 1, numbers.check_number),
+    "countdown": Entry(numbers.countdown, 0, 1, numbers.check_countdown),
+    "cosine": Entry(shaping.cosine, -0.5, 1),
+    "repetition": Entry(shaping.repetition, -1, 0),
+    "soft_overlong": Entry(shaping.soft_overlong, -1, 0, refuses=shaping.too_long_a_fall),
+    "length_window": Entry(shaping.length_window, 0, 0.2, refuses=shaping.empty_window),
+    "multiple_choice": Entry(matching.multiple_choice, 0, 1, matching.check_letters),
+    "yes_no": Entry(matching.yes_no, 0, 1, matching.check_yes_no),
+    "exact_match": Entry(matching.exact_match, 0, 1, matching.check_text),
+    "numeric": Entry(numbers.numeric, 0, 1, numbers.check_number),
+    "regression": Entry(numbers.regression, 0, 1, numbers.check_number),
+    "ocr": Entry(matching.ocr, 0, 1, matching.check_text),
+    "rouge": Entry(matching.rouge, 0, 1, matching.check_text),
+    "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans),
+    "box_iou": Entry(grounding.box_iou, 0, 1, grounding.check_boxes),
+    "box_giou": Entry(grounding.box_giou, -1, 1, grounding.check_boxes),
+    "by_problem_type": Entry(by_type.by_problem_type, 0, 1, by_type.check_problem_type),
+    "judge": Entry(judge.JudgeReward, 0, 1, remote=True),
 }
 
 # What a run adds to its rewards by a flag of its own, and not by a name among --reward_funcs.
 BY_FLAG: dict[str, Entry] = {
-    "reward_model": Entry(RewardModel, -math.inf, math.inf, remote=True),
-    "temporal_contrast": Entry(temporal_contrast, 0, 0.3, remote=True),
+    "reward_model": Entry(reward_model.RewardModel, -math.inf, math.inf, remote=True),
+    "temporal_contrast": Entry(grounding.temporal_contrast, 0, 0.3, remote=True),
 }
 
 SHAPING = ("format", "strict_format", "cosine", "repetition", "soft_overlong", "length_window")

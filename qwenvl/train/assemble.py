@@ -37,11 +37,9 @@ from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
 from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
-from qwenvl.rewards.resolve import plugin_functions, resolve
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.train.collect.collector import Collector
+from qwenvl.train.collect.collector import Collector, KlPenalty
 from qwenvl.train.collect.contrast import TemporalContrast
-from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look
@@ -60,7 +58,7 @@ def build_policy(model: str | Path | nn.Module | None, args: GRPOConfig, peft_co
         peft_config: an adapter to put on it. ``args.lora_enable`` makes one from the LoRA flags.
 
     Raises:
-        ValueError: no model, a model of another family or with an invalid generation config, or two adapters asked for.
+        ValueError: no model, a model of another family or with an invalid generation config, or two adapters.
     """
     if peft_config is not None and args.lora_enable:
         raise ValueError("peft_config and lora_enable both ask for an adapter: give one of them")
@@ -144,25 +142,35 @@ def build_rewards(
     weights = args.reward_weights if weights is None else weights
     default_pair = functions is None and weights is None and not args.reward_model
     named = ("format_reward_weight", "accuracy_reward_weight")
-    rubric = build_rubric(
+    if args.temporal_contrast and args.async_rollouts:
+        raise ValueError("--temporal_contrast: its second group cannot be sampled ahead; leave out --async_rollouts")
+    rubric = _rubric(
+        args,
         functions,
         weights,
         *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
-        external_plugins=args.external_plugins or (),
         reward_models=args.reward_model or (),
-        settings=reward_settings(args),
         aggregation=args.reward_aggregation,
-        on_error=args.on_reward_error,
-        timeout=args.reward_timeout,
     )
     if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
         raise ValueError("--response_format has no effect: only format and strict_format read it")
+    used = [*rubric.functions, *(each for function in rubric.functions for each in function.arguments.values())]
+    heavy = any(getattr(each, "cpu_heavy", False) or getattr(each, "name", "") == "math_accuracy" for each in used)
+    if args.reward_workers and not heavy and not args.temporal_contrast:
+        raise ValueError("--reward_workers has no effect: only math_accuracy and functions marked cpu_heavy use them")
     return rubric
 
 
-def reward_settings(args: GRPOConfig) -> RewardSettings:
-    """The settings of a run that are defaults of arguments of reward functions."""
-    return RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)})
+def _rubric(args: GRPOConfig, *given: Any, **more: Any) -> Rubric:
+    """A rubric with the settings of the run."""
+    return build_rubric(
+        *given,
+        external_plugins=args.external_plugins or (),
+        settings=RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)}),
+        on_error=args.on_reward_error,
+        timeout=args.reward_timeout,
+        **more,
+    )
 
 
 def correctness_of(args: GRPOConfig) -> str | None:
@@ -176,17 +184,9 @@ def build_contrast(args: GRPOConfig, temporal_patch_size: int) -> TemporalContra
     contrast, name = row_of(args, "temporal_contrast"), correctness_of(args)
     if contrast is None or name is None:
         return None
-    plugins = plugin_functions(args.external_plugins or ())
-    correctness = resolve(name, vars(reward_settings(args)), plugins)
     return TemporalContrast(
         **vars(contrast.arguments),
-        correctness=Rubric(
-            [correctness],
-            [1.0],
-            on_error=args.on_reward_error,
-            timeout=args.reward_timeout,
-            workers=args.reward_workers,
-        ),
+        correctness=_rubric(args, name),
         temporal_patch_size=temporal_patch_size,
     )
 
@@ -260,7 +260,7 @@ def build_parts(
     processor: ProcessorMixin | None = None,
     peft_config: Any = None,
 ) -> Parts:
-    """The parts that the flags ask for. What is handed over takes the place of what the flags name.
+    """The parts of a trainer, from the flags. Arguments take precedence over the flags.
 
     Args:
         checker: says of each record whether training can use it.
@@ -271,7 +271,7 @@ def build_parts(
     """
     if args.auto_fit and args.auto_fitted is None:
         raise ValueError(
-            "auto_fit is what the command does before it makes the trainer: call "
+            "auto_fit is done by the command before it makes the trainer: call "
             "qwenvl.train.planning.full_memory.fit_to_memory(args) first, or leave it out"
         )
     if args.activation_offload and args.device.type == "cpu":

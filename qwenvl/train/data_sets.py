@@ -118,7 +118,7 @@ def _as_it_is(
 def _rows_of_a_run(args: GRPOConfig, name: str) -> int:
     """How many rows of a stream a run needs. They are read when it begins, in the order of the stream.
 
-    In that order a run that is resumed, also with a larger ``max_steps``, goes on with the rows that come next.
+    In that order a run that is resumed, also with a larger ``max_steps``, continues with the rows that come next.
 
     Raises:
         ValueError: the flags do not say how many, or ask for another order.
@@ -127,7 +127,7 @@ def _rows_of_a_run(args: GRPOConfig, name: str) -> int:
         raise ValueError(f"{name}: a stream has no length: set max_steps, which says how many of its rows are read")
     if args.train_sampling_strategy != "sequential":
         raise ValueError(
-            f"{name}: a stream comes in its own order, so that a resumed run can go on in it: set "
+            f"{name}: a stream comes in its own order, so that a resumed run can continue in it: set "
             'train_sampling_strategy="sequential", and shuffle the stream itself, with a seed'
         )
     step = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps

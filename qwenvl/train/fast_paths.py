@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -94,23 +94,37 @@ class PathLikelihood:
 def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
     """The paths that the flags ask for, as far as the model can take them. The model then takes features as input.
 
+    With ``shared_prefix auto`` a warning says what keeps the model from a fast path.
+
     Raises:
-        ValueError, RuntimeError: see ``choose_paths``.
+        ValueError: ``vision_cache`` where the features of the tower cannot be kept, ``compile_decoding`` where there is
+            nothing to compile, or settings of servers that do not fit.
+        RuntimeError: nothing can be compiled on this machine.
     """
-    cache = None
+    bare, budget = unwrap(policy), args.rollout_token_budget
+    engine: Any = LocalEngine(tokenizer, bare, token_budget=budget)
+    likelihood, encode, cache = logprobs.completion_likelihood, None, None
     if args.vision_cache is not None:
         cache = VisionCache(args.vision_cache, int(args.cache_gb * 1e9))
-    paths = choose_paths(
-        policy,
-        tokenizer,
-        share=args.shared_prefix == "auto",
-        cache=cache,
-        token_budget=args.rollout_token_budget,
-        compile_for=args.device if args.compile_decoding else None,
-    )
+    if args.shared_prefix == "auto":
+        if reason := supports_encode_once(policy):
+            logger.warning(f"the vision tower runs in every pass: {reason}")
+            if cache is not None:
+                raise ValueError(f"--vision_cache cannot be used: {reason}")
+        else:
+            encode = partial(encode_vision, cache=cache)
+        if reason := shared_prefix.supports_shared_prefix(policy):
+            logger.warning(f"each completion computes its prompt again: {reason}")
+            if args.compile_decoding:
+                raise ValueError(f"--compile_decoding cannot be used: {reason}")
+        else:
+            device = args.device if args.compile_decoding else None
+            engine = SharedPrefixEngine(tokenizer, bare, token_budget=budget, compile_for=device)
+            likelihood = shared_prefix.completion_likelihood
     accept_features(policy)
-    engine = _engine_of(args, policy, paths.engine) if args.engine_has_own_weights else paths.engine
-    return replace(paths, engine=engine, cache=cache)
+    if args.engine_has_own_weights:
+        engine = _engine_of(args, policy, engine)
+    return Paths(likelihood, engine, encode, cache)
 
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
@@ -132,43 +146,3 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
 def drawing_of(paths: Paths) -> Drawing | None:
     """How far the engine is with a draw. None where other processes sample."""
     return paths.engine.drawing if isinstance(paths.engine, LocalEngine) else None
-
-
-def choose_paths(
-    policy: nn.Module,
-    tokenizer: Any,
-    *,
-    share: bool,
-    cache: VisionCache | None = None,
-    token_budget: int | None = None,
-    compile_for: torch.device | None = None,
-) -> Paths:
-    """The paths for ``policy``. With ``share``, what keeps it from a fast one is logged, never passed over.
-
-    Args:
-        cache: keeps the features of the vision tower on disk.
-        token_budget: of the engine, see ``LocalEngine``.
-        compile_for: compile the fast path of sampling, for this device.
-
-    Raises:
-        ValueError: if there is a cache and the tower's features cannot be kept, or nothing to compile.
-        RuntimeError: if nothing can be compiled on this machine.
-    """
-    bare = unwrap(policy)
-    plain = Paths(logprobs.completion_likelihood, LocalEngine(tokenizer, bare, token_budget=token_budget), None)
-    if not share:
-        return plain
-    prefix_reason, vision_reason = shared_prefix.supports_shared_prefix(policy), supports_encode_once(policy)
-    if prefix_reason is not None:
-        logger.warning(f"each completion computes its prompt again: {prefix_reason}")
-        if compile_for is not None:
-            raise ValueError(f"--compile_decoding cannot be used: {prefix_reason}")
-    if vision_reason is not None:
-        logger.warning(f"the vision tower runs in every pass: {vision_reason}")
-        if cache is not None:
-            raise ValueError(f"--vision_cache cannot be used: {vision_reason}")
-    encode = None if vision_reason else partial(encode_vision, cache=cache)
-    if prefix_reason is not None:
-        return replace(plain, encode=encode)
-    engine = SharedPrefixEngine(tokenizer, bare, token_budget=token_budget, compile_for=compile_for)
-    return Paths(shared_prefix.completion_likelihood, engine, encode)

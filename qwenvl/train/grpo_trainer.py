@@ -20,8 +20,8 @@ from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, build_parts, build_rewards
 from qwenvl.train.collect.ahead import StepQueue, sampled_ahead
+from qwenvl.train.collect.collector import KlPenalty
 from qwenvl.train.collect.filtering import filtering
-from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.parity import ParityCheck
 from qwenvl.train.policy_trainer import PolicyTrainer
@@ -77,7 +77,10 @@ class GRPOTrainer(PolicyTrainer):
         parts = build_parts(args, rubric, model, train_dataset, eval_dataset, processing_class, peft_config)
         super().__init__(parts, args, with_reference=args.grpo_beta > 0, callbacks=callbacks)
         bare, accelerator = unwrap(parts.policy), self.accelerator
-        penalty = KlPenalty.of(args, self.reference, self.completion_likelihood)
+        penalty = None
+        if args.kl_in_reward and self.reference is not None:
+            temperature = args.generation_temperature
+            penalty = KlPenalty(self.reference, self.completion_likelihood, temperature, args.grpo_beta)
         collector = build_collector(args, parts.paths, bare, parts.processor, rubric, accelerator, self.meter, penalty)
         self.pass_rates = build_pass_rates(args, parts.train_dataset, rubric, self.meter.mean)
         if self.pass_rates is not None:
@@ -175,7 +178,7 @@ class GRPOTrainer(PolicyTrainer):
         return self.completion_likelihood(model, experience.prompts, ids, mask, temperature, entropy)
 
     def _reference_logprobs(self, experience: Experience) -> Tensor | None:
-        if self.reference is None or experience.ref_logprobs is not None:  # the reward has asked it (kl_in_reward)
+        if self.reference is None or experience.ref_logprobs is not None:  # computed for the reward (kl_in_reward)
             return experience.ref_logprobs
         with self.reference.model() as reference:
             return self._likelihood(reference, experience).logprobs

@@ -30,13 +30,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("adapter", help="the folder of an adapter: a run with --lora_enable, or one of its checkpoints")
     parser.add_argument("--out", required=True, help="the folder to write; one that holds something is refused")
     parser.add_argument(
-        "--base", help="the model that the adapter was trained on, where it lies elsewhere now than the adapter says"
+        "--base", help="the model that the adapter was trained on, if it is not where the adapter says"
     )
     return parser
 
 
 def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
-    """Write the model of an adapter with the adapter folded in, its processor and all that tells of its training.
+    """Write the model of an adapter with the adapter folded in, its processor and the files that describe its training.
 
     The folder is written as a whole or not at all.
 
@@ -67,17 +67,13 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
         model = load_model(base)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}. The adapter names this model; where it is elsewhere, give --base") from None
-    processor = load_processor(adapter if _has_processor(adapter) else base)
+    processor = load_processor(adapter if (adapter / "tokenizer_config.json").is_file() else base)
     model = merged(with_adapter(model, adapter))
     with written_whole(out) as partial:
         model.save_pretrained(partial)
         processor.save_pretrained(partial)
         describe_merged(adapter, partial, base)
     return base
-
-
-def _has_processor(folder: Path) -> bool:
-    return (folder / "tokenizer_config.json").is_file()
 
 
 def _what_it_is(folder: Path) -> str:

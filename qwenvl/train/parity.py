@@ -19,7 +19,7 @@ from qwenvl.types import RolloutBatch
 logger = logging.getLogger(__name__)
 
 # (largest, mean) differences that rounding alone does not reach. Half precision rounds single tokens far off, so there
-# the mean is what tells.
+# the mean decides.
 FULL_PRECISION = (1e-2, 1e-3)
 HALF_PRECISION = (2.0, 5e-2)
 
@@ -28,20 +28,10 @@ class ParityError(RuntimeError):
     """Sampler and trainer give the same tokens different log-probabilities."""
 
 
-def wants_parity(args: GRPOConfig, finished_steps: int, new_process: bool = False) -> bool:
-    """Whether this step is checked.
-
-    Args:
-        new_process: a process has sampled that none of whose completions were compared before.
-    """
-    first = finished_steps == 0 or new_process
-    return args.check_parity == "every" or (args.check_parity == "first" and first)
-
-
 class ParityCheck:
     """Compares completions where the settings ask for it: of the first step, and of the first of each server's start.
 
-    Completions that older weights sampled ahead have other log-probs by right: they are not compared. Dropout on
+    Completions that older weights sampled ahead legitimately have other log-probs: they are not compared. Dropout on
     adapters makes the two differ by design: then none are.
 
     Args:
@@ -53,7 +43,7 @@ class ParityCheck:
         self._dropout = args.lora_enable and args.lora_dropout > 0
         if self._dropout and args.check_parity != "off":
             logger.warning("check_parity: left out, because lora_dropout changes the trainer's log-probs on purpose")
-        self._begun: dict[str, int] = {}  # the step before which a process's completions were first compared
+        self._begun: dict[str, int] = {}  # by sampling process, the step before which it was first compared
 
     def __call__(self, finished_steps: int, experience: Experience) -> None:
         """Checks fresh completions.
@@ -68,7 +58,8 @@ class ParityCheck:
         if self._dropout or experience.staleness or rollout.logprobs is None or logprobs is None:
             return
         new = [self._begun.setdefault(boot, finished_steps) == finished_steps for boot in rollout.boots]
-        if not wants_parity(self._args, finished_steps, any(new)):
+        first = finished_steps == 0 or any(new)
+        if self._args.check_parity == "off" or (self._args.check_parity == "first" and not first):
             return
         gaps = logprob_gaps(rollout.logprobs, logprobs, rollout.completion_mask)
         size = self._args.grpo_sample_size
@@ -101,5 +92,5 @@ def check_parity(rollout: RolloutBatch, logprobs: Tensor, half_precision: bool, 
             f"{mean:.3g} on average; expected at most {most:g} and {most_mean:g}. They do not see the same prompt: "
             "look for different positions, frames or templates in the two, for a layer that acts differently in train "
             "mode (dropout), for weights that changed in between, or for a server (--vllm_server) of another "
-            "checkpoint. --check_parity off goes on regardless"
+            "checkpoint. --check_parity off continues regardless"
         )

@@ -148,7 +148,7 @@ class PolicyTrainer(Trainer):
         return output
 
     def sampling(self) -> AbstractContextManager[None]:
-        """Training runs within. For trainers whose engine has to be told when it begins and ends."""
+        """Context of training. For trainers whose engine has to know when it begins and ends."""
         return nullcontext()
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:

@@ -1,15 +1,18 @@
 import pytest
 
 from qwenvl.rewards import build_rubric
-from qwenvl.rewards.answer_form import form_hints, unasked_form, unlisted_solution
+from qwenvl.rewards.answer_form import form_hints
 from qwenvl.rewards.functions.actions import accuracy
 from qwenvl.types import Message, Record
 
 LIST = "Which?\n(1) insert the fan\n(2) take the lid\n"
+ASKED = f"{LIST}Answer in <answer> </answer> tags: <think>...</think><answer>actions</answer>"
+PLAIN = "reads (k) numbers: ask for <answer>(1) ... (2) ...</answer>"
 
 
-def record(prompt, solution="<answer>(1) insert the fan</answer>", **fields):
-    return Record("0", (Message("user", prompt),), solution, (), (), (), fields, "d[0]")
+def hints(prompt, *rewards, solution="<answer>(1) insert the fan</answer>", **fields):
+    record = Record("0", (Message("user", prompt),), solution, (), (), (), fields, "d[0]")
+    return [(hint.kind, hint.message) for hint in form_hints(record, build_rubric(list(rewards)).functions)]
 
 
 @pytest.mark.parametrize(
@@ -24,30 +27,26 @@ def record(prompt, solution="<answer>(1) insert the fan</answer>", **fields):
     ],
 )
 def test_a_prompt_that_asks_rightly_or_shows_no_form(prompt):
-    assert unasked_form(record(prompt), ["accuracy"]) is None
+    assert hints(prompt, "accuracy") == []
 
 
 def test_a_form_without_the_numbers_that_are_read():
-    asked = f"{LIST}Answer in <answer> </answer> tags: <think>...</think><answer>actions</answer>"
-    said = unasked_form(record(asked), ["format", "accuracy"])
-    assert said == (
+    found = (
         "the prompt shows the answer as <answer>actions</answer>, and accuracy reads (k) numbers, or else the names of "
         "the prompt's list, to the letter: better ask for <answer>(1) ...</answer>"
     )
-    assert form_hints(record(asked), build_rubric(["accuracy"]).functions) == [("form not asked for", said)]
-    plain = "reads (k) numbers: ask for <answer>(1) ... (2) ...</answer>"
-    assert unasked_form(record(asked), ["accuracy"], by_name=False).endswith(plain)
-    [hint] = form_hints(record(asked), build_rubric(["accuracy(by_name=False)"]).functions)
-    assert hint.message.endswith(plain)
-    assert unasked_form(record(asked.replace("(2)", "(1)")), ["accuracy"]).endswith(plain), "an ambiguous list"
-    assert unasked_form(record(asked), ["action_order"]).endswith(plain), "which knows no names"
+    assert hints(ASKED, "format", "accuracy") == [("form not asked for", found)]
+    for rewards in (["accuracy(by_name=False)"], ["action_order"], ["accuracy", "action_order"]):
+        [(_, message)] = hints(ASKED, *rewards)
+        assert message.endswith(PLAIN if len(rewards) == 1 else "accuracy and action_order " + PLAIN)
+    ambiguous = ASKED.replace("(2)", "(1)")
+    assert hints(ambiguous, "accuracy")[0][1].endswith(PLAIN)
 
 
 def test_rewards_that_read_no_numbers_are_left_alone():
-    asked = f"{LIST}<answer>actions</answer>"
-    assert unasked_form(record(asked), ["math_accuracy"]) is None
-    assert unasked_form(record(asked, reward="format"), ["format", "accuracy"]) is None
-    assert unasked_form(record(asked, solution="insert the fan"), ["accuracy"]) is None, "compared by phrases"
+    assert hints(ASKED, "exact_match") == []
+    assert hints(ASKED, "format", "accuracy", reward="format") == []
+    assert hints("<answer>actions</answer>", "accuracy", solution="insert the fan") == [], "compared by phrases"
 
 
 @pytest.mark.parametrize(
@@ -64,13 +63,11 @@ def test_rewards_that_read_no_numbers_are_left_alone():
     ],
 )
 def test_a_solution_beside_the_list_of_the_prompt(solution, said):
-    found = unlisted_solution(record(LIST, solution), ["format", "accuracy"])
-    assert found is None if said is None else said in found
-    assert unlisted_solution(record(LIST, solution), ["math_accuracy"]) is None
-    assert unlisted_solution(record("Which?", solution), ["accuracy"]) is None, "there is no list"
-    assert [hint.kind for hint in form_hints(record(LIST, solution), build_rubric(["accuracy"]).functions)] == (
-        ["solution not in the list"] if said else []
-    )
+    found = hints(LIST, "format", "accuracy", solution=solution)
+    assert [kind for kind, _ in found] == (["solution not in the list"] if said else [])
+    assert said is None or said in found[0][1]
+    assert hints(LIST, "exact_match", solution=solution) == []
+    assert hints("Which?", "accuracy", solution=solution) == [], "there is no list"
 
 
 @pytest.mark.parametrize("solution", ["insert the fan", "insrt the fan", "2"])

@@ -1,4 +1,9 @@
-from qwenvl.rewards.columns import field_problem, is_routed, reward_columns, route_problem
+import pickle
+
+import pytest
+
+from qwenvl.rewards import RewardFunction, Rubric, adapt_verl, build_rubric
+from qwenvl.rewards.columns import Completion, field_problem, is_routed, reward_columns, route_problem
 from qwenvl.types import Message, Record
 
 
@@ -38,3 +43,65 @@ def test_routes():
     assert route_problem(None, ["a"]) is None and route_problem(["a"], ["a"]) is None
     for wrong in ("b", ["a", "b"], [], 3, [None], {"a": 1}):
         assert "'reward'" in route_problem(wrong, ["a"])
+
+
+VERL = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    right = solution_str.endswith(ground_truth)
+    return {"score": 1.0 if right else 0.0, "length": len(solution_str), "note": "text", "source": data_source}
+
+
+def plain(data_source, solution_str, ground_truth, extra_info):
+    return extra_info["weight"] * (solution_str == ground_truth)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "verl_rewards.py"
+    path.write_text(VERL)
+    return path
+
+
+def test_a_dict_gives_the_score_and_metrics(file):
+    batch = build_rubric([f"verl:{file}:compute_score"]).score(["= 4", "four"], {"solution": ["4", "4"]})
+    assert batch.names == ("compute_score",) and batch.total.tolist() == [1.0, 0.0]
+    assert batch.metrics == {"compute_score/length": 3.5}
+
+
+def test_the_fields_that_verl_data_has_are_used(file):
+    columns = {
+        "solution": ["x"] * 3,
+        "reward_model": [{"style": "rule", "ground_truth": "4"}, None, {"ground_truth": "9"}],
+        "ground_truth": [None, None, "5"],
+        "extra_info": [{"weight": 2}, {"weight": 3}, {"weight": 5}],
+    }
+    batch = build_rubric([f"verl:{file}:plain"]).score(["4", "x", "5"], columns)
+    assert batch.components == [[2.0, 3.0, 5.0]]
+
+
+def test_the_adapter_by_hand():
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        assert data_source == "sop" and extra_info == {}
+        return solution_str == ground_truth
+
+    adapted = adapt_verl(compute_score)
+    batch = Rubric([RewardFunction("v", adapted)], [1]).score(["a"], {"solution": ["a"], "data_source": ["sop"]})
+    assert batch.total.tolist() == [1.0]
+
+
+def test_a_completion_reads_as_text_and_as_a_conversation():
+    text = Completion("four")
+    assert text == "four" and text[0] == "f" and text[-1] == "r" and text[1] == "o" and text[:2] == "fo"
+    assert text[0]["content"] == text[-1]["content"] == text[0].get("content") == "four"
+    assert text[0]["role"] == "assistant"
+    assert Completion("")[0]["content"] == ""
+    with pytest.raises(TypeError):
+        text["content"]
+    with pytest.raises(IndexError):
+        text[4]
+
+
+def test_a_completion_pickles():
+    assert pickle.loads(pickle.dumps(Completion("four")))[0]["content"] == "four"
+    assert pickle.loads(pickle.dumps(Completion("four")[0])) == "f"

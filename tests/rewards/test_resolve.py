@@ -44,13 +44,6 @@ def test_refusals():
         build_rubric(["format"], [1.0, 2.0])
 
 
-def test_workers_without_anything_to_run_in_them_are_refused():
-    with pytest.raises(RewardError, match="--reward_workers has no effect"):
-        build_rubric(["count"], settings=RewardSettings(reward_workers=2))
-    for name in ("math_accuracy", "cosine(correctness_func='math_accuracy')"):
-        assert build_rubric([name], settings=RewardSettings(reward_workers=2)).names == (name.split("(")[0],)
-
-
 PLUGIN = """
 from qwenvl.rewards import reward
 
@@ -184,13 +177,15 @@ def test_refusals_of_users_functions(plugin, tmp_path):
     broken.write_text("1 / 0\n")
     clash = tmp_path / "clash.py"
     clash.write_text(PLUGIN.replace('"short"', '"accuracy"'))
+    twin = tmp_path / "twin.py"
+    twin.write_text(PLUGIN)
     needy = tmp_path / "needy.py"
     needy.write_text("class Needy:\n    def __init__(self, x):\n        pass\n")
     for funcs, plugins, message in (
         (["short"], [str(bare)], r'no function is marked with @reward\("name"\)'),
         (["short"], [str(broken)], "ZeroDivisionError while it was loaded"),
         (["short"], ["missing.py"], "missing.py: no such Python file"),
-        (["short"], [plugin, str(clash)], "'polite' is there twice"),
+        (["short"], [plugin, str(twin)], "'short' is there twice"),
         (["short"], [str(clash)], "'accuracy' has the name of one in the table"),
         (["shart"], [plugin], "did you mean short"),
         ([f"{plugin}:nothing"], [], "has no 'nothing'; it has .*shortness"),

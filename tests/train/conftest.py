@@ -12,6 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from qwenvl.demo.clips import encode
+from qwenvl.runlog import read_metrics
 
 PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
 
@@ -51,6 +52,13 @@ def sop_data(tmp_path_factory) -> Path:
 def turns(prompt: str, answer: str) -> list[dict[str, str]]:
     """A conversation of one question and its solution."""
     return [{"from": "human", "value": prompt}, {"from": "gpt", "value": f"<answer>{answer}</answer>"}]
+
+
+def logged(trainer, times: bool = True) -> list[dict]:
+    """The rows of training of a trainer's log, with what a clock says or without."""
+    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    clocks = () if times else ("time/", "memory/", "async/wait_s")
+    return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
 
 
 def letters(completions: list[str], **columns) -> list[float]:

@@ -115,18 +115,19 @@ def test_console_command_with_a_yaml_file_as_its_only_argument(run, fork_python,
     check_run(tmp_path / "out")
 
 
-def test_torchrun_trains_with_two_processes(run, fork_python, tiny_checkpoint, tmp_path):
-    torchrun = [fork_python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torch.distributed.run --standalone --nproc_per_node=2",
+        "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no "
+        "--dynamo_backend=no --main_process_port=0",
+    ],
+    ids=["torchrun", "accelerate launch"],
+)
+def test_launchers_train_with_two_processes(launcher, run, fork_python, tiny_checkpoint, tmp_path):
     arguments = flags(2, model_name_or_path=tiny_checkpoint(), output_dir="out")
-    run(*torchrun, COMMAND, *arguments, PYTHON_EXEC=fork_python)
-    check_run(tmp_path / "out")
-
-
-def test_accelerate_launch_trains_with_two_processes(run, fork_python, tiny_checkpoint, tmp_path):
-    launch = [fork_python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
-    launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-    arguments = flags(2, model_name_or_path=tiny_checkpoint(), output_dir="out")
-    run(*launch, COMMAND, *arguments, ACCELERATE_USE_CPU="true", PYTHON_EXEC=fork_python)
+    environment = {"ACCELERATE_USE_CPU": "true", "PYTHON_EXEC": fork_python}
+    run(fork_python, "-m", *launcher.split(), COMMAND, *arguments, **environment)
     check_run(tmp_path / "out")
 
 

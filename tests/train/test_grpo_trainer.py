@@ -17,6 +17,7 @@ from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.runlog import read_config, read_metrics, read_rollouts
 from qwenvl.train.data_sets import build_dataset
+from tests.train.conftest import logged
 
 
 def gradients_of_one_step(trainer, data_order=None):
@@ -139,10 +140,9 @@ def test_fast_and_plain_paths_see_the_same_policy(make_trainer, caplog):
 
 
 def test_a_path_that_cannot_be_taken_is_named(make_trainer, caplog):
-    trainer = make_trainer(tune_mm_vision=True, attn_implementation="eager", max_steps=1)
+    make_trainer(tune_mm_vision=True, attn_implementation="eager", max_steps=1).train()
     assert "vision tower runs in every pass: the vision tower learns" in caplog.text
     assert "each completion computes its prompt again: attention 'eager'" in caplog.text
-    trainer.train()
 
 
 def test_equal_rewards_give_no_policy_gradient(make_trainer):
@@ -155,7 +155,7 @@ def test_equal_rewards_give_no_policy_gradient(make_trainer):
 def test_a_run_leaves_metrics_rollouts_and_settings(make_trainer):
     trainer = make_trainer(max_steps=3, per_device_train_batch_size=2)
     trainer.train()
-    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    rows = logged(trainer)
     assert [row["step"] for row in rows] == [1, 2, 3]
     names = {
         "loss", "grad_norm", "entropy", "reward/total", "reward/std", "reward/letters", "kl", "group/zero_std_frac",
@@ -163,6 +163,7 @@ def test_a_run_leaves_metrics_rollouts_and_settings(make_trainer):
         "prompt/frames", "time/sample_s", "time/reward_s", "time/logp_s", "time/backward_s",
     }  # fmt: skip
     assert names <= rows[0].keys()
+    assert not [name for name in rows[0] if name.startswith("dataset/") or name == "data/fitted_prompts"]
     assert rows[0]["parity/max"] < 1e-3 and "parity/max" not in rows[1]
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[2]["kl"] > 0
     rollouts = list(read_rollouts(trainer.args.output_dir, step=1))
@@ -192,10 +193,8 @@ def test_what_is_saved_loads_with_plain_transformers(make_trainer, tmp_path, lor
 @pytest.mark.parametrize("settings", [{}, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8}])
 def test_a_killed_and_resumed_run_is_the_same_run(make_trainer, whole_and_resumed, tmp_path, settings):
     common = {"max_steps": 6, "save_steps": 3, "save_strategy": "steps", "per_device_train_batch_size": 2, **settings}
-    whole, _ = whole_and_resumed(killed=5, resumed_from=3, **common)
-    rows, again = (
-        [strip_times(row) for row in read_metrics(tmp_path / name) if "loss" in row] for name in ("whole", "cut")
-    )
+    whole, resumed = whole_and_resumed(killed=5, resumed_from=3, **common)
+    rows, again = logged(whole, times=False), logged(resumed, times=False)
     assert [row["step"] for row in again] == [1, 2, 3, 4, 5, 6]
     assert rows == again
     assert [r.completion for r in read_rollouts(tmp_path / "whole")] == [
@@ -220,10 +219,6 @@ def test_runs_of_linear_attention_and_of_experts_resume_too(
 
 def base_model(make_trainer):
     return [copy.deepcopy(p) for p in make_trainer().model.parameters()]
-
-
-def strip_times(row):
-    return {name: value for name, value in row.items() if not name.startswith(("time/", "memory/"))}
 
 
 def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
@@ -294,7 +289,7 @@ def test_bad_samples_are_skipped_counted_and_listed(make_trainer, sop_data, tmp_
         make_trainer(**options, max_steps=3).train()
     trainer = make_trainer(**options, max_steps=6, on_bad_sample="skip")
     trainer.train()
-    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    rows = logged(trainer)
     assert sum(row["data/bad_samples"] for row in rows) == 2  # once in each of two epochs
     assert all(math.isfinite(row["loss"]) for row in rows)
     assert "1 records were left out" in caplog.text and "broken.mp4" in caplog.text
@@ -309,8 +304,8 @@ def test_own_learning_rates_reach_the_optimizer(make_trainer):
         expected = 5e-4 if "merger" in name else 2e-4 if ".visual." in name else 1e-3
         assert rates[id(parameter)] == expected, name
     trainer.train()
-    logged = [row["learning_rate"] for row in read_metrics(trainer.args.output_dir) if "loss" in row]
-    assert logged == [1e-3, 5e-4]  # that of --learning_rate, falling
+    rates = [row["learning_rate"] for row in logged(trainer)]
+    assert rates == [1e-3, 5e-4]  # that of --learning_rate, falling
 
 
 def test_a_frozen_part_does_not_move(make_trainer):
@@ -324,7 +319,7 @@ def test_a_frozen_part_does_not_move(make_trainer):
 def test_tokens_of_prompts_are_counted_where_the_trainer_is_asked_to(make_trainer, caplog):
     trainer = make_trainer(include_num_input_tokens_seen="non_padding", per_device_train_batch_size=3)
     trainer.train()
-    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    rows = logged(trainer)
     seen = [3 * rows[0]["prompt/tokens"], 3 * (rows[0]["prompt/tokens"] + rows[1]["prompt/tokens"])]
     assert [row["num_input_tokens_seen"] for row in rows] == pytest.approx(seen) and seen[0] > 60
     assert "number of tokens seen" not in caplog.text
@@ -347,11 +342,6 @@ def test_rewards_by_flags(make_trainer, tmp_path):
         assert rollout.total == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_named_weight_beside_reward_funcs_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="--format_reward_weight has no effect with --reward_funcs"):
-        make_trainer(format_reward_weight=0.5)
-
-
 def test_a_setting_that_no_reward_reads_is_refused(make_trainer):
     with pytest.raises(ValueError, match="--response_format has no effect: only format and strict_format read it"):
         make_trainer(response_format="answer_only")
@@ -364,7 +354,7 @@ def test_frames_are_kept_over_epochs(make_trainer, tmp_path):
     for name, flags in {"plain": {}, "cached": {"frame_cache": str(tmp_path / "frames")}}.items():
         trainer = make_trainer(output_dir=str(tmp_path / name), max_steps=4, per_device_train_batch_size=4, **flags)
         trainer.train()
-        runs[name] = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+        runs[name] = logged(trainer)
     found = [row.get("frame_cache/hit_frac", 0.0) for row in runs["cached"]]
     assert sum(found[:2]) == 0.0 and sum(found[2:]) > 0.5
     for name in ("loss", "kl", "reward/total"):
@@ -398,11 +388,11 @@ def test_features_are_kept_over_epochs(make_trainer, tmp_path):
     """Eight records, one a step: the second epoch finds those with fixed frames; the numbers stay the same."""
     cached = make_trainer(vision_cache=str(tmp_path / "features"), max_steps=16)
     cached.train()
-    rows = [row for row in read_metrics(cached.args.output_dir) if "loss" in row]
+    rows = logged(cached)
     assert rows[0]["vision_cache/hit_frac"] == 0.0 and rows[-1]["vision_cache/hit_frac"] > 0.2
     assert rows[-1]["vision_cache/hit_s"] > 0 and rows[-1]["vision_cache/compute_s"] > 0
     plain = make_trainer(output_dir=str(tmp_path / "plain"), max_steps=16)
     plain.train()
-    again = [row for row in read_metrics(plain.args.output_dir) if "loss" in row]
+    again = logged(plain)
     for name in ("reward/total", "kl", "grad_norm"):  # a prompt a step: features are encoded in the same calls
         assert [row[name] for row in rows] == [row[name] for row in again]

@@ -95,12 +95,6 @@ def test_what_is_bad_counts_as_drawn_and_nothing_takes_its_place(make_trainer, t
     assert {record for _, record, _ in drawn_in(run) if record.startswith("clip")} == {"clip-1"}
 
 
-def test_one_data_set_is_not_logged_apart(make_trainer):
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
-    assert not [name for row in read_metrics(trainer.args.output_dir) for name in row if name.startswith("dataset/")]
-
-
 def test_evaluation_has_no_weights(make_trainer, two_sets):
     with pytest.raises(ValueError, match="--eval_dataset_use: weights have no effect: evaluation takes every record"):
         make_trainer(eval_dataset_use=f"{two_sets[0]}:1,{two_sets[1]}:2", allow_outside_media=True)

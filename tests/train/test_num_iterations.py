@@ -8,14 +8,11 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.runlog import read_rollouts
+from tests.train.conftest import logged
 
 # Eight records in steps of six: the second step of an epoch has two prompts in a micro-batch, and an empty one.
 RAGGED = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
-
-
-def logged(trainer) -> list[dict]:
-    return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
 
 
 def drawn_in(trainer) -> dict[int, list[tuple[int, str]]]:
@@ -141,14 +138,7 @@ def test_wide_bounds_clip_nothing_and_narrow_ones_hold_the_second_step_back(make
 def test_a_run_killed_between_the_two_steps_goes_on_as_it_would_have(whole_and_resumed, settings):
     common = {"max_steps": 8, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, **RAGGED, **settings}
     whole, resumed = whole_and_resumed(killed=5, resumed_from=4, **common)
-    without_times = [
-        [
-            {name: value for name, value in row.items() if not name.startswith(("time/", "memory/"))}
-            for row in logged(trainer)
-        ]
-        for trainer in (whole, resumed)
-    ]
-    assert without_times[0] == without_times[1] and len(without_times[0]) == 8
+    assert logged(whole, times=False) == logged(resumed, times=False) and len(logged(whole)) == 8
     assert drawn_in(whole) == drawn_in(resumed)
 
 

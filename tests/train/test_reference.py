@@ -1,7 +1,6 @@
 """The reference of a run: another checkpoint, one that moves with the policy, and how each is resumed."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -131,7 +130,7 @@ def test_a_reference_that_would_not_fit_or_not_move_is_refused(
     make_trainer(ref_model_name_or_path=str(tower), shared_prefix="off", max_steps=1).train()
 
 
-def test_the_flags_of_the_reference_through_the_command(tiny_checkpoint, other_checkpoint, sop_data, tmp_path, capfd):
+def test_the_flags_of_the_reference_through_the_command(tiny_checkpoint, other_checkpoint, sop_data, tmp_path):
     flags = {
         "model_name_or_path": tiny_checkpoint(initializer_range=0.1),
         "ref_model_name_or_path": other_checkpoint,
@@ -151,9 +150,3 @@ def test_the_flags_of_the_reference_through_the_command(tiny_checkpoint, other_c
     main([f"--{name}={value}" for name, value in flags.items()])
     first, second = kl(tmp_path / "out")
     assert first > 1e-3 and 0 < second < first
-    with pytest.raises(SystemExit):
-        main(
-            [f"--{name}={value}" for name, value in (flags | {"output_dir": tmp_path / "no"}).items()]
-            + ["--ref_offload"]
-        )
-    assert re.search(r"qwenvl train: --ref_offload has no effect on a CPU", capfd.readouterr().err)

@@ -11,9 +11,10 @@ import torch
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.runlog import read_rollouts
 from qwenvl.train import fast_paths
 from qwenvl.train.step import TokenRules
+from tests.train.conftest import logged
 from tests.train.test_grpo_trainer import first_batch, gradients_of_one_step
 
 VOWELS = list("aeiou")
@@ -23,10 +24,6 @@ TERMS = {
     "entropy_coef": 0.05,
     "entropy_target": 100.0,
 }
-
-
-def rows_of(trainer) -> list[dict]:
-    return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
 
 
 class Cuts:
@@ -56,10 +53,8 @@ def test_accumulation_is_exact_with_every_term(make_trainer, tmp_path):
         )
         trainer.collector = replace(trainer.collector, engine=Cuts(trainer.collector.engine))
         results.append(gradients_of_one_step(trainer))
-        (row,) = rows_of(trainer)
-        metrics.append(
-            {name: value for name, value in row.items() if not name.startswith(("time/", "memory/", "prompt/"))}
-        )
+        (row,) = logged(trainer, times=False)
+        metrics.append({name: value for name, value in row.items() if not name.startswith("prompt/")})
     for name, gradient in results[1].items():
         torch.testing.assert_close(gradient, results[0][name], rtol=1e-4, atol=1e-7, msg=name)
     assert max(g.abs().max() for g in results[0].values()) > 1e-4
@@ -79,7 +74,7 @@ def test_the_policy_term_takes_the_same_tokens_in_every_iteration(make_trainer):
     )
     trainer.train()
     assert torch.equal(*masks)
-    assert all(0 <= row["off_policy/dropped_frac"] <= 1 for row in rows_of(trainer))
+    assert all(0 <= row["off_policy/dropped_frac"] <= 1 for row in logged(trainer))
 
 
 class Stale:
@@ -138,6 +133,6 @@ def test_a_run_with_every_term(make_trainer, tmp_path):
     loss = "grpo(off_policy_mask=0.5)"
     trainer = make_trainer(num_iterations=2, max_steps=4, loss_type=loss, stop_strings=VOWELS, **TERMS)
     trainer.train()
-    rows = rows_of(trainer)
+    rows = logged(trainer)
     assert all({"entropy", "entropy_coef", "loss/entropy", "off_policy/dropped_frac"} <= row.keys() for row in rows)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["top_entropy_quantile"] == 0.4

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Annotated, Any, NamedTuple
 
 from qwenvl.files import require
 from qwenvl.rewards.function import Argument
-from qwenvl.rewards.functions.text import normalized, pairs, solution_of, unified
+from qwenvl.rewards.functions.text import normalized, pairs, unified, unreadable
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
@@ -56,9 +56,9 @@ def accuracy(
     Without an answer block, or with no action in it, the score is 0.
 
     An answer without any number is read by the names of the prompt's list, unless ``by_name`` is False. The list
-    is the lines of the last user turn that begin with ``(k)``. It must be unambiguous: no number and no name stands
-    twice. A name counts only to the letter, upper and lower case, spaces and final dots aside. Between names
-    may stand signs, "and" and "then". Any other words, up to the next comma, semicolon, line or name, count as one
+    is the lines of the last user turn that begin with ``(k)``. It must be unambiguous: no number and no name occurs
+    twice. A name counts only to the letter, upper and lower case, spaces and final dots aside. Signs, "and"
+    and "then" may separate names. Any other words, up to the next comma, semicolon, line or name, count as one
     wrong action. With the list ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
 
     - ``Insert the fan, then fasten the screw.`` scores 1, as ``(1) (2)`` does
@@ -80,19 +80,8 @@ def action_order(completions: list[str], solution: list[str], **columns: Any) ->
     return [_order(answer, truth) for answer, truth in pairs(completions, solution)]
 
 
-def check_action_numbers(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record cannot be scored by the order of its actions: its solution has no numbers."""
-    if action_numbers(solution_of(solution)):
-        return None
-    return f'the solution names no action: expected "(1) ... (2) ..." numbers, got {solution[:80]!r}'
-
-
-def check_actions(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record cannot be scored by its actions: its solution names none."""
-    truth = solution_of(solution)
-    if action_numbers(truth) or action_phrases(truth):
-        return None
-    return f'the solution names no action: expected "(1) ..." numbers or phrases, got {solution[:80]!r}'
+check_action_numbers = partial(unreadable, action_numbers, 'names no action: expected "(1) ... (2) ..." numbers')
+check_actions = partial(unreadable, action_phrases, 'names no action: expected "(1) ..." numbers or phrases')
 
 
 def _overlap(answer: str | None, truth: str, listed: dict[str, int] | None) -> float:
@@ -130,7 +119,7 @@ def list_of(prompt: Sequence[dict[str, Any]] | None) -> dict[str, int] | None:
 
     Returns:
         Names as ``text.normalized`` writes them. None where there is no such list of two actions or more, or where it
-        is ambiguous: a number or a name stands twice, a number has no name, or a line holds two numbers.
+        is ambiguous: a number or a name occurs twice, a number has no name, or a line holds two numbers.
     """
     asked = [message["content"] for message in prompt or () if message.get("role") == "user"]
     return _list_in(asked[-1]) if asked and isinstance(asked[-1], str) else None
@@ -147,7 +136,7 @@ def _list_in(text: str) -> dict[str, int] | None:
 def named_actions(answer: str, listed: dict[str, int]) -> NamedActions:
     """The listed actions that an answer without numbers names, read from left to right, the longest name first.
 
-    Between names may stand signs, "and" and "then". Any other words up to the next comma, semicolon, line or name count
+    Signs, "and" and "then" may separate names. Any other words up to the next comma, semicolon, line or name count
     as one unknown action.
 
     Example:

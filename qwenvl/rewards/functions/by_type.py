@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from qwenvl.rewards.functions.actions import accuracy, check_actions
-from qwenvl.rewards.functions.grounding import Boundary, check_spans, temporal_iou
-from qwenvl.rewards.functions.matching import (
-    check_letters,
-    check_text,
-    check_yes_no,
-    multiple_choice,
-    ocr,
-    rouge,
-    yes_no,
-)
-from qwenvl.rewards.functions.numbers import Tolerance, check_number, numeric, regression
+from qwenvl.rewards.functions import actions, grounding, matching, numbers
 
 _FIELD = "problem_type"
-KINDS: dict[str, tuple[Callable[..., list[float]], Callable[..., str | None]]] = {
-    "multiple choice": (multiple_choice, check_letters),
-    "numerical": (numeric, check_number),
-    "regression": (regression, check_number),
-    "ocr": (ocr, check_text),
-    "free form": (rouge, check_text),
-    "open ended": (rouge, check_text),
-    "yes or no": (yes_no, check_yes_no),
-    "temporal grounding": (temporal_iou, check_spans),
-    "labels": (accuracy, check_actions),
-    "actions": (accuracy, check_actions),
+KINDS: dict[str, tuple[Any, Any]] = {  # the function of each kind, and its check of records
+    "multiple choice": (matching.multiple_choice, matching.check_letters),
+    "numerical": (numbers.numeric, numbers.check_number),
+    "regression": (numbers.regression, numbers.check_number),
+    "ocr": (matching.ocr, matching.check_text),
+    "free form": (matching.rouge, matching.check_text),
+    "open ended": (matching.rouge, matching.check_text),
+    "yes or no": (matching.yes_no, matching.check_yes_no),
+    "temporal grounding": (grounding.temporal_iou, grounding.check_spans),
+    "labels": (actions.accuracy, actions.check_actions),
+    "actions": (actions.accuracy, actions.check_actions),
 }
 
 
@@ -41,8 +29,8 @@ def by_problem_type(
     prompts: list[Any] | None = None,
     duration: list[float | None] | None = None,
     *,
-    numeric_tolerance: Tolerance = 1e-6,
-    temporal_iou_boundary: Boundary = False,
+    numeric_tolerance: numbers.Tolerance = 1e-6,
+    temporal_iou_boundary: grounding.Boundary = False,
     **columns: Any,
 ) -> list[float]:
     """The value of the function that fits the record's field ``problem_type``.
@@ -53,18 +41,18 @@ def by_problem_type(
     """
     kinds = [_plain(kind) for kind in problem_type or [None] * len(completions)]
     parts = {"completions": completions, "solution": solution, "prompts": prompts, "duration": duration}
+    arguments: dict[str, dict[str, Any]] = {
+        "numerical": {"tolerance": numeric_tolerance},
+        "temporal grounding": {"boundary": temporal_iou_boundary},
+    }
     scores = [0.0] * len(completions)
     for kind in dict.fromkeys(kinds):
         if kind not in KINDS:
             raise ValueError(_unknown(kind))
-        function = KINDS[kind][0]
-        if function is numeric:
-            function = partial(numeric, tolerance=numeric_tolerance)
-        elif function is temporal_iou:
-            function = partial(temporal_iou, boundary=temporal_iou_boundary)
         rows = [row for row, its in enumerate(kinds) if its == kind]
-        own = {name: [part[row] for row in rows] for name, part in parts.items() if part is not None}
-        for row, score in zip(rows, function(**own), strict=True):
+        own: dict[str, Any] = {name: [part[row] for row in rows] for name, part in parts.items() if part is not None}
+        own |= arguments.get(kind, {})
+        for row, score in zip(rows, KINDS[kind][0](**own), strict=True):
             scores[row] = score
     return scores
 
@@ -74,9 +62,8 @@ def check_problem_type(solution: str, fields: Mapping[str, Any], temporal_iou_bo
     kind = _plain(fields.get(_FIELD))
     if kind not in KINDS:
         return _unknown(kind)
-    check = KINDS[kind][1]
-    own = {"boundary": temporal_iou_boundary} if check is check_spans else {}
-    problem = check(solution, fields, **own)
+    own = {"boundary": temporal_iou_boundary} if kind == "temporal grounding" else {}
+    problem = KINDS[kind][1](solution, fields, **own)
     return problem and f"{_FIELD} {kind!r}: {problem}"
 
 

@@ -1,4 +1,4 @@
-"""The reward that asks a language model behind an OpenAI-compatible server."""
+"""The reward of a judge, a language model behind an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ Think briefly, then end with one line: "VERDICT: correct" or "VERDICT: wrong".""
 
 _VERDICT = re.compile(r"VERDICT:\s{0,4}\**(correct|wrong)", re.IGNORECASE)
 _PLACE = re.compile(r"\{(question|solution|answer)\}")
-NO_KEY = "none"  # servers of one's own ask for none, and the client wants one
+NO_KEY = "none"  # local servers need none, and the client wants one
 
 
 class JudgeError(Exception):
-    """The judge could not be asked, or its reply holds no verdict."""
+    """The judge could not be reached, or its reply holds no verdict."""
 
 
 class JudgeReward:
     """The verdict of a judge model on the answer: ``correct``, ``wrong``, or ``bad_format``.
 
     A completion without an answer block gets ``bad_format``. One that the function ``correctness_func`` gives 1
-    gets ``correct`` without asking. For the others ``model`` is asked, at the OpenAI-compatible server
+    gets ``correct`` without a request. The others are requests to ``model`` at the OpenAI-compatible server
     ``base_url``, with the key in JUDGE_API_KEY or OPENAI_API_KEY of the environment. The prompt is the file
     ``prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
-    correct" or "VERDICT: wrong". Verdicts are kept in the folder ``cache`` and not asked for twice. The client of
+    correct" or "VERDICT: wrong". Verdicts are cached in the folder ``cache``. The client of
     the package ``openai`` repeats a failed request ``retries`` times with growing pauses, where that may help. A
-    reply without a verdict is asked for again as often. After that the row fails: it never gets a value in silence.
+    reply without a verdict is requested again as often. After that the row fails: it never gets a value in silence.
     With the values 1, -1, -1 this is the reward of verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
     """
 
@@ -161,7 +161,7 @@ class JudgeReward:
             except openai.APIStatusError as error:
                 raise JudgeError(f"{where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
             except (openai.OpenAIError, ValueError) as error:
-                reason = error.__cause__ or error  # "Connection error." alone tells nothing
+                reason = error.__cause__ or error  # "Connection error." alone does not explain it
                 raise JudgeError(f"{where}: {type(error).__name__}: {reason}") from None
             except (TypeError, IndexError, AttributeError) as error:
                 raise JudgeError(f"{where}: its reply is no chat completion: {type(error).__name__}: {error}") from None

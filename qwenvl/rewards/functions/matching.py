@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from qwenvl.files import require
-from qwenvl.rewards.functions.text import CJK, normalized, pairs, solution_of
+from qwenvl.rewards.functions.text import CJK, normalized, pairs, unreadable
 
 _SPLIT = re.compile(r"[\s,;/&]+")
 _RUN = re.compile(r"[A-H]{2,8}")
@@ -107,27 +106,13 @@ def affirms(text: str) -> bool | None:
     return said[0] == "yes"
 
 
-def check_text(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record cannot be scored by its text: it has none."""
-    return None if _WORD.search(solution_of(solution)) else f"the solution holds no word, got {solution[:80]!r}"
-
-
-def check_letters(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record cannot be scored by its choice: its solution makes none."""
-    if letters(solution_of(solution)):
-        return None
-    return f'the solution must choose letters like "B" or "A, C", got {solution[:80]!r}'
-
-
-def check_yes_no(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record cannot be scored by yes or no: its solution says neither."""
-    if affirms(solution_of(solution)) is not None:
-        return None
-    return f"the solution must say yes or no, got {solution[:80]!r}"
+check_text = partial(unreadable, _WORD.search, "holds no word")
+check_letters = partial(unreadable, letters, 'must choose letters like "B" or "A, C"')
+check_yes_no = partial(unreadable, affirms, "must say yes or no")
 
 
 class _Words:
-    """The tokenizer that rouge-score asks for."""
+    """A tokenizer for rouge-score."""
 
     def tokenize(self, text: str) -> list[str]:
         return _WORD.findall(text.casefold())

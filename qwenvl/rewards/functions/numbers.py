@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any
 
 from qwenvl.rewards.function import Argument
-from qwenvl.rewards.functions.text import answer_of, pairs, solution_of
+from qwenvl.rewards.functions.text import answer_of, pairs, unreadable
 
 Tolerance = Annotated[float, Argument("Error that is accepted, times the solution where that is above 1.", least=0)]
 
@@ -49,7 +50,7 @@ def only_number(text: str | None) -> Decimal | None:
 def count(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """1 if the answer holds a single number and it equals the solution's, else 0.
 
-    Other words may stand around it: "there are 3 cubes" is 3. "3.0" equals "3". "three" is no number.
+    Other words may surround it: "there are 3 cubes" is 3. "3.0" equals "3". "three" is no number.
     """
     return [float(number is not None and number == truth) for number, truth in _pairs(completions, solution)]
 
@@ -75,11 +76,7 @@ def regression(completions: list[str], solution: list[str], **columns: Any) -> l
     return [_closeness(number, truth) for number, truth in _pairs(completions, solution)]
 
 
-def check_number(solution: str, fields: Mapping[str, Any]) -> str | None:
-    """Why a record cannot be scored by its number: its solution does not hold exactly one."""
-    if only_number(solution_of(solution)) is not None:
-        return None
-    return f"the solution must hold exactly one number, got {solution[:80]!r}"
+check_number = partial(unreadable, only_number, "must hold exactly one number")
 
 
 def _pairs(completions: list[str], solution: list[str]) -> list[tuple[Decimal | None, Decimal]]:
@@ -87,7 +84,7 @@ def _pairs(completions: list[str], solution: list[str]) -> list[tuple[Decimal | 
     for answer, truth in pairs(completions, solution):
         expected = only_number(truth)
         if expected is None:
-            raise ValueError(check_number(truth, {}))
+            raise ValueError(check_number(truth))
         found.append((only_number(answer), expected))
     return found
 
@@ -103,8 +100,8 @@ def _closeness(number: Decimal | None, truth: Decimal) -> float:
 def countdown(completions: list[str], nums: list[list[int]], target: list[float], **columns: Any) -> list[float]:
     """1 if the answer's expression uses each of the record's ``nums`` once and equals ``target`` within 1e-5, else 0.
 
-    The expression is what stands left of any ``=``. It has + - * / and parentheses over whole numbers, no ``**`` and no
-    ``//``, and is computed in exact fractions. Right of ``=`` only arithmetic may stand. An answer has at most 200
+    The expression is the text left of any ``=``. It has + - * / and parentheses over whole numbers, no ``**`` and no
+    ``//``, and is computed in exact fractions. Right of ``=`` only arithmetic is allowed. An answer has at most 200
     characters.
     """
     return [

@@ -170,7 +170,7 @@ def _by_correctness(
     completion_ids: list[Sequence[int]],
     columns: dict[str, Any],
 ) -> list[Any]:
-    """``score`` of whether a completion is correct and its tokens, or what stands in place of its correctness."""
+    """``score`` of whether a completion is correct and its tokens, or the value in place of its correctness."""
     values = call_plain(correctness, completions, {**columns, "completion_ids": completion_ids})
     return [
         value if value is None or isinstance(value, Unfinished) else score(value >= 1, len(ids))

@@ -7,9 +7,9 @@ and a policy writes such text early in training.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Tag = Literal["think", "answer"]
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -46,7 +46,7 @@ def first_block(text: str, tag: Tag) -> Block | None:
 
 
 def answer_of(completion: str) -> str | None:
-    """What stands in the first answer block, as ``unified`` writes it, without outer white space.
+    """The content of the first answer block, as ``unified`` writes it, without outer white space.
 
     None where there is no block, or one of more than 10,000 characters: that is no answer, and reading it takes time.
     """
@@ -66,6 +66,19 @@ def solution_of(solution: str) -> str:
 def pairs(completions: Sequence[str], solutions: Sequence[str]) -> list[tuple[str | None, str]]:
     """The answer of each completion, None where it has none, beside what its record's solution says."""
     return [(answer_of(text), solution_of(truth)) for text, truth in zip(completions, solutions, strict=True)]
+
+
+def unreadable(
+    read: Callable[[str], Any], expected: str, solution: str, fields: Mapping[str, Any] | None = None
+) -> str | None:
+    """Why a record cannot be scored by what ``read`` finds in its solution: it finds nothing.
+
+    Example:
+        >>> unreadable(str.split, "must have words", "<answer> </answer>")
+        "the solution must have words, got '<answer> </answer>'"
+    """
+    nothing = read(solution_of(solution)) in (None, [], set())
+    return f"the solution {expected}, got {solution[:80]!r}" if nothing else None
 
 
 def unified(text: str) -> str:

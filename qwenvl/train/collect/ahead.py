@@ -1,9 +1,9 @@
 """``async_rollouts``: an engine with weights of its own samples the next steps while this one trains.
 
-At the first step of an epoch nothing has been asked for: the engine gets the policy's weights, and the step waits for
-its completions. From then on, whenever a step takes the last completions that were asked for, the engine gets the
-weights of that moment and is asked for the next N steps. So the completions of a step are 1 to N optimizer steps old,
-and how old they are hangs on the number of the step within its epoch alone.
+At the first step of an epoch nothing is requested yet: the engine gets the policy's weights, and the step waits for its
+completions. From then on, whenever a step takes the last requested completions, the engine gets the current weights and
+the requests of the next N steps. So the completions of a step are 1 to N optimizer steps old, and their age depends on
+the number of the step within its epoch alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from qwenvl.model.sharding import whole_weights
 from qwenvl.rollout.ahead import AheadEngine, Ask
 from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, SamplingParams, WeightsLostError, lost_together
 from qwenvl.train.collect.collector import Collector
-from qwenvl.train.collect.contrast import NAME, TemporalContrast, with_videos
 from qwenvl.train.collect.filtering import FilteringCollector
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RolloutBatch
@@ -45,8 +44,7 @@ class StepQueue:
         upcoming: for each of the steps after the present one its micro-batches.
         due: whether the present step waits for its completions.
         version: optimizer steps that were done when it was collected.
-        inputs: model inputs of micro-batches that the engine was asked about, until they are collected.
-        shuffled: their prompts with frames in random order, for ``temporal_contrast``.
+        inputs: model inputs of requested micro-batches, until they are collected.
     """
 
     def __init__(self, depth: int = 0, repeats: int = 1):
@@ -60,7 +58,6 @@ class StepQueue:
         self.upcoming: Sequence[Sequence[PromptBatch]] = ()
         self.due, self.version = False, 0
         self.inputs: dict[int, PromptInputs] = {}
-        self.shuffled: dict[int, PromptBatch] = {}
         self._drawn: deque[tuple[list[Any], Any]] = deque()
         self._epoch: Iterator[Any] | None = None
 
@@ -121,15 +118,14 @@ class StepQueue:
         self._drawn.clear()
         self.upcoming, self.due = (), False
         self.inputs.clear()
-        self.shuffled.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AheadCollector(Collector):
-    """A collector that asks its engine for the completions of the next steps before it scores those of this one.
+    """A collector that requests the completions of the next steps before it scores those of this one.
 
     Attributes:
-        engine: asks in a thread.
+        engine: makes requests in a thread.
         queue: the steps that the trainer has drawn.
     """
 
@@ -140,7 +136,7 @@ class AheadCollector(Collector):
     @contextmanager
     def ready(self, model: nn.Module, wrapped: nn.Module | None = None, version: int | None = None) -> Iterator[None]:
         """See ``Collector.ready``. For the present step the engine keeps its weights: ``collect`` says when it gets new
-        ones. For all else, such as an evaluation, it finishes what it was asked for and gets those of now.
+        ones. For all else, such as an evaluation, it finishes its requests and gets the current ones.
         """
         if self.queue.due:
             with whole_weights(model, wrapped), lost_together(self.engine):
@@ -160,7 +156,7 @@ class AheadCollector(Collector):
             self._ask(model, [batches])
         with self.clock("time/sample_s"), self.clock("async/wait_s"):
             self._wait(model)
-        staleness = state.global_step - self.engine.take(self._seeds(batches))
+        staleness = state.global_step - self.engine.take([self._seed_of(batches)])
         if self.asks_first:  # so that the engine samples while rewards are computed
             self._ask_on(model)
         experiences = super().collect(model, batches, state)
@@ -174,14 +170,14 @@ class AheadCollector(Collector):
             with lost_together(self.engine):
                 self.engine.wait()
         except WeightsLostError as lost:
-            logger.warning(f"what was sampled ahead is asked for again, of the weights of now: {lost}")
+            logger.warning(f"what was sampled ahead is requested again, with the current weights: {lost}")
             with lost_together(self.engine), self.autocast():
                 self.engine.ask_again(model, self.queue.version)
             with lost_together(self.engine):
                 self.engine.wait()
 
     def _ask_on(self, model: nn.Module) -> None:
-        """Ask for the next steps, if this one took the last that were asked for. All processes do so together."""
+        """Request the next steps, if this one took the last requested one. All processes do so together."""
         if not self.engine.waiting and self.queue.upcoming:
             self._ask(model, self.queue.upcoming)
 
@@ -189,41 +185,21 @@ class AheadCollector(Collector):
         with self.clock("time/sync_s"), lost_together(self.engine):
             self.engine.sync(model, self.queue.version)
         for batches in steps:
-            asks = [self._request(model, batches, self.group_size)]
-            if self.contrast is not None:
-                for batch in batches:
-                    self.queue.shuffled[id(batch)] = super()._shuffled(self.contrast, batch)
-                parts = [self.queue.shuffled[id(batch)] for batch in batches]
-                asks.append(self._request(model, parts, self.contrast.group_size(self.group_size), NAME))
+            with self.clock("time/vision_s"):
+                self.queue.inputs |= zip(map(id, batches), self._encoded(model, batches), strict=True)
+            prompts = [EnginePrompts(batch, self.queue.inputs[id(batch)]) for batch in batches]
             with self.autocast():
-                self.engine.ask(model, asks)
-
-    def _request(self, model: nn.Module, batches: Sequence[PromptBatch], size: int, *purpose: object) -> Ask:
-        with self.clock("time/vision_s"):
-            self.queue.inputs |= zip(map(id, batches), self._encoded(model, batches), strict=True)
-        prompts = [EnginePrompts(batch, self.queue.inputs[id(batch)]) for batch in batches]
-        return Ask(prompts, size, self.params, self._seed_of(batches, *purpose))
-
-    def _seeds(self, batches: Sequence[PromptBatch]) -> list[int]:
-        """The seeds of what was asked for a step."""
-        seeds = [self._seed_of(batches)]
-        if self.contrast is not None:
-            seeds.append(self._seed_of([with_videos(batch) for batch in batches], NAME))
-        return seeds
+                self.engine.ask(model, [Ask(prompts, self.group_size, self.params, self._seed_of(batches))])
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         known = self.queue.inputs.pop(id(batch), None)
         return super()._encode(model, batch) if known is None else known
 
-    def _shuffled(self, contrast: TemporalContrast, batch: PromptBatch) -> PromptBatch:
-        known = self.queue.shuffled.pop(id(batch), None)
-        return super()._shuffled(contrast, batch) if known is None else known
-
 
 @dataclass(frozen=True, kw_only=True)
 class AheadFilteringCollector(AheadCollector, FilteringCollector):
     """Dynamic sampling of completions that were sampled ahead. What takes the places of groups is sampled by the policy
-    of now, and the engine is asked for the next steps when the step is full.
+    of now, and the next steps are requested when the step is full.
     """
 
     asks_first: ClassVar[bool] = False
@@ -247,7 +223,7 @@ def sampled_ahead(collector: Collector, queue: StepQueue) -> Collector:
     """The collector, with the steps of ``queue`` sampled ahead where its depth is above 0.
 
     Raises:
-        ValueError: its engine can't be asked ahead.
+        ValueError: its engine can't sample ahead.
     """
     if not queue.depth:
         return collector

@@ -15,11 +15,14 @@ from transformers import TrainerState
 
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
+from qwenvl.grpo.kl import completion_kl
 from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.model.loading import unwrap
 from qwenvl.model.lock_step import LockStep
+from qwenvl.model.reference import Reference
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision.tower import features_or_pixels
-from qwenvl.model.waiting_media import in_files, is_large
+from qwenvl.model.waiting_media import in_files, is_large, let_go
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import (
     EnginePrompts,
@@ -30,10 +33,52 @@ from qwenvl.rollout.engine import (
     real_tokens,
 )
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
-from qwenvl.train.collect.penalty import KlPenalty, Penalty, lowered
 from qwenvl.train.collect.scored import Scored, join_rewards, without_pixels
+from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
+
+
+@dataclass(frozen=True)
+class KlPenalty:
+    """``kl_in_reward``: takes beta x the KL of a completion off its reward (REINFORCE++, arXiv:2501.03262).
+
+    The KL of a completion is the sum over its tokens of policy - reference log-prob. The policy's log-probs are those
+    that it sampled the completion with.
+
+    Attributes:
+        likelihood: computes the log-probs of the reference.
+        temperature: of sampling.
+        beta: ``grpo_beta``.
+    """
+
+    reference: Reference
+    likelihood: PathLikelihood
+    temperature: float
+    beta: float
+
+    def __call__(
+        self, prompts: Sequence[PromptInputs], rollouts: Sequence[RolloutBatch]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For each micro-batch the log-probs of the reference, N x T, and the penalties, N float64.
+
+        Raises:
+            ValueError: the engine gives no log-probs, or one that is no number.
+        """
+        with self.reference.model() as reference:
+            # Without its wrappers: with an adapter, DeepSpeed adds to them a hook that waits for all processes.
+            bare = unwrap(reference)
+            return [self._penalty(bare, *pair) for pair in zip(prompts, rollouts, strict=True)]
+
+    def _penalty(self, reference: nn.Module, prompts: PromptInputs, rollout: RolloutBatch) -> tuple[Tensor, Tensor]:
+        ids, mask = rollout.completion_ids, rollout.completion_mask
+        if not len(ids):  # a micro-batch without prompts, whose stand-in has one token
+            return torch.zeros(1, 1, device=ids.device), torch.zeros(0, dtype=torch.float64)
+        if rollout.logprobs is None:
+            raise ValueError("kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out")
+        ref_logprobs = self.likelihood(reference, prompts, ids, mask, self.temperature).logprobs
+        let_go(prompts)
+        return ref_logprobs, self.beta * completion_kl(rollout.logprobs, ref_logprobs, mask).cpu()
 
 
 @dataclass(frozen=True)
@@ -79,9 +124,9 @@ class Collector:
 
     @contextmanager
     def ready(self, model: nn.Module, wrapped: nn.Module | None = None, version: int | None = None) -> Iterator[None]:
-        """Within it the model can run as it likes, and an engine with weights of its own has the same ones.
+        """Context in which the model can run, and an engine with weights of its own has those of the model.
 
-        All processes must enter it together. Whatever samples stands in it.
+        All processes must enter it together. Call every sampling function inside this block.
 
         Args:
             wrapped: the model as DeepSpeed has wrapped it, see ``whole_weights``.
@@ -126,10 +171,15 @@ class Collector:
     def _compared(self, scored: Sequence[Scored]) -> list[Experience]:
         """Each micro-batch with its advantages."""
         sizes = [len(each) * self.group_size for each in scored]
-        penalties = self._penalties([each.prompts for each in scored], [each.rollout for each in scored])
         rewards = join_rewards([each.rewards for each in scored])
-        advantages = self._advantages(lowered(rewards, penalties)).split(sizes)
-        return [self._experience(*parts) for parts in zip(scored, advantages, penalties, strict=True)]
+        penalties: list[Any] = [None] * len(scored)
+        if self.penalty is not None:
+            with self.clock("time/logp_s"):
+                penalties = self.penalty([each.prompts for each in scored], [each.rollout for each in scored])
+            lowered = rewards.total.double() - torch.cat([amounts for _, amounts in penalties])
+            rewards = replace(rewards, total=lowered.to(rewards.total.dtype))
+        advantages = self._advantages(rewards).split(sizes)
+        return [self._experience(*each) for each in zip(scored, advantages, penalties, strict=True)]
 
     def complete(self, model: nn.Module, batches: Sequence[PromptBatch], size: int) -> list[RolloutBatch]:
         """``size`` completions per prompt for an evaluation, greedy if that is 1. The batches are sampled together."""
@@ -143,14 +193,14 @@ class Collector:
     ) -> list[tuple[RolloutBatch, RewardBatch]]:
         """``size`` completions per prompt for an evaluation, greedy if that is 1, and their rewards.
 
-        The batches are sampled together. Draws of more than one completion depend on what is.
+        With size > 1 the random draws depend on which batches are sampled together.
         """
         rollouts = self.complete(model, batches, size)
         # Scored batch by batch: a reward that fails takes no other batch with it.
         pairs = zip(batches, rollouts, strict=True)
         return [(rollout, self._score([batch], [rollout], state)) for batch, rollout in pairs]
 
-    def _experience(self, scored: Scored, advantages: Tensor, penalty: Penalty | None) -> Experience:
+    def _experience(self, scored: Scored, advantages: Tensor, penalty: tuple[Tensor, Tensor] | None) -> Experience:
         batch, prompts, rollout = scored.batch, scored.prompts, scored.rollout
         if not len(batch):  # a stand-in, see Experience
             token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
@@ -159,15 +209,8 @@ class Collector:
         loss_mask = rollout.completion_mask & (len(batch) > 0)
         experience = Experience(batch, prompts, rollout, scored.rewards, advantages, loss_mask)
         if penalty is not None:
-            experience.penalties, experience.ref_logprobs = penalty.amounts, penalty.ref_logprobs.to(self.device)
+            experience.ref_logprobs, experience.penalties = penalty[0].to(self.device), penalty[1]
         return experience
-
-    def _penalties(self, prompts: Sequence[PromptInputs], rollouts: Sequence[RolloutBatch]) -> list[Penalty | None]:
-        """What the reference makes of the completions of each micro-batch, if rewards are lowered by their KL."""
-        if self.penalty is None:
-            return [None] * len(rollouts)
-        with self.clock("time/logp_s"):
-            return [*self.penalty.penalties(prompts, rollouts)]
 
     def _contrast(
         self,
@@ -181,7 +224,7 @@ class Collector:
     ) -> RewardBatch:
         """The rewards with the bonus for answers that need the order of the frames."""
         size = contrast.group_size(self.group_size)
-        parts = [self._shuffled(contrast, batch) for batch in batches]
+        parts = [contrast.shuffled(batch, self.seed) for batch in batches]
         with self.clock("time/contrast_s"):
             prompts = self._encoded(model, parts)
             with lost_together(self.engine):
@@ -192,10 +235,6 @@ class Collector:
         means = iter([sum(values) / len(values) if values else None for values in known])
         videos = [count > 0 for batch in batches for count in batch.videos_per_prompt]
         return contrast.add(rewards, ordered, [next(means) if video else None for video in videos])
-
-    def _shuffled(self, contrast: TemporalContrast, batch: PromptBatch) -> PromptBatch:
-        """The video prompts of a batch with their frames in random order."""
-        return contrast.shuffled(batch, self.seed)
 
     def _encoded(self, model: nn.Module, batches: Sequence[PromptBatch]) -> list[PromptInputs]:
         """Model inputs of the micro-batches of a step. Where one is large, their media wait in files."""

@@ -52,7 +52,7 @@ class TemporalContrast:
         Args:
             seed: of the run. The order is drawn by (seed, epoch, record, clip).
         """
-        part = with_videos(batch)
+        part = batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])
         if not len(part):
             return part
         clips = part.pixel_values_videos.split(part.video_grid_thw.prod(-1).tolist())
@@ -97,8 +97,3 @@ def reorder_frames(patches: Tensor, per_patch: int, order: Sequence[int]) -> Ten
     frames = patches.reshape(temporal, len(patches) // temporal, 3, per_patch, -1).permute(0, 3, 1, 2, 4).flatten(0, 1)
     again = frames[list(order)].unflatten(0, (temporal, per_patch)).permute(0, 2, 3, 1, 4)
     return again.reshape(patches.shape)
-
-
-def with_videos(batch: PromptBatch) -> PromptBatch:
-    """The prompts of a batch that have videos."""
-    return batch.select([p for p, count in enumerate(batch.videos_per_prompt) if count])

@@ -61,7 +61,7 @@ class FilteringCollector(Collector):
     def collect(
         self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState | None = None
     ) -> list[Experience]:
-        """See ``Collector.collect``. What was sampled and not kept stands in ``Experience.dropped``.
+        """See ``Collector.collect``. ``Experience.dropped`` has the replaced groups.
 
         Raises:
             UnfilledStepError: on all processes, where ``stop`` says so.

@@ -69,7 +69,7 @@ class Scored:
 
 
 def without_pixels(batch: PromptBatch) -> PromptBatch:
-    """The same prompts without the patches of their media, which nothing asks for once they are sampled for."""
+    """The same prompts without the patches of their media, which nothing reads after sampling."""
     return replace(batch, pixel_values=None, pixel_values_videos=None)
 
 

@@ -106,28 +106,21 @@ def test_failures_are_repeated(ask, server):
     assert len(server.questions) == 4
 
 
-def test_replies_without_a_verdict_are_asked_for_again(ask, server):
-    server.replies = [(200, "no idea")] * 100
-    with pytest.raises(RewardError, match=r"JudgeError: m at http.*: 3 replies hold no verdict, the last: 'no idea'"):
+@pytest.mark.parametrize(
+    ("replies", "message", "requests"),
+    [
+        ([(200, "no idea")] * 100, r"JudgeError: m at http.*: 3 replies hold no verdict, the last: 'no idea'", 3),
+        ([(503, "busy")] * 100, r"(?s)\"judge\" failed on record 'r0': JudgeError: m at .*: HTTP 503: .*busy", 3),
+        ([(401, "key?")], r"HTTP 401: .*key", 1),  # what cannot get better is not repeated
+    ],
+)
+def test_a_failing_judge_is_an_error_and_never_a_value(ask, server, replies, message, requests):
+    server.replies = [*replies]
+    with pytest.raises(RewardError, match=message):
         ask("<answer>good</answer>")
-    assert len(server.questions) == 3
-
-
-def test_a_failing_judge_is_an_error_and_never_a_value(ask, server):
-    server.replies = [(503, "busy")] * 100
-    with pytest.raises(
-        RewardError, match=r"(?s)\"judge\" failed on record 'r0': JudgeError: m at .*: HTTP 503: .*busy"
-    ):
-        ask("<answer>good</answer>")
-    assert len(server.questions) == 3
-    assert ask("<answer>bad</answer>", on_error="skip") == [None]
-
-
-def test_what_cannot_get_better_is_not_repeated(ask, server):
-    server.replies = [(401, "key?")]
-    with pytest.raises(RewardError, match=r"HTTP 401: .*key"):
-        ask("<answer>good</answer>")
-    assert len(server.questions) == 1
+    assert len(server.questions) == requests
+    if replies[1:]:
+        assert ask("<answer>bad</answer>", on_error="skip") == [None]
 
 
 def test_no_server(ask):

@@ -58,14 +58,6 @@ def test_letters(text, chosen):
     assert letters(text) == set(chosen)
 
 
-def test_multiple_choice_by_hand():
-    cases = [("B", "(B)", 1.0), ("B. x", "B", 1.0), ("A, C", "C,A", 1.0), ("A", "A, C", 0.0), ("cat", "A", 0.0)]
-    cases += [("Ｂ", "B", 1.0), ("（Ａ），Ｃ", "A, C", 1.0), (r"\boxed{B}", "B", 1.0), ("Ａ", "Ｂ", 0.0)]
-    for text, solution, score in cases:
-        assert multiple_choice(answer(text), solution=[solution]) == [score]
-    assert multiple_choice(["B"], solution=["B"]) == [0.0]  # no answer block
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -83,32 +75,34 @@ def test_affirms(text, says):
     assert affirms(text) is says
 
 
-def test_yes_no_by_hand():
-    cases = [("Yes.", "yes", 1.0), ("no", "yes", 0.0), ("perhaps", "no", 0.0), ("NO", "<answer>no</answer>", 1.0)]
-    for text, solution, score in cases:
-        assert yes_no(answer(text), solution=[solution]) == [score]
-
-
-def test_exact_match_by_hand():
-    cases = [(" The  Fan.", "the fan", 1.0), ("the fans", "the fan", 0.0), ("Ａ１", "a1", 1.0), ("", "x", 0.0)]
-    cases += [("5 m²", "5 m2", 0.0), ("5 ㎡", "5 m²", 1.0)]
-    for text, solution, score in cases:
-        assert exact_match(answer(text), solution=[solution]) == [score]
-    assert exact_match(["the fan"], solution=["the fan"]) == [0.0]
-
-
-def test_ocr_by_hand():
-    # One of four words wrong; two extra words on two; three times too long is clipped.
-    cases = [
+BY_HAND = {
+    multiple_choice: [
+        *(("B", "(B)", 1.0), ("B. x", "B", 1.0), ("A, C", "C,A", 1.0), ("A", "A, C", 0.0), ("cat", "A", 0.0)),
+        *(("Ｂ", "B", 1.0), ("（Ａ），Ｃ", "A, C", 1.0), (r"\boxed{B}", "B", 1.0), ("Ａ", "Ｂ", 0.0)),
+    ],
+    yes_no: [
+        *(("Yes.", "yes", 1.0), ("no", "yes", 0.0), ("perhaps", "no", 0.0), ("NO", "<answer>no</answer>", 1.0)),
+    ],
+    exact_match: [
+        *((" The  Fan.", "the fan", 1.0), ("the fans", "the fan", 0.0), ("Ａ１", "a1", 1.0), ("", "x", 0.0)),
+        *(("5 m²", "5 m2", 0.0), ("5 ㎡", "5 m²", 1.0)),
+    ],
+    ocr: [
         ("turn left at once", "turn left at once", 1.0),
-        ("turn right at once", "turn left at once", 0.75),
+        ("turn right at once", "turn left at once", 0.75),  # one of four words is wrong
         ("left", "turn left at once", 0.25),
-        ("a b c d e f", "x y", 0.0),
+        ("a b c d e f", "x y", 0.0),  # three times too long is clipped
         ("Exit", "exit", 0.0),
         ("", "exit", 0.0),
-    ]
-    for text, solution, score in cases:
-        assert ocr(answer(text), solution=[solution]) == [pytest.approx(score)]
+    ],
+}
+
+
+@pytest.mark.parametrize("reward", BY_HAND)
+def test_rewards_by_hand(reward):
+    for text, solution, score in BY_HAND[reward]:
+        assert reward(answer(text), solution=[solution]) == [pytest.approx(score)], text
+    assert reward(["B yes"], solution=["B yes"]) == [0.0], "no answer block"
 
 
 def test_rouge_by_hand():

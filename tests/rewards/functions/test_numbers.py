@@ -63,22 +63,14 @@ def test_count_needs_an_answer_block():
 
 def test_numeric_by_hand():
     # Tolerance 0.01: absolute 0.01 up to 1, then 1 percent.
-    assert numeric(
-        answers("0.51", "0.512", "202", "203", "x"), solution=["0.5", "0.5", *["200"] * 3], tolerance=0.01
-    ) == [
-        1.0,
-        0.0,
-        1.0,
-        0.0,
-        0.0,
-    ]
+    texts, solutions = answers("0.51", "0.512", "202", "203", "x"), ["0.5", "0.5", *["200"] * 3]
+    assert numeric(texts, solution=solutions, tolerance=0.01) == [1.0, 0.0, 1.0, 0.0, 0.0]
     assert numeric(answers("0.3000001", "0.30001"), solution=["0.3", "0.3"]) == [1.0, 0.0]
 
 
 def test_regression_by_hand():
-    got = regression(
-        answers("10", "9", "-10", "25", "0", "1", "ten"), solution=["10", "10", "10", "10", "0", "0", "10"]
-    )
+    texts = answers("10", "9", "-10", "25", "0", "1", "ten")
+    got = regression(texts, solution=["10", "10", "10", "10", "0", "0", "10"])
     assert got == [1.0, pytest.approx(0.9), 0.0, 0.0, 1.0, 0.0, 0.0]
 
 
@@ -130,11 +122,8 @@ def test_countdown_by_hand(answer, nums, target, right):
     assert time.thread_time() - begin < 0.1
 
 
-def test_the_thinking_is_not_read():
+def test_the_answer_block_is_read_in_full_width_forms_and_the_thinking_is_not():
     assert countdown(["<think>1 + 2</think>", "1 + 2"], nums=[[1, 2]] * 2, target=[3, 3]) == [0.0, 0.0]
-
-
-def test_full_width_forms_are_read():
     assert countdown(["<answer>（７－３）＊６＝２４</answer>"], nums=[[3, 6, 7]], target=[24]) == [1.0]
 
 

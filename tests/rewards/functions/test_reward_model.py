@@ -62,7 +62,7 @@ def test_models_are_appended_last_with_weights_in_order(text_model):
 def test_refusals(text_model):
     with pytest.raises(RewardError, match="expected a head with 1 output, got 2"):
         build_rubric(reward_models=[str(text_model(2))]).score(["x", "y"], columns(2))
-    with pytest.raises(RewardError, match="asked for by --reward_model"):
+    with pytest.raises(RewardError, match="set by --reward_model"):
         build_rubric(["reward_model"])
 
 

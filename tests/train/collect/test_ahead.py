@@ -13,10 +13,11 @@ from transformers import TrainerCallback
 from qwenvl.config.command_line import parse_args
 from qwenvl.grpo.loss import objective_of
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.runlog import read_rollouts
 from qwenvl.train import fast_paths
 from qwenvl.train.run.resumed import SettingsError
 from qwenvl.train.step import TokenRules
+from tests.train.conftest import logged as all_logged
 from tests.train.copying_engine import with_copying_engine
 
 EPOCH_OF_4 = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "logging_steps": 1}
@@ -28,10 +29,7 @@ def engine_of_its_own(monkeypatch):
 
 
 def logged(trainer) -> list[dict]:
-    """The rows of training without what a clock says."""
-    clocks = ("time/", "memory/", "async/wait_s")
-    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
-    return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
+    return all_logged(trainer, times=False)
 
 
 def texts(trainer) -> dict[int, list[str]]:
@@ -230,32 +228,20 @@ def every_other(completions, id, **columns):
     return [float(n % 3) if each in ("clip-1", "clip-2", "text", "image") else 1.0 for n, each in enumerate(id)]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"filter_groups": "total(max_rounds=9)", "functions": [every_other]},
-        {"temporal_contrast": "format"},
-    ],
-    ids=["filter_groups", "temporal_contrast"],
-)
-def test_what_samples_more_than_a_step_is_resumed_too(whole_and_resumed, engine_of_its_own, settings):
-    whole, resumed = whole_and_resumed(
-        killed=2,
-        resumed_from=1,
-        max_steps=4,
-        save_steps=1,
-        save_strategy="steps",
-        async_rollouts=2,
-        **EPOCH_OF_4,
-        **settings,
-    )
+def test_what_samples_more_than_a_step_is_resumed_too(whole_and_resumed, engine_of_its_own):
+    """The engine samples replacements of groups with the weights of the step, in turn."""
+    settings = {"filter_groups": "total(max_rounds=9)", "functions": [every_other], "async_rollouts": 2}
+    saved = {"max_steps": 4, "save_steps": 1, "save_strategy": "steps"}
+    whole, resumed = whole_and_resumed(killed=2, resumed_from=1, **saved, **EPOCH_OF_4, **settings)
     assert logged(whole) == logged(resumed) and len(logged(whole)) == 4
     requests = whole.collector.engine.engine.requests
-    if "filter_groups" in settings:  # what takes the places of groups is sampled by the weights of the step, in turn
-        now = [version for thread, version in requests if thread == "MainThread"]
-        assert now == sorted(now) and 0 < sum(row["filter/rounds"] for row in logged(whole)) == len(now)
-    else:  # both groups of a step are sampled by the same weights
-        assert requests == [("sampling-ahead", version) for version in (0, 0, 0, 0, 0, 0, 2, 2)]
+    now = [version for thread, version in requests if thread == "MainThread"]
+    assert now == sorted(now) and 0 < sum(row["filter/rounds"] for row in logged(whole)) == len(now)
+
+
+def test_the_second_group_of_temporal_contrast_is_refused(make_trainer, engine_of_its_own):
+    with pytest.raises(ValueError, match="--temporal_contrast: its second group cannot be sampled ahead"):
+        make_trainer(temporal_contrast=True, async_rollouts=1)
 
 
 def test_an_error_of_what_is_sampled_meanwhile_ends_training(make_trainer, engine_of_its_own):

@@ -1,13 +1,16 @@
-"""The sampling flags reach the engine, in training, in evaluation and for the second group of temporal_contrast."""
+"""What reaches the engine, in training, in evaluation and for temporal_contrast, and the advantages of a step."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from qwenvl.grpo.advantages import group_advantages
-from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
 from qwenvl.runlog import read_metrics, read_rollouts
+from tests.train.copying_engine import CopyingEngine
 
 FLAGS = {
     "generation_temperature": 0.9,
@@ -82,3 +85,26 @@ def test_advantages_are_those_of_the_whole_step(make_trainer, estimator):
     assert len(rows) == 24 and sum(row.rewards["length"] is None for row in rows) == 3
     assert [row.advantage for row in rows] == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-6)
     assert expected.abs().max() > 0.1
+
+
+def test_an_engine_has_the_weights_of_each_step_and_of_evaluations(make_trainer, sop_data):
+    trainer = make_trainer(
+        max_steps=4,
+        num_iterations=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_dataset_use=str(sop_data),
+        check_parity="every",
+        logging_steps=1,
+    )
+    engine = CopyingEngine(trainer.paths.engine)
+    assert isinstance(engine, EngineWithWeights) and not isinstance(trainer.paths.engine, EngineWithWeights)
+    trainer.collector = replace(trainer.collector, engine=engine)
+    trainer.train()
+    # Before steps 1 and 3, which sample, for the evaluation after step 2 (as for step 3), and after step 4.
+    assert engine.versions == [0, 2, 4]
+    trainer.evaluate()
+    assert engine.versions[-1] is None  # a script may have changed the weights
+    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    assert all(row["parity/max"] < 1e-4 for row in rows if "parity/max" in row)
+    assert "time/sync_s" in rows[0]

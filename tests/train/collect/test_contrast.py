@@ -28,6 +28,7 @@ def rewards(total):
         (0.0, 0.25, [0.3, 0.0, 0.3, 0.0]),  # 2 of 4 and a half against 1 of 4: mean .625 beats .25
         (0.0, 0.625, [0.0] * 4),  # no better in order
         (0.4, 0.25, [0.0] * 4),  # better by .375, less than the margin
+        (0.375, 0.25, [0.0] * 4),  # better by exactly the margin is not more
         (0.3, 0.25, [0.3, 0.0, 0.3, 0.0]),
     ],
 )

@@ -7,8 +7,9 @@ from collections import defaultdict
 import pytest
 import torch
 
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.runlog import read_rollouts
 from qwenvl.train.collect.filtering import UnfilledStepError
+from tests.train.conftest import letters, logged
 
 FILTER = {"filter_groups": True, "check_parity": "every", "per_device_train_batch_size": 4}
 ONE_ROUND = {**FILTER, "filter_groups": "total(max_rounds=1)"}
@@ -35,10 +36,6 @@ def groups_of(trainer) -> dict[int, list]:
             steps[row.step].append([])
         steps[row.step][-1].append(row)
     return steps
-
-
-def logged(trainer) -> list[dict]:
-    return [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
 
 
 def is_equal(group) -> bool:
@@ -115,29 +112,21 @@ def test_places_keep_what_they_had_and_the_loss_is_that_of_the_kept_groups(make_
         assert single.frames == [experience.batch.frames[p]]
 
 
-def test_where_nothing_differs_the_step_is_trained_as_it_was_drawn(make_trainer, tmp_path):
-    """Equal groups stay where no round finds others: weights and rows of a run without the flag."""
-    plain = make_trainer(output_dir=str(tmp_path / "plain"), functions=[spread()], per_device_train_batch_size=2)
+@pytest.mark.parametrize(("reward", "kept", "rounds"), [(spread(), 0, 3), (letters, 1, 0)], ids=["none", "all"])
+def test_where_no_group_is_replaced_the_run_is_that_without_the_flag(make_trainer, tmp_path, reward, kept, rounds):
+    """No group differs, and no round finds others, or all groups differ."""
+    common = {"functions": [reward], "per_device_train_batch_size": 2}
+    plain = make_trainer(output_dir=str(tmp_path / "plain"), **common)
     plain.train()
-    trainer = make_trainer(**FILTER | {"per_device_train_batch_size": 2}, functions=[spread()])
+    trainer = make_trainer(**FILTER | common)
     trainer.train()
     for (name, ours), theirs in zip(trainer.model.named_parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
-    kept = [row for row in read_rollouts(trainer.args.output_dir) if not row.dropped]
-    assert kept == list(read_rollouts(plain.args.output_dir)) and {row.advantage for row in kept} == {0.0}
+    rows = [row for row in read_rollouts(trainer.args.output_dir) if not row.dropped]
+    assert rows == list(read_rollouts(plain.args.output_dir))
+    assert kept or {row.advantage for row in rows} == {0.0}
     for row in logged(trainer):
-        assert row["filter/kept_frac"] == 0 and row["filter/unfilled_frac"] == 1 and row["filter/rounds"] == 3
-
-
-def test_where_all_differ_nothing_is_drawn_again(make_trainer, tmp_path):
-    plain = make_trainer(output_dir=str(tmp_path / "plain"))
-    plain.train()
-    trainer = make_trainer(filter_groups=True)
-    trainer.train()
-    for (name, ours), theirs in zip(trainer.model.named_parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
-    for row in logged(trainer):
-        assert row["filter/kept_frac"] == 1 and row["filter/rounds"] == row["filter/unfilled_frac"] == 0
+        assert (row["filter/kept_frac"], row["filter/unfilled_frac"], row["filter/rounds"]) == (kept, 1 - kept, rounds)
 
 
 def test_the_run_stops_where_it_is_told_to(make_trainer):
@@ -164,33 +153,31 @@ def test_by_the_values_of_one_function(make_trainer):
     assert "text" in {group[0].record_id for group in groups if not is_dropped(group)}
 
 
-def test_gdpo_keeps_groups_whose_functions_cancel_out(make_trainer):
-    def up(completions, id, **columns):
-        return [float(n % 3) for n in range(len(completions))]
-
-    def down(completions, id, **columns):
-        return [-float(n % 3) if each != "text" else 0.0 for n, each in enumerate(id)]
-
-    settings = {**ONE_ROUND, "functions": [up, down], "max_steps": 1}
-    by_total = make_trainer(**settings)
-    by_total.train()
-    assert logged(by_total)[0]["filter/rounds"] == 1
-    by_function = make_trainer(**settings, advantage_estimator="gdpo", output_dir=by_total.args.output_dir + "-gdpo")
-    by_function.train()
-    assert logged(by_function)[0]["filter/rounds"] == 0
+def up(completions, **columns):
+    return [float(n % 3) for n in range(len(completions))]
 
 
-def test_gdpo_has_groups_replaced_that_differ_in_a_reward_without_weight_alone(make_trainer):
-    def watched(completions, id, **columns):
-        return [float(n % 3) for n in range(len(completions))]
+def down(completions, id, **columns):
+    return [-float(n % 3) if each != "text" else 0.0 for n, each in enumerate(id)]
 
-    def same(completions, id, **columns):
-        return [1.0] * len(completions)
 
-    weighed = {"functions": [watched, same], "reward_weights": [0.0, 1.0], "advantage_estimator": "gdpo"}
-    trainer = make_trainer(**ONE_ROUND, **weighed, max_steps=1)
+def same(completions, **columns):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights", "estimator", "rounds"),
+    [
+        ((up, down), None, "grpo", 1),
+        ((up, down), None, "gdpo", 0),  # functions that cancel out
+        ((up, same), [0.0, 1.0], "gdpo", 1),  # a reward without weight: all advantages are 0
+    ],
+)
+def test_gdpo_goes_by_each_function_that_weighs(make_trainer, functions, weights, estimator, rounds):
+    settings = {"functions": functions, "reward_weights": weights, "advantage_estimator": estimator}
+    trainer = make_trainer(**ONE_ROUND, **settings, max_steps=1)
     trainer.train()
-    assert logged(trainer)[0]["filter/rounds"] == 1, "all advantages are 0"
+    assert logged(trainer)[0]["filter/rounds"] == rounds
 
 
 def test_there_is_no_such_reward(make_trainer):
@@ -270,11 +257,4 @@ def test_a_killed_and_resumed_run_draws_what_it_would_have(whole_and_resumed):
     whole, resumed = whole_and_resumed(killed=5, resumed_from=4, **settings)
     rows = [list(read_rollouts(trainer.args.output_dir)) for trainer in (whole, resumed)]
     assert rows[0] == rows[1] and any(row.dropped for row in rows[0] if row.step > 4)
-    numbers = [
-        [
-            {name: value for name, value in row.items() if not name.startswith(("time/", "memory/"))}
-            for row in logged(trainer)
-        ]
-        for trainer in (whole, resumed)
-    ]
-    assert numbers[0] == numbers[1]
+    assert logged(whole, times=False) == logged(resumed, times=False)
