@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback
-from transformers.integrations import get_available_reporting_integrations
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
 from qwenvl.health.rules import Entry, Sampled, findings
@@ -24,7 +22,7 @@ from qwenvl.train.run.resumed import Resumed
 from qwenvl.train.run.session import has_pending_evaluation
 from qwenvl.train.run.state.entropy_target import EntropyTarget
 from qwenvl.train.run.state.stream_rows import StreamRows
-from qwenvl.train.trackers.report_to import install_trackers
+from qwenvl.train.trackers import install_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -103,20 +101,6 @@ class HealthWarnings(TrainerCallback):
             if rule.name not in self._told:
                 self._told.add(rule.name)
                 logger.warning(f"{seen}. {rule.remedy}")
-
-
-def require_trackers(names: Iterable[str]) -> None:
-    """Refuse ``report_to`` a tracker whose package is not there, before a model is loaded.
-
-    Raises:
-        ImportError: naming them.
-    """
-    told_of = INTEGRATION_TO_CALLBACK.keys() - {"azure_ml", "flyte"}  # of these transformers doesn't tell it beforehand
-    if missing := told_of & set(names) - set(get_available_reporting_integrations()):
-        raise ImportError(
-            f"--report_to {' '.join(sorted(missing))}: its package is not installed; pip install "
-            f"{' '.join(sorted(missing))}, or leave the flag out: metrics.jsonl in the run folder has the same numbers"
-        )
 
 
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -17,7 +17,6 @@ from qwenvl.model.vision.cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.log.meter import Meter
 from qwenvl.train.step import Experience, Step
-from qwenvl.train.trackers.seen import SeenAnswers
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
@@ -92,7 +91,7 @@ class Journal:
             cache: whose hits and costs are logged.
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
-        self.seen_answers: SeenAnswers | None = None  # of evaluations, where a tracker shows them
+        self.on_evaluation: Callable[[str, PromptBatch, Sequence[Rollout]], None] | None = None  # a tracker's
         self.bad_samples: dict[str, BadSample] = {}
         self.drawn_for_training = Counter(used=0, left_out=0)
         self.trained_on: list[MicroBatch] = []  # in the present optimizer step
@@ -143,8 +142,8 @@ class Journal:
         self.left_out(batch)
         rows = [*rollout_rows(step, split, batch, rollout, rewards)]
         self.runlog.log_rollouts(rows)
-        if self.seen_answers is not None:
-            self.seen_answers.add(split, batch, rows)
+        if self.on_evaluation is not None:
+            self.on_evaluation(split, batch, rows)
 
     def begin(self, finished_steps: int, *, evaluates: bool) -> None:
         """Writes the settings and versions, and forgets rows of steps that a resumed run does anew.

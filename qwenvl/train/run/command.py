@@ -11,7 +11,6 @@ from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.model.loading import MisfitError
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
-from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.collect.filtering import UnfilledStepError
 from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
@@ -21,6 +20,7 @@ from qwenvl.train.run.failures import told_in_one_line
 from qwenvl.train.run.lock import RunFolderError, locked
 from qwenvl.train.run.resumed import SettingsError
 from qwenvl.train.run.session import Beginning, begin
+from qwenvl.train.trackers import require_trackers
 
 
 @contextmanager

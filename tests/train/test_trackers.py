@@ -6,15 +6,29 @@ import os
 import sqlite3
 
 import pytest
+import torch
 from PIL import Image
 from transformers.integrations import integration_utils
 
 from qwenvl.report.curves import SECTIONS
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.trackers.report_to import by_section, names_kept
-from qwenvl.train.trackers.seen import Answer
-from qwenvl.train.trackers.tables import columns_of
+from qwenvl.train.trackers import (
+    GAP,
+    HEIGHT,
+    Answer,
+    by_section,
+    columns_of,
+    frames_of,
+    require_trackers,
+    strip_of,
+    unchanged_names,
+)
 from tests.train.display.test_completions import rollout
+
+
+def test_a_tracker_that_is_not_installed_is_refused():
+    with pytest.raises(ImportError, match="--report_to comet_ml: its package is not installed; pip install comet_ml"):
+        require_trackers(["comet_ml", "tensorboard", "azure_ml"])
 
 
 def test_names_have_the_sections_of_the_report():
@@ -23,18 +37,15 @@ def test_names_have_the_sections_of_the_report():
         **{"learning/reward/total": 1, "stable/kl": 2, "fast/time/data_wait_s": 3, "data/bad_samples": 4},
         **{"learning/eval_total_reward": 5, "train_loss": 6, "total_flos": 7},
     }
-
-
-def test_the_library_names_numbers_as_before_once_a_tracker_has_written():
     before = integration_utils.rewrite_logs({"loss": 1})
-    with names_kept():
+    with unchanged_names():
         assert integration_utils.rewrite_logs({"loss": 1}) == {"loss": 1}
     assert integration_utils.rewrite_logs({"loss": 1}) == before == {"train/loss": 1}
 
 
 @pytest.fixture(scope="module")
 def trackio_folder(tmp_path_factory):
-    """Where trackio keeps runs: it is told before it is loaded."""
+    """Where trackio keeps runs: it reads the variable when it is imported."""
     folder = tmp_path_factory.mktemp("trackio")
     os.environ["TRACKIO_DIR"] = str(folder)
     from trackio.utils import TRACKIO_DIR
@@ -78,7 +89,7 @@ def test_tensorboard_and_trackio_have_all_that_the_run_folder_has(make_trainer, 
     assert Image.open(pictures[0]).width > Image.open(pictures[0]).height
 
 
-def test_columns_are_of_one_type_and_without_frames_where_nothing_has_any():
+def test_columns_are_of_one_type_and_without_frames_where_no_prompt_has_any():
     strip = Image.new("RGB", (30, 10))
     answers = [Answer(rollout(0, 0.5, "one \ud800"), strip), Answer(rollout(0, None, "two"), None)]
     columns = columns_of(answers, picture=lambda each: each.size)
@@ -86,3 +97,29 @@ def test_columns_are_of_one_type_and_without_frames_where_nothing_has_any():
     assert columns["completion"] == ["one \\ud800", "two"] and columns["rewards"][1] == "format 1, accuracy none"
     assert columns["question"][0] == "<video>\nWhich steps?"
     assert "frames" not in columns_of(answers[1:], picture=lambda each: each) and "frames" not in columns_of(answers)
+
+
+def test_frames_are_those_that_the_processor_cut_into_patches(tiny_pair):
+    _, processor = tiny_pair()
+    frames = torch.randint(0, 256, (4, 3, 56, 84), dtype=torch.uint8)
+    settings = {"do_resize": False, "do_rescale": False, "do_normalize": False, "do_sample_frames": False}
+    made = processor.video_processor(videos=[frames], return_tensors="pt", **settings)
+    patches, grid = made["pixel_values_videos"].to(torch.uint8), made["video_grid_thw"][0].tolist()
+    assert torch.equal(frames_of(patches, grid, processor.image_processor), frames.permute(0, 2, 3, 1))
+
+
+def test_a_strip_shows_what_the_prompt_has_side_by_side(make_trainer):
+    trainer = make_trainer()
+    by_id = {record.id: n for n, record in enumerate(trainer.train_dataset.records)}
+
+    def strip(name: str) -> Image.Image | None:
+        batch = trainer.data_collator([trainer.train_dataset[by_id[name]]])["prompts"]
+        return strip_of(batch, trainer.data_collator.processor.image_processor)
+
+    batch = trainer.data_collator([trainer.train_dataset[by_id["clip-0"]]])["prompts"]
+    count = len(batch.frames[0][0].indices)
+    shown = strip("clip-0")
+    assert shown.height <= HEIGHT and (shown.width + GAP) % count == 0 and count > 1
+    assert strip("text") is None
+    red = strip("image")
+    assert [abs(a - b) < 12 for a, b in zip(red.getpixel((5, 5)), (200, 30, 30), strict=True)] == [True] * 3
