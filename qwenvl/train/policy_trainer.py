@@ -28,7 +28,7 @@ from qwenvl.model.sharding import settle_fsdp
 from qwenvl.model.waiting_media import put_aside
 from qwenvl.train.assemble import Parts
 from qwenvl.train.callbacks import install_callbacks
-from qwenvl.train.card.run_card import METHOD, describe_model
+from qwenvl.train.card import METHOD, describe_model
 from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
 from qwenvl.train.display.choice import display_closed
 from qwenvl.train.display.console import say
