@@ -12,9 +12,9 @@ from transformers import Trainer, TrainerCallback
 from qwenvl.data.errors import RecordError
 from qwenvl.health.rules import Entry, Sampled, findings
 from qwenvl.runlog import read_metrics
-from qwenvl.train.display.choice import install_display
+from qwenvl.train.display.install import install_display
 from qwenvl.train.display.summary import RunSummary
-from qwenvl.train.log.journal import Journal
+from qwenvl.train.journal import Journal
 from qwenvl.train.reference import ReferenceSync
 from qwenvl.train.run.finite_steps import FiniteWeights
 from qwenvl.train.run.lock import hold, release

@@ -30,13 +30,12 @@ from qwenvl.train.assemble import Parts
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
 from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
-from qwenvl.train.display.choice import display_closed
 from qwenvl.train.display.console import say
 from qwenvl.train.display.first_look import size_warnings
+from qwenvl.train.display.install import display_closed
 from qwenvl.train.fast_paths import PathLikelihood, drawing_of
-from qwenvl.train.log.doing import Doing
-from qwenvl.train.log.journal import Journal
-from qwenvl.train.log.meter import Meter, peak_memory
+from qwenvl.train.journal import Journal
+from qwenvl.train.meter import Doing, Meter, peak_memory
 from qwenvl.train.reference import build_reference
 from qwenvl.train.run.checkpoints import is_sealed, read_state, whole_checkpoint
 from qwenvl.train.run.finite_steps import FiniteSteps

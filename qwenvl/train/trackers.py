@@ -23,7 +23,7 @@ from transformers.integrations import (
 from qwenvl.option import was_set
 from qwenvl.report.curves import AT_THE_END, shown
 from qwenvl.runlog import Rollout
-from qwenvl.train.log.journal import Journal
+from qwenvl.train.journal import Journal
 from qwenvl.types import PromptBatch
 
 PROJECT = "qwenvl"

@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.files import written_whole
-from qwenvl.train.log.journal import Journal, MicroBatch
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.journal import Journal, MicroBatch
+from qwenvl.train.meter import Meter
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import told_before
-from qwenvl.train.log.doing import Doing
+from qwenvl.train.meter import Doing
 
 SECONDS_FOR_EACH = 0.5  # that a process has to write down where its threads stand
 BACKUP_SECONDS = 30.0  # after its time a thread that no Python code can stop is ended without it

@@ -9,7 +9,6 @@ import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,9 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.train.display.choice import display_closed
-from qwenvl.train.display.progress import ProgressBar
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.meter import Meter
 from qwenvl.train.parity import ParityError, check_parity
 from qwenvl.train.run.failures import explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
@@ -143,19 +140,6 @@ def test_errors_of_the_program_keep_their_traceback(tmp_path, monkeypatch):
     monkeypatch.setenv("QWENVL_TRACEBACK", "1")
     with pytest.raises(KeyboardInterrupt), told_in_one_line("qwenvl train", tmp_path):
         raise KeyboardInterrupt
-
-
-def test_an_error_has_a_line_of_its_own_below_the_progress_bar(tmp_path, capfd):
-    bar = ProgressBar()
-    trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[bar]))
-    state = SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=0)
-    bar.on_train_begin(None, state, None)
-    state.global_step = 1
-    bar.on_step_end(None, state, None)
-    with pytest.raises(SystemExit), told_in_one_line("qwenvl train", tmp_path), display_closed(trainer):
-        raise FloatingPointError("step 2: the loss is nan")
-    shown = capfd.readouterr().err
-    assert "| 1/4 [" in shown and shown.endswith("\nqwenvl train: step 2: the loss is nan\n")
 
 
 def test_ctrl_c_ends_a_run_with_one_line(fork_python, tiny_checkpoint, tmp_path):

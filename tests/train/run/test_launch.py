@@ -97,8 +97,8 @@ STALLS = """
 import os, re, time
 from types import SimpleNamespace
 from accelerate import PartialState
-from qwenvl.train.log.doing import Doing
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.meter import Doing
+from qwenvl.train.meter import Meter
 from qwenvl.train.run import stalled
 
 def hangs():

@@ -131,8 +131,8 @@ def test_a_signal_before_the_first_step_ends_the_command_with_status_0(number, s
 HANGS = """
 import sys, time
 from types import SimpleNamespace
-from qwenvl.train.log.doing import Doing
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.meter import Doing
+from qwenvl.train.meter import Meter
 from qwenvl.train.run import stalled
 
 def hangs():

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.log.journal import TrainedOn
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.journal import TrainedOn
+from qwenvl.train.meter import Meter
 from qwenvl.train.run.finite_steps import FiniteSteps, NonFiniteError, nonfinite
 from tests.train.conftest import turns
 from tests.train.test_distributed import launch, weights

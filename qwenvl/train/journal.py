@@ -15,7 +15,7 @@ from qwenvl.grpo.diagnostics import reward_std, unique_fraction, zero_std_fracti
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.model.vision.cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 

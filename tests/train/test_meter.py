@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.train.log.meter import Meter, peak_memory
+from qwenvl.train.meter import Meter, peak_memory
 
 
 def test_means_are_weighted_and_none_does_not_count():
@@ -61,7 +61,7 @@ class Clock:
 
 def test_a_step_tells_how_long_it_waited_for_its_micro_batches(make_trainer, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("qwenvl.train.log.meter.time", clock)
+    monkeypatch.setattr("qwenvl.train.meter.time", clock)
     trainer = make_trainer(gradient_accumulation_steps=2)
 
     def slowly(batches):

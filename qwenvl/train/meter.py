@@ -1,4 +1,4 @@
-"""Metrics between two log entries, gathered from micro-batches, steps and processes, and the peak of memory."""
+"""Metrics between two log entries, over micro-batches, steps and processes; the peak of memory; the current phase."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-BY_PROCESS = {"time/wait_s"}  # logged of each of several processes: the one that waits least is waited for
+from qwenvl.rollout.drawing import Drawing
+
+BY_PROCESS = {"time/wait_s"}  # logged for each process: the others wait for the one that waits least
 
 
 class Meter:
@@ -69,7 +72,7 @@ class Meter:
 
     @property
     def running(self) -> str | None:
-        """The clock that was started last, of those that run. Other threads may ask."""
+        """The running clock that was started last. Thread-safe to read."""
         running = tuple(self._running)
         return running[-1] if running else None
 
@@ -161,3 +164,61 @@ def peak_memory(device: torch.device | str) -> Memory:
     unit = 1 if sys.platform == "darwin" else 1024  # what getrusage counts in
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return Memory(used, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+PHASES = {
+    **{"sample": "sampling", "logp": "log-probs", "reward": "rewards", "data_wait": "waiting for data"},
+    **{"refill": "other prompts", "contrast": "other orders"},
+}
+"""Phases of a step by the names of their clocks, for people. Other phases have the names of their clocks."""
+BY_MICRO_BATCH = ("time/logp_s", "time/backward_s")
+
+
+def phase_name(clock: str) -> str:
+    """The phase that a clock measures.
+
+    Example:
+        >>> phase_name("time/logp_s"), phase_name("time/vision_s")
+        ('log-probs', 'vision')
+    """
+    short = clock.removeprefix("time/").removesuffix("_s")
+    return PHASES.get(short, short.replace("_", " "))
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What this process is doing. Thread-safe to read.
+
+    Attributes:
+        meter: whose clocks run.
+        drawing: progress of the local engine. None: other processes sample.
+    """
+
+    meter: Meter
+    drawing: Drawing | None = None
+
+    def words(self) -> str:
+        """The phase, with its progress where that is known.
+
+        Example:
+            >>> meter = Meter()
+            >>> meter.step(micro_batches=4)
+            >>> with meter.time("time/logp_s"):
+            ...     Doing(meter).words()
+            'log-probs, micro-batch 1 of 4'
+        """
+        clock, of = self.meter.running, self.meter.micro_batches
+        done = self.meter.starts["time/backward_s"]
+        if clock is None:
+            return "update of the weights" if of and done >= of else "between phases"
+        far = ""
+        if clock in BY_MICRO_BATCH and of:
+            number = done if clock == "time/backward_s" else done + 1
+            far = f"micro-batch {min(number, of)} of {of}" if of > 1 else ""
+        elif self.drawing is not None:
+            far = self.drawing.words()
+        return ", ".join(part for part in (phase_name(clock), far) if part)
+
+    def beat(self) -> tuple[int, int]:
+        """A value that changes with progress: a phase that begins, a token that is sampled."""
+        return self.meter.started, 0 if self.drawing is None else self.drawing.drawn
