@@ -141,12 +141,12 @@ class CompletionOptions(Options):
 class DisplayOptions(CompletionOptions):
     """What a run shows while it goes on."""
 
-    display: Literal["bar", "rich", "plain", "none"] | None = option(
+    display: Literal["rich", "plain", "none"] | None = option(
         None,
         "How progress is shown. rich: a board of a few lines at the foot of the terminal, with curves of reward, KL, "
-        "entropy, equal groups and lengths, the seconds of a step by phase, and memory. bar: one line. plain: lines "
-        "that stay, which a file or a pipe always gets. none: nothing. A step that takes long says what it is at: "
-        "a plain line each minute, a field of the others. Warnings and the summary are shown in any case.",
+        "entropy, equal groups and lengths, the seconds of a step by phase, and memory. plain: lines that stay, "
+        "which a file or a pipe always gets. none: nothing. During a long step the board shows its phase, and plain "
+        "lines show it each minute. Warnings and the summary are shown in any case.",
         unset="rich on a terminal, else plain; with --disable_tqdm the Trainer's own lines",
         needs="not disable_tqdm: --display none shows no progress",
     )

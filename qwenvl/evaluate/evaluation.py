@@ -40,7 +40,7 @@ from qwenvl.train.assemble import build_rewards
 from qwenvl.train.data_sets import build_dataset, build_frame_cache
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.evaluation import in_budget
-from qwenvl.train.log.journal import rollout_rows
+from qwenvl.train.journal import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 

@@ -20,7 +20,7 @@ def _run(request: EvaluationRequest) -> str:
     """Evaluate alone in the folder. "" in all processes but the first."""
     from qwenvl.data.errors import told_to_the_user
     from qwenvl.evaluate.evaluation import evaluate
-    from qwenvl.train.card.results import update_cards
+    from qwenvl.train.card import update_cards
     from qwenvl.train.run.lock import locked
 
     process = request.config.process_index

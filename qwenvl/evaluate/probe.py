@@ -52,7 +52,7 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
     from qwenvl.rewards import RewardError
     from qwenvl.runlog import RunLog
     from qwenvl.train.assemble import build_rewards
-    from qwenvl.train.log.journal import rollout_rows
+    from qwenvl.train.journal import rollout_rows
 
     config, options = request.config, request.options
     log = None if options.output_dir is None else RunLog(options.output_dir)

@@ -29,7 +29,7 @@ from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampl
 from qwenvl.train.display.console import say, settle_output, shows_bars
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.fast_paths import PathLikelihood, build_paths
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, BadSample, PromptBatch
 

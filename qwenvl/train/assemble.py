@@ -44,7 +44,7 @@ from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cac
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look
 from qwenvl.train.fast_paths import Paths, build_paths
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.meter import Meter
 
 logger = logging.getLogger(__name__)
 

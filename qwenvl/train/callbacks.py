@@ -1,36 +1,32 @@
-"""What is shown and written while a run goes on."""
+"""The callbacks of every run: its folder, its warnings, its display."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback
-from transformers.integrations import get_available_reporting_integrations
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
 from qwenvl.health.rules import LogEntry, Sampled, findings
 from qwenvl.runlog import read_metrics
-from qwenvl.train.display.choice import install_display
+from qwenvl.train.display.install import install_display
 from qwenvl.train.display.summary import RunSummary
-from qwenvl.train.log.journal import Journal
+from qwenvl.train.journal import Journal
 from qwenvl.train.reference import ReferenceSync
+from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite_steps import FiniteWeights
 from qwenvl.train.run.lock import hold, release
-from qwenvl.train.run.resumed import Resumed
-from qwenvl.train.run.session import has_pending_evaluation
-from qwenvl.train.run.state.entropy_target import EntropyTarget
-from qwenvl.train.run.state.stream_rows import StreamRows
-from qwenvl.train.trackers.report_to import install_trackers
+from qwenvl.train.run.resume import Resumed, has_pending_evaluation
+from qwenvl.train.trackers import install_trackers
 
 logger = logging.getLogger(__name__)
 
 
 class RunFolder(TrainerCallback):
-    """Holds the run folder and writes log entries to it. At the end it lists the samples that were left out.
+    """Locks the run folder and writes log entries to it. At the end it lists the samples that were left out.
 
     Raises:
         RunLockedError: when training begins, if another run holds the folder.
@@ -65,16 +61,16 @@ class RunFolder(TrainerCallback):
 class HealthWarnings(TrainerCallback):
     """Warns once of each rule of ``qwenvl.health.rules`` that holds, with what to do.
 
-    A resumed run goes on with the history of its run folder. What still holds it tells of again.
+    A resumed run has the history of its run folder, and warns again of the rules that still hold.
     """
 
     _history: list[LogEntry]
-    _told: set[str]
+    _warned: set[str]
     _step: int
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """The history up to the checkpoint that a run goes on from."""
-        self._history, self._told, self._step = [], set(), 0
+        """The history up to the checkpoint that a run resumes from."""
+        self._history, self._warned, self._step = [], set(), 0
         if state.is_world_process_zero and state.global_step:
             for row in read_metrics(args.output_dir, "train"):
                 if row["step"] <= state.global_step:
@@ -85,12 +81,12 @@ class HealthWarnings(TrainerCallback):
         """One more entry. Its numbers are those of all processes."""
         if state.is_world_process_zero and "loss" in logs:
             self._add(args, state.global_step, logs)
-            self._tell()
+            self._warn()
 
     def on_train_end(self, args, state, control, **kwargs):
-        """What is said of a run that was short."""
+        """The rules for a short run."""
         if state.is_world_process_zero:
-            self._tell(ended=True)
+            self._warn(ended=True)
 
     def _add(self, args, step: int, values: Mapping[str, float]) -> None:
         prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -98,25 +94,11 @@ class HealthWarnings(TrainerCallback):
         self._history.append(sampled.entry(self._step, step, values))
         self._step = step
 
-    def _tell(self, ended: bool = False) -> None:
+    def _warn(self, ended: bool = False) -> None:
         for finding in findings(self._history, ended):
-            if finding.code not in self._told:
-                self._told.add(finding.code)
+            if finding.code not in self._warned:
+                self._warned.add(finding.code)
                 logger.warning(f"{finding.message}. {finding.advice}")
-
-
-def require_trackers(names: Iterable[str]) -> None:
-    """Refuse ``report_to`` a tracker whose package is not there, before a model is loaded.
-
-    Raises:
-        ImportError: naming them.
-    """
-    told_of = INTEGRATION_TO_CALLBACK.keys() - {"azure_ml", "flyte"}  # of these transformers doesn't tell it beforehand
-    if missing := told_of & set(names) - set(get_available_reporting_integrations()):
-        raise ImportError(
-            f"--report_to {' '.join(sorted(missing))}: its package is not installed; pip install "
-            f"{' '.join(sorted(missing))}, or leave the flag out: metrics.jsonl in the run folder has the same numbers"
-        )
 
 
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:
@@ -125,11 +107,10 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     install_display(trainer, journal)
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
-    trainer.add_callback(StreamRows())
     if (target := EntropyTarget.of(trainer.args)) is not None:
         trainer.add_callback(target)
     trainer.add_callback(FiniteWeights(journal))
     if trainer.reference is not None and trainer.args.sync_ref_model:
         trainer.add_callback(ReferenceSync(trainer.reference))
     trainer.add_callback(RunFolder(journal))
-    trainer.add_callback(RunSummary())  # the last one: it tells of the warnings of the others
+    trainer.add_callback(RunSummary())  # the last one: it shows the warnings of the others

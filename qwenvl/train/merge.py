@@ -54,7 +54,7 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
     from qwenvl.files import written_whole
     from qwenvl.model.loading import base_of_adapter, load_model, load_processor, with_adapter
     from qwenvl.model.merging import merged
-    from qwenvl.train.card.results import describe_merged
+    from qwenvl.train.card import describe_merged
 
     adapter, out = Path(adapter), Path(out)
     named = base_of_adapter(adapter)

@@ -12,7 +12,7 @@ from torch import Tensor
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import logprob_gap, logprob_gaps
 from qwenvl.runlog import Parity, RunLog
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience
 from qwenvl.types import RolloutBatch
 

@@ -28,21 +28,20 @@ from qwenvl.model.sharding import settle_fsdp
 from qwenvl.model.waiting_media import put_aside
 from qwenvl.train.assemble import Parts
 from qwenvl.train.callbacks import install_callbacks
-from qwenvl.train.card.run_card import METHOD, describe_model
+from qwenvl.train.card import METHOD, describe_model
 from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
-from qwenvl.train.display.choice import display_closed
 from qwenvl.train.display.console import say
 from qwenvl.train.display.first_look import size_warnings
+from qwenvl.train.display.install import display_closed
 from qwenvl.train.fast_paths import PathLikelihood, drawing_of
-from qwenvl.train.log.doing import Doing
-from qwenvl.train.log.journal import Journal
-from qwenvl.train.log.meter import Meter, peak_memory
+from qwenvl.train.journal import Journal
+from qwenvl.train.meter import Doing, Meter, peak_memory
 from qwenvl.train.reference import build_reference
 from qwenvl.train.run.checkpoints import is_sealed, read_state, whole_checkpoint
 from qwenvl.train.run.finite_steps import FiniteSteps
-from qwenvl.train.run.live_weights import load_weights, start_from_weights, told_where_they_do_not_fit
-from qwenvl.train.run.session import checkpoint_to_resume, interruptible
-from qwenvl.train.run.stopping import begin_worker, kill_workers
+from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
+from qwenvl.train.run.live_weights import explained_misfit, load_weights, start_from_weights
+from qwenvl.train.run.resume import checkpoint_to_resume
 from qwenvl.types import PromptBatch
 
 logger = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ class PolicyTrainer(Trainer):
         self.steps_trained = output.global_step - begun
         if stop.stopped_by is not None:
             self.accelerator.end_training()
-            say(stop.told())
+            say(stop.message())
             raise SystemExit(0)
         self.journal.runlog.finish(self.state.global_step, saved=False)
         return output
@@ -253,7 +252,7 @@ class PolicyTrainer(Trainer):
         if self._saves_whole_models():
             load_weights(self.model, resume_from_checkpoint)
         else:
-            with told_where_they_do_not_fit(resume_from_checkpoint):
+            with explained_misfit(resume_from_checkpoint):
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:

@@ -18,12 +18,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from qwenvl.data.errors import BadMediaError  # noqa: E402 (works without an installed package)
-from qwenvl.data.media.open import open_clip  # noqa: E402
-from scripts.bench.decode_clips import number_in  # noqa: E402
-from scripts.clips.copies import damaged  # noqa: E402
-from scripts.clips.kinds import Kind, Workshop, kinds  # noqa: E402
-from scripts.clips.sources import SIZE, encode_numbered  # noqa: E402
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.open import open_clip
+from scripts.bench.decode_clips import number_in
+from scripts.clips.copies import damaged
+from scripts.clips.kinds import Kind, Workshop, kinds
+from scripts.clips.sources import SIZE, encode_numbered
 
 DAMAGED = (("h264", "mp4"), ("h264", "mkv"), ("h264", "ts"), ("hevcopen", "mp4"), ("mpeg2", "ts"), ("mpeg4", "avi"))
 DAMAGED += (("vp9", "webm"), ("av1", "mp4"))

@@ -12,7 +12,7 @@ from qwenvl.evaluate.evaluation import pending_blocks
 from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.questions import BLOCK, Questions
 from qwenvl.runlog import SampleKey, read_evaluation, read_samples
-from qwenvl.train.card.document import Metadata, write_card
+from qwenvl.train.card import open_card
 from qwenvl.types import TOTAL, Record
 from tests.train.test_distributed import launch_ranks
 
@@ -118,7 +118,7 @@ def test_wrong_input_ends_with_one_line(argv, code, message, models, tmp_path, c
 def test_the_card_of_a_model_gets_the_numbers(tiny_checkpoint, tmp_path, capsys):
     model, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(tiny_checkpoint(initializer_range=0.1), model)
-    write_card(model, "# Run\n", {}, Metadata("run", "transformers"))
+    open_card(model, "Run").save(model / "README.md")
     flags = ["--use_cpu", "--generation_max_length", "4", "--limit", "2", "--controls", "blank", "--update_card"]
     assert main([str(model), "example", *flags, "--output_dir", str(out)]) == 0
     assert f"wrote the numbers into {model / 'README.md'}" in capsys.readouterr().err

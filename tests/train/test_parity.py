@@ -5,7 +5,7 @@ import torch
 
 from qwenvl.grpo.diagnostics import logprob_gaps
 from qwenvl.runlog import read_metrics, read_parity, read_rollouts
-from qwenvl.train.log.meter import Meter
+from qwenvl.train.meter import Meter
 from qwenvl.train.parity import ParityError, check_parity
 from qwenvl.types import RolloutBatch
 

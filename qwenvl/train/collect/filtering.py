@@ -23,8 +23,8 @@ from qwenvl.train.assemble import Parts
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
 from qwenvl.train.collect.scored import Scored
-from qwenvl.train.log.meter import Meter
-from qwenvl.train.run.state.pass_rates import require_reward
+from qwenvl.train.meter import Meter
+from qwenvl.train.run.pass_rates import require_reward
 from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, PromptBatch, Record, RewardBatch
 

@@ -1,24 +1,31 @@
-"""The board of a live run as lines of text: progress, curves in a line, time by phase."""
+"""The board of a live run at the foot of the terminal: progress, sparklines, time by phase."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 from tqdm.auto import tqdm
+from transformers import TrainerCallback
 
 from qwenvl.report.curves import is_phase
-from qwenvl.train.log.doing import PHASES, phase_name
-from qwenvl.train.log.meter import Memory
+from qwenvl.runlog import read_metrics
+from qwenvl.train.display.lines import SHORT, evaluated, evaluation_lines, with_interval
+from qwenvl.train.meter import PHASES, Memory, peak_memory, phase_name
 
 LEARNS = {"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups"}
 MOVES = {
@@ -31,29 +38,32 @@ NO_PARTS = {"reward/total", "reward/max", "reward/std"}
 TWO_COLUMNS = 72  # characters from which there are two
 MOST_PARTS = 5  # of the reward
 LONG_WAIT = 0.2  # of a step, from which on the wait for data stands out
+SECONDS = 0.5  # between two drawings, at least, during an evaluation
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = "_.-=+*#@"
 
 
 @dataclass
 class Board:
-    """What a live run shows. It draws itself in the width that there is.
+    """The state that a live run shows. It draws itself in the width of the console.
 
     Attributes:
         title: the run folder.
-        step, steps: done, and of how many. ``steps`` is 0 where nothing is trained: an evaluation alone.
+        step, steps: done, and in all. ``steps`` is 0 for an evaluation without training.
         left: seconds until the last step, None before the first.
         series: the values of each shown metric.
         seconds: of a step by phase, by the name of the metric.
-        evaluations: of each the line that tells of its last result.
-        evaluating: how far the evaluation that goes on is: batches done, and of how many (None: not known).
-        memory: the most that was used.
-        doing: what the step that goes on is at, and for how many seconds it has gone on. None between steps.
+        evaluations: the last result of each evaluation, by its name.
+        evaluating: batches done in the current evaluation, and in all (None: not known).
+        memory: the peak.
+        doing: the phase and the seconds so far of the current step. None between steps.
     """
 
     title: str
     step: int = 0
     steps: int = 0
     left: float | None = None
-    series: dict[str, Series] = field(default_factory=dict)
+    series: dict[str, list[float]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     evaluations: dict[str, str] = field(default_factory=dict)
     evaluating: tuple[int, int | None] | None = None
@@ -64,7 +74,7 @@ class Board:
         """The numbers of a log entry of training."""
         for name, value in logs.items():
             if name in LEARNS or name in MOVES or _is_part(name):
-                self.series.setdefault(name, Series()).add(value)
+                self.series.setdefault(name, []).append(value)
         if seconds := {name: value for name, value in logs.items() if is_phase(name)}:
             self.seconds = seconds
 
@@ -72,7 +82,7 @@ class Board:
         ascii_only = options.ascii_only
         yield Rule(Text(self.title, overflow="ellipsis"), style="dim", align="left")
         yield self._progress(options.max_width)
-        if any(self.series.values()):
+        if self.series:
             yield self._curves(options.max_width, ASCII if ascii_only else BLOCKS)
         facts: list[tuple[str, str | Text]] = [*self.evaluations.items()]
         facts += [("a step", self._phases())] if self.seconds else []
@@ -120,12 +130,12 @@ class Board:
     def _curve(self, title: str, name: str, room: int, marks: str) -> Text:
         series, share = self.series[name], name in SHARES
         wide = label_width(room)
-        value = "-" if series.last is None else number(series.last, share)
         low, high = (0.0, 1.0) if share else (None, None)
         label = Text(title, style="bold" if name == "reward/total" else "dim")
         label.truncate(wide, overflow="ellipsis", pad=True)
-        text = Text.assemble(label, " ", (f"{value:>7}", "bold" if name == "reward/total" else ""), "  ")
-        text.append(sparkline(series.points, max(0, min(24, room - wide - 12)), low, high, marks), style="cyan")
+        value = f"{number(series[-1], share):>7}"
+        text = Text.assemble(label, " ", (value, "bold" if name == "reward/total" else ""), "  ")
+        text.append(sparkline(series, max(0, min(24, room - wide - 12)), low, high, marks), style="cyan")
         text.truncate(room - 1, pad=True)
         return text
 
@@ -193,64 +203,20 @@ def memory_of(memory: Memory) -> str:
     return f"{memory.used / 1e9:.1f} of {memory.total / 1e9:.0f} GB"
 
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = "_.-=+*#@"
-MOST = 64  # points that a series keeps
-
-
-class Series:
-    """The values of a metric since the run began, as at most 64 means of neighbours: adding one is cheap.
-
-    Example:
-        >>> series = Series(most=2)
-        >>> for value in (1.0, 3.0, 5.0):
-        ...     series.add(value)
-        >>> series.points, series.last
-        ([2.0, 5.0], 5.0)
-    """
-
-    def __init__(self, most: int = MOST):
-        """``most``: points that are kept, an even number."""
-        self.last: float | None = None
-        self._most, self._size = most, 1  # values of a point
-        self._points: list[float] = []
-        self._open: list[float] = []  # values of the next point
-
-    def add(self, value: float) -> None:
-        """One more value. What is not finite is the last value and no point."""
-        self.last = value
-        if not math.isfinite(value):
-            return
-        self._open.append(value)
-        if len(self._open) < self._size:
-            return
-        if len(self._points) == self._most:
-            pairs = zip(self._points[::2], self._points[1::2], strict=True)
-            self._points = [fmean(pair) for pair in pairs]
-            self._size *= 2
-            return  # the open values are half of a point now
-        self._points.append(fmean(self._open))
-        self._open = []
-
-    @property
-    def points(self) -> list[float]:
-        """The means, in order. The last one may be of fewer values."""
-        return [*self._points, *([fmean(self._open)] if self._open else [])]
-
-
 def sparkline(
     points: Sequence[float], width: int, low: float | None = None, high: float | None = None, marks: str = BLOCKS
 ) -> str:
-    """A curve of at most ``width`` characters, the means of neighbours where there are more points.
+    """A curve of at most ``width`` characters, the means of neighbours where there are more finite points.
 
     Args:
-        low, high: of the scale. None for the least and the largest of what is drawn. Equal values are drawn low.
+        low, high: of the scale. None: the smallest and the largest mean. Equal values are drawn low.
         marks: from low to high.
 
     Example:
         >>> sparkline([0.0, 0.2, 0.9, 1.0], width=2)
         '▁█'
     """
+    points = [point for point in points if math.isfinite(point)]
     if not points or width < 1:
         return ""
     count = min(width, len(points))
@@ -262,3 +228,130 @@ def sparkline(
         return marks[0] * count
     places = [(min(max(mean, low), high) - low) / (high - low) for mean in means]
     return "".join(marks[min(len(marks) - 1, int(place * len(marks)))] for place in places)
+
+
+class Terminal(Console):
+    """The terminal. Its cursor is never hidden: a process that is killed would leave it hidden."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        """Does nothing."""
+        return False
+
+
+class LiveBoard(TrainerCallback):
+    """Keeps the board of a run at the foot of the terminal. Prints, log lines and warnings go above it.
+
+    It is drawn at each log entry, at the end of each step, and by the thread of ``WithinStep`` during a step. No thread
+    draws between steps, when processes are forked: a fork would inherit the lock of the terminal.
+
+    Args:
+        clock: gives the time, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._board: Board | None = None
+        self._live: Live | None = None
+        self._moved: list[tuple[logging.StreamHandler, Any]] = []  # log handlers, and their own streams
+        self._began = (0.0, 0)  # when, and after which step
+        self._drawn = -math.inf  # when
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Open the board. That of a resumed run has the curves from the run's beginning."""
+        if not state.is_world_process_zero:
+            return
+        self.close()
+        self._began = (self._clock(), state.global_step)
+        board = Board(str(args.output_dir), state.global_step, state.max_steps)
+        if state.global_step:
+            for row in read_metrics(args.output_dir, "train"):
+                if row["step"] <= state.global_step:
+                    board.add(row)
+        self._open(board)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """One step more."""
+        if self._board is not None:
+            began, first = self._began
+            self._board.step, self._board.doing = state.global_step, None
+            pace = (self._clock() - began) / max(1, state.global_step - first)
+            self._board.left = pace * (state.max_steps - state.global_step)
+            if not control.should_log:
+                self._draw()
+
+    def within_step(self, step: int, steps: int, seconds: float, doing: str) -> None:
+        """The current phase of a step, once the step has taken some seconds."""
+        if self._board is not None and seconds >= SHORT:
+            self._board.doing = (doing, seconds)
+            self._draw()
+
+    def on_log(self, args, state, control, logs: Mapping[str, float] | None = None, **kwargs):
+        """The numbers of a step, or of an evaluation, which has a line above the board too."""
+        if not state.is_world_process_zero or not logs:
+            return
+        for line in evaluation_lines(state.global_step, logs):
+            print(line, file=sys.stderr)
+        if self._board is None:
+            return
+        if "loss" in logs:
+            self._board.add(logs)
+            self._board.memory = peak_memory(args.device)
+        for name in evaluated(logs):
+            short = name.removesuffix("_total_reward")
+            self._board.evaluations[short] = f"{with_interval(name, logs)} at step {state.global_step}"
+        self._draw()
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """Progress of an evaluation, every half second."""
+        if not state.is_world_process_zero:
+            return
+        board = self._board or self._open(Board(str(args.output_dir)))
+        done = 1 if board.evaluating is None else board.evaluating[0] + 1
+        board.evaluating = (done, len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None)
+        if self._clock() - self._drawn >= SECONDS:
+            self._draw()
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """The evaluation is over."""
+        if self._board is not None:
+            self._board.evaluating = None
+            self._draw()
+            if not self._board.steps:  # an evaluation without training
+                self.close()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """The board stays as it is at the end."""
+        self._draw()
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal, at the end or where an error ends the run."""
+        if self._live is not None:
+            self._live.stop()
+            for handler, stream in self._moved:
+                handler.setStream(stream)
+        self._board = self._live = None
+
+    def _open(self, board: Board) -> Board:
+        # Where standard output is a file, it stays one.
+        moved = [sys.stderr, *([sys.stdout] if sys.stdout is not None and sys.stdout.isatty() else [])]
+        out = sys.stdout
+        terminal = Terminal(file=sys.stderr, force_terminal=True, markup=False, highlight=False, emoji=False)
+        self._board = board
+        self._live = Live(board, console=terminal, auto_refresh=False, redirect_stdout=len(moved) > 1)
+        self._live.start(refresh=True)
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        handlers = dict.fromkeys(handler for each in loggers for handler in getattr(each, "handlers", ()))
+        self._moved = [
+            (each, each.stream)
+            for each in handlers
+            if isinstance(each, logging.StreamHandler) and any(each.stream is stream for stream in moved)
+        ]
+        for handler, stream in self._moved:
+            handler.setStream(sys.stdout if stream is out else sys.stderr)
+        return board
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.refresh()
+            self._drawn = self._clock()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import StringIO
-from itertools import groupby
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -14,13 +12,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
-from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from qwenvl.failure import visible
 from qwenvl.runlog import Rollout
 from qwenvl.train.display.console import say, shows_bars
-from qwenvl.train.log.journal import Journal, TrainedOn, rollout_rows
+from qwenvl.train.journal import Journal, TrainedOn, rollout_rows
 
 LINES = 2  # of each text, at most
 PLAIN_WIDTH = 120  # characters, where there is no terminal
@@ -29,29 +26,22 @@ Group = Sequence[Rollout]
 
 
 def widest_spread(rollouts: Sequence[Rollout]) -> Group:
-    """The group whose rewards differ most, the first of equal ones. Empty where there is none.
+    """The group with the widest spread of total rewards, the first of equal ones. Empty without groups.
 
     Args:
         rollouts: of one step, group after group.
     """
-    groups = [list(rows) for _, rows in groupby(rollouts, key=_Numbered())]
-    return max(groups, key=_spread, default=[])
+    groups: list[list[Rollout]] = []
+    for row in rollouts:
+        if row.sample == 0:
+            groups.append([])
+        groups[-1].append(row)
 
+    def spread(group: Group) -> float:
+        totals = [each.total for each in group if each.total is not None]
+        return max(totals) - min(totals) if totals else -1.0
 
-class _Numbered:
-    """Counts the groups: a new one begins where the place in the group is 0."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def __call__(self, rollout: Rollout) -> int:
-        self._count += rollout.sample == 0
-        return self._count
-
-
-def _spread(group: Group) -> float:
-    totals = [each.total for each in group if each.total is not None]
-    return max(totals) - min(totals) if totals else -1.0
+    return max(groups, key=spread, default=[])
 
 
 def group_text(group: Group, width: int = PLAIN_WIDTH, colours: bool = False) -> str:
@@ -76,7 +66,7 @@ def group_text(group: Group, width: int = PLAIN_WIDTH, colours: bool = False) ->
     question = next((message["text"] for message in reversed(first.prompt) if message["role"] == "user"), "")
     title = visible(f"step {first.step}: {first.record_id}  {Path(first.where).name}")
     shown.print(Rule(Text(title, overflow="ellipsis"), style="dim", align="left"))
-    for name, text in (("asked", question), ("solution", first.solution)):
+    for name, text in (("prompt", question), ("solution", first.solution)):
         line = Text.assemble((f"{name}  ", "dim"), shortened(visible(text), LINES * width - 2 * len(name) - 8))
         shown.print(Padding(line, (0, 0, 0, 1)))
     for each in sorted(group, key=lambda row: -(row.advantage or 0.0)):
@@ -120,16 +110,15 @@ def shortened(text: str, cells: int) -> str:
 
 
 class ShownCompletions(TrainerCallback):
-    """Writes the group of a step whose rewards differ most, of the first step that this run makes and of each n-th.
+    """Prints the group of a step with the widest spread of rewards, in the first step of this process and each n-th.
 
     Args:
-        journal: knows what the step was trained on.
+        journal: has the experiences of the step.
         every: n.
-        write: puts lines on the screen.
     """
 
-    def __init__(self, journal: Journal, every: int, write: Callable[[str], None] = say):
-        self._journal, self._every, self._write = journal, every, write
+    def __init__(self, journal: Journal, every: int):
+        self._journal, self._every = journal, every
         self._first = True
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -140,21 +129,12 @@ class ShownCompletions(TrainerCallback):
         """One group of the first process, if it is time."""
         if state.is_world_process_zero and (self._first or state.global_step % self._every == 0):
             experiences = [each.experience for each in self._journal.trained_on if isinstance(each, TrainedOn)]
-            rows = [
-                row
-                for each in experiences
-                if len(each.batch)
-                for row in rollout_rows(
-                    state.global_step, "train", each.batch, each.rollout, each.rewards, each.advantages.tolist()
-                )
-            ]
+            rows: list[Rollout] = []
+            for each in experiences:
+                if len(each.batch):
+                    own = (each.batch, each.rollout, each.rewards, each.advantages.tolist())
+                    rows += rollout_rows(state.global_step, "train", *own)
             if group := widest_spread(rows):
                 colours = shows_bars()
-                width = shutil.get_terminal_size().columns if colours else PLAIN_WIDTH
-                self._write(group_text(group, width, colours))
+                say(group_text(group, shutil.get_terminal_size().columns if colours else PLAIN_WIDTH, colours))
         self._first = False
-
-
-def say_beside_bars(text: str) -> None:
-    """Write lines on standard error while bars are cleared, which are drawn again below."""
-    tqdm.write(text, file=sys.stderr)

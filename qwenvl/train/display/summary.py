@@ -17,7 +17,7 @@ from qwenvl.report.findings import warnings
 from qwenvl.report.run import read_runs
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import say
-from qwenvl.train.display.progress import evaluated, with_interval
+from qwenvl.train.display.lines import evaluated, with_interval
 
 
 class RunSummary(TrainerCallback):

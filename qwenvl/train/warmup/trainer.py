@@ -24,7 +24,7 @@ from qwenvl.model.positions import position_rule
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision.tower import features_or_pixels
 from qwenvl.train.assemble import build_parts
-from qwenvl.train.card.run_card import describe_model
+from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.config import RECENT, WarmupConfig

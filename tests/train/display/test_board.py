@@ -1,13 +1,20 @@
-"""The board of a live run: what it says, at any width."""
+"""The board of a live run: it fits any width, keeps to the foot of the terminal, and leaves the terminal as it was."""
 
 import io
+import logging
+import math
+import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from transformers import TrainerCallback
 
-from qwenvl.train.display.board import Board
-from qwenvl.train.log.meter import Memory
+from qwenvl.train.display.board import ASCII, Board, LiveBoard, sparkline
+from qwenvl.train.meter import Memory
+from tests.train.display.terminal import Terminal, on_screen
 
 LOGS = {
     **{"loss": 0.0, "reward/total": 0.5, "reward/format": 1.0, "reward/std": 0.1, "reward/format/skipped": 1.0},
@@ -55,3 +62,120 @@ def test_an_evaluation_alone_and_a_run_before_its_first_step():
 
 def test_a_terminal_without_these_characters_gets_others(board):
     assert not any(ord(c) > 127 for c in "".join(drawn(board, 80, "ascii")))
+
+
+def test_a_curve_goes_from_the_smallest_to_the_largest_mean_of_neighbours():
+    assert sparkline([0.0, 1.0, 2.0, 3.0], width=9, marks="abcd") == "abcd"
+    assert sparkline([0.0, 1.0, math.nan, 2.0, 3.0], width=2, marks="ab") == "ab"  # means 0.5 and 2.5
+    assert sparkline([2.0, 2.0], width=4) == "▁▁" and sparkline([], 4) == sparkline([1.0], 0) == ""
+    assert sparkline([-1.0, 0.5, 2.0], 3, low=0.0, high=1.0, marks=ASCII) == "_+@"
+
+
+ARGS = SimpleNamespace(output_dir="runs/sop", device="cpu")
+NO_ENTRY, ENTRY = SimpleNamespace(should_log=False), SimpleNamespace(should_log=True)
+
+
+@pytest.fixture
+def terminal_of(monkeypatch):
+    """``terminal_of(width)`` -> what standard output and error are from then on. For the body of a test alone."""
+
+    def make(width: int = 80) -> Terminal:
+        terminal = Terminal()
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        return terminal
+
+    return make
+
+
+def state_of(step: int = 0):
+    return SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=step)
+
+
+@pytest.mark.parametrize("width", [30, 80, 120])
+def test_whatever_is_written_stands_above_the_board(width, terminal_of, monkeypatch):
+    terminal = terminal_of(width)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *rest: print(message, file=sys.stderr))
+    own = logging.StreamHandler()
+    logger = logging.getLogger("qwenvl.tests.live")
+    monkeypatch.setattr(logger, "handlers", [own])
+    clock = SimpleNamespace(now=0.0)
+    board, state = LiveBoard(clock=lambda: clock.now), state_of()
+    board.on_train_begin(ARGS, state, ENTRY)
+    for step in (1, 2, 3, 4):
+        clock.now += 2
+        logger.warning(f"logged [bold]{step}[/bold]")
+        warnings.showwarning(f"warned {step}", UserWarning, "file.py", 1)
+        print(f"printed {step}")
+        state.global_step = step
+        board.on_step_end(ARGS, state, ENTRY if step % 2 else NO_ENTRY)
+        if step % 2:
+            board.on_log(ARGS, state, ENTRY, logs={"loss": 0.0, "reward/total": step / 4})
+        if step == 3:
+            for _ in range(3):
+                board.on_prediction_step(ARGS, state, ENTRY, eval_dataloader=range(3))
+            assert "evaluating 3 of 3" not in terminal.getvalue(), "at most each half second"
+            board.on_log(ARGS, state, ENTRY, logs={"eval_total_reward": 0.5, "eval_total_reward_ci95": 0.04})
+            board.on_evaluate(ARGS, state, ENTRY)
+    board.on_train_end(ARGS, state, ENTRY)
+    print("afterwards", file=sys.stderr)
+    lines = on_screen(terminal.getvalue())
+    said = [f"{word} {n}" for n in (1, 2, 3, 4) for word in ("logged", "warned", "printed")]
+    said = [line.replace("logged ", "logged [bold]") + ("[/bold]" if "logged" in line else "") for line in said]
+    assert [line for line in lines if line.startswith(("logged", "warned", "printed"))] == said
+    foot = next(n for n, line in enumerate(lines) if line.startswith("runs/sop"))
+    assert sum(line.startswith("runs/sop") for line in lines) == 1, "there is one board"
+    assert foot > max(map(lines.index, said)) and "step 4 of 4" in lines[foot + 1]
+    assert any("0.750" in line for line in lines[foot:]) and "afterwards" in lines[-2:]
+    assert "\x1b[?25l" not in terminal.getvalue(), "the cursor is never hidden: a kill would leave it so"
+    assert sys.stderr is terminal and sys.stdout is terminal and own.stream is terminal
+
+
+def test_time_left_is_that_of_the_steps_so_far(terminal_of):
+    terminal = terminal_of()
+    clock = SimpleNamespace(now=0.0)
+    board, state = LiveBoard(clock=lambda: clock.now), state_of()
+    board.on_train_begin(ARGS, state, NO_ENTRY)
+    clock.now, state.global_step = 30.0, 1
+    board.on_step_end(ARGS, state, NO_ENTRY)
+    assert "01:30 left" in on_screen(terminal.getvalue())[-1]
+    board.close()
+
+
+def test_what_goes_into_a_file_stays_there(terminal_of, monkeypatch, tmp_path):
+    terminal = terminal_of()
+    with (tmp_path / "out.txt").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        board = LiveBoard()
+        board.on_train_begin(ARGS, state_of(), NO_ENTRY)
+        print("a result")
+        board.close()
+    assert (tmp_path / "out.txt").read_text() == "a result\n" and "a result" not in terminal.getvalue()
+
+
+class Interrupted(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_leaves_the_terminal_and_what_it_saw(make_trainer, terminal_of):
+    terminal = terminal_of()
+    trainer = make_trainer(disable_tqdm=False, callbacks=[Interrupted()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert sys.stderr is terminal
+    print("said afterwards", file=sys.stderr)
+    lines = [line for line in on_screen(terminal.getvalue()) if line]
+    assert lines[-1] == "said afterwards" and "step 0 of 2" in lines[-2]
+
+
+def test_a_resumed_run_has_the_curves_of_its_beginning(terminal_of, tmp_path):
+    terminal = terminal_of()
+    rows = "".join(f'{{"step": {n}, "loss": 0.0, "reward/total": {n}}}\n' for n in (1, 2, 3))
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    board = LiveBoard()
+    board.on_train_begin(SimpleNamespace(output_dir=str(tmp_path), device="cpu"), state_of(2), NO_ENTRY)
+    board.close()
+    assert any("2.000" in line and "▁█" in line for line in on_screen(terminal.getvalue()))

@@ -1,0 +1,272 @@
+"""The journal of a run: experiences, losses and evaluations become metrics and rows of the run folder."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from torch.utils.data import Dataset
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.grpo.diagnostics import reward_std, unique_fraction, zero_std_fraction
+from qwenvl.grpo.loss import LossOutput
+from qwenvl.model.vision.cache import VisionCache
+from qwenvl.runlog import Rollout, RunLog, SeenClip
+from qwenvl.train.meter import Meter
+from qwenvl.train.step import Experience, Step
+from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
+
+
+class MicroBatch(Protocol):
+    """A micro-batch of the current step, as it is reported if its loss is not finite."""
+
+    @property
+    def loss(self) -> float:
+        """Its share of the loss of the step. It may be NaN or infinite."""
+
+    @property
+    def metrics_that_are_not_finite(self) -> list[str]:
+        """Each with its value: ``kl nan``."""
+
+    def report(self) -> dict[str, Any]:
+        """Everything needed to compute its loss again, as JSON can hold it."""
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """A micro-batch of completions and its loss.
+
+    Attributes:
+        iteration: of its step.
+        loss: its share of the loss of the step. It may be NaN or infinite.
+        metrics: of the loss, by name.
+    """
+
+    experience: Experience
+    iteration: int
+    loss: float
+    metrics: dict[str, float]
+
+    @property
+    def metrics_that_are_not_finite(self) -> list[str]:
+        """Each with its value: ``kl nan``."""
+        return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
+
+    def report(self) -> dict[str, Any]:
+        """Its loss, and its prompts with their completions, rewards and advantages, as JSON can hold them."""
+        batch, rollout = self.experience.batch, self.experience.rollout
+        size = max(1, len(rollout.texts) // max(1, len(batch)))
+        groups = [
+            {
+                "where": record.where,
+                "id": record.id,
+                "epoch": epoch,
+                "completions": [
+                    {
+                        "ids": rollout.completion_ids[n][rollout.completion_mask[n]].tolist(),
+                        "finish_reason": rollout.finish_reasons[n],
+                        "reward": self.experience.rewards.totals()[n],
+                        "advantage": self.experience.advantages[n].item(),
+                    }
+                    for n in range(p * size, (p + 1) * size)
+                ],
+            }
+            for p, (record, epoch) in enumerate(zip(batch.records, batch.epochs, strict=True))
+        ]
+        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": groups}
+
+
+class Journal:
+    """Turns experiences, losses and evaluations into the meter's metrics and the run folder's rows."""
+
+    def __init__(
+        self, args: GRPOConfig, meter: Meter, dataset: Dataset | None = None, cache: VisionCache | None = None
+    ):
+        """
+        Args:
+            dataset: of training. If it has several parts, their shares and rewards are logged.
+            cache: its hits and costs are logged.
+        """
+        self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
+        self.on_evaluation: Callable[[str, PromptBatch, Sequence[Rollout]], None] | None = None  # a tracker's
+        self.bad_samples: dict[str, BadSample] = {}
+        self.drawn_for_training = Counter(used=0, left_out=0)
+        self.trained_on: list[MicroBatch] = []  # in the present optimizer step
+        self._args = args
+        self._decoder = getattr(dataset, "decoder", None)
+        parts = getattr(dataset, "parts", ())
+        self._datasets = [part.name for part in parts] if len(parts) > 1 else []
+        self._cache = cache
+        self._meter = meter
+
+    def collected(self, step: int, experience: Experience) -> None:
+        """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1).
+
+        The metrics include dropped groups.
+        """
+        if not len(experience.batch):
+            return
+        own = (experience.batch, experience.rollout, experience.rewards)
+        self._sampled(*own)
+        self._penalties(experience)
+        if self._args.async_rollouts:
+            self._meter.mean("async/staleness", experience.staleness, weight=len(experience.batch))
+        self.runlog.log_rollouts(rollout_rows(step, "train", *own, experience.advantages.tolist()))
+        for each in experience.dropped:
+            group = (each.batch, each.rollout, each.rewards)
+            self._sampled(*group)
+            self.runlog.log_rollouts(replace(row, dropped=True) for row in rollout_rows(step, "train", *group))
+        for batch in experience.refills:
+            self.drawn(batch)
+
+    def begin_step(self, micro_batches: int) -> None:
+        """An optimizer step of so many micro-batches begins."""
+        self._meter.step(micro_batches)
+        self.trained_on = []
+
+    def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
+        """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
+        self.trained_on.append(TrainedOn(experience, step.iteration, output.loss.item(), output.metrics))
+        tokens = int(experience.loss_mask.sum())
+        for name, value in output.metrics.items():
+            if name.startswith("loss/"):
+                self._meter.mean(name, value * step.counts.micro_batches)  # the shares of a step sum to its loss
+            elif step.iteration or experience.ratio_from_sampler or not name.startswith("ratio/"):
+                self._meter.mean(name, value, weight=tokens)
+
+    def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
+        """Rollouts of an evaluation after optimizer step ``step``."""
+        self.left_out(batch)
+        rows = [*rollout_rows(step, split, batch, rollout, rewards)]
+        self.runlog.log_rollouts(rows)
+        if self.on_evaluation is not None:
+            self.on_evaluation(split, batch, rows)
+
+    def begin(self, finished_steps: int, *, evaluates: bool) -> None:
+        """Write the settings and versions, and delete the rows of steps that a resumed run repeats.
+
+        Args:
+            evaluates: the evaluation after these steps is repeated too.
+        """
+        self.runlog.begin(finished_steps, evaluates=evaluates)
+        settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
+        if self._args.auto_fitted is not None:
+            settings["auto_fitted"] = self._args.auto_fitted
+        self.runlog.write_config(settings)
+
+    def drawn(self, batch: PromptBatch) -> None:
+        """Count the samples that training drew from each data set, left-out ones included."""
+        self.left_out(batch)
+        self.drawn_for_training.update(used=len(batch), left_out=len(batch.bad))
+        names = [record.dataset for record in (*batch.records, *(bad.record for bad in batch.bad))]
+        for name in self._datasets:
+            self._meter.count(f"dataset/{name}/drawn", names.count(name))
+
+    def left_out(self, batch: PromptBatch) -> None:
+        """Count and remember the samples that were left out of a batch."""
+        self._meter.count("data/bad_samples", len(batch.bad))
+        self.bad_samples |= {sample.record.where: sample for sample in batch.bad}
+
+    def _sampled(self, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
+        """Metrics of P groups of training."""
+        size = self._args.grpo_sample_size
+        self._rewards(rewards, len(rollout.texts))
+        self._rewards_by_dataset(batch, rewards)
+        self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
+        self._meter.mean("group/unique_frac", unique_fraction(rollout.texts, size), weight=len(batch))
+        self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
+        self._completions(rollout)
+        self.seen(batch)
+
+    def _rewards(self, rewards: RewardBatch, rows: int) -> None:
+        columns = rewards.columns()
+        for name, values in columns.items():
+            for value in values:
+                self._meter.mean(f"reward/{name}", value)
+        for total in rewards.totals():
+            if total is not None:
+                self._meter.max("reward/max", total)
+        for name, value in rewards.metrics.items():
+            self._meter.mean(name, value, weight=rows)
+
+    def _penalties(self, experience: Experience) -> None:
+        """With ``kl_in_reward``: the KL of a completion, and its reward minus the penalty."""
+        if experience.penalties is not None:
+            for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
+                self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
+                self._meter.mean("penalty/total", None if total is None else total - amount)
+
+    def _rewards_by_dataset(self, batch: PromptBatch, rewards: RewardBatch) -> None:
+        if self._datasets:
+            for record, group in zip(batch.records, rewards.total.view(len(batch), -1), strict=True):
+                if not group.isnan().all():
+                    self._meter.mean(f"dataset/{record.dataset}/reward", float(group.nanmean()))
+
+    def _completions(self, rollout: RolloutBatch) -> None:
+        lengths = rollout.completion_mask.sum(1).tolist()
+        for length, reason in zip(lengths, rollout.finish_reasons, strict=True):
+            self._meter.mean("completion/length_mean", length)
+            self._meter.max("completion/length_max", length)
+            self._meter.mean("completion/truncated_frac", float(reason == "length"))
+
+    def _cached(self) -> None:
+        """The share of hits so far in the run, and what a hit and a computed one cost."""
+        if self._cache is not None:
+            hit, computed = self._cache.mean_seconds()
+            self._meter.mean("vision_cache/hit_frac", self._cache.hits / max(1, self._cache.hits + self._cache.misses))
+            self._meter.mean("vision_cache/hit_s", hit)
+            self._meter.mean("vision_cache/compute_s", computed)
+
+    def seen(self, batch: PromptBatch) -> None:
+        """Metrics of the prompts of a micro-batch: lengths, frames, cache hits."""
+        self._cached()
+        if self._args.fit_frames:
+            self._meter.count("data/fitted_prompts", sum(fitted is not None for fitted in batch.fitted))
+        if self._args.per_device_train_batch_size > 1:
+            mask = batch.attention_mask
+            self._meter.mean("prompt/padding_frac", 1 - float(mask.float().mean()), weight=mask.numel())
+        for mask, clips in zip(batch.attention_mask, batch.frames, strict=True):
+            self._meter.mean("prompt/tokens", int(mask.sum()))
+            self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
+            self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
+            self._meter.count("data/wrong_headers", sum(bool(clip.notes) for clip in clips))
+            if self._args.frame_cache is not None:
+                for clip in clips:
+                    self._meter.mean("frame_cache/hit_frac", float(clip.cached))
+
+
+def rollout_rows(
+    step: int,
+    split: str,
+    batch: PromptBatch,
+    rollout: RolloutBatch,
+    rewards: RewardBatch,
+    advantages: list[float] | None = None,
+) -> Iterator[Rollout]:
+    """The N completions as rows of the run folder."""
+    size = len(rollout.texts) // max(1, len(batch))
+    lengths, totals = rollout.completion_mask.sum(1).tolist(), rewards.totals()
+    for n, text in enumerate(rollout.texts):
+        record = batch.records[n // size]
+        yield Rollout(
+            step=step,
+            record_id=record.id,
+            sample=n % size,
+            prompt=tuple({"role": message.role, "text": message.text} for message in record.messages),
+            solution=record.solution,
+            completion=text,
+            tokens=lengths[n],
+            finish_reason=rollout.finish_reasons[n],
+            rewards={name: values[n] for name, values in zip(rewards.names, rewards.components, strict=True)},
+            total=totals[n],
+            advantage=None if advantages is None else advantages[n],
+            clips=tuple(SeenClip(c.path, c.indices, c.times, c.segments) for c in batch.frames[n // size]),
+            images=record.images,
+            epoch=batch.epochs[n // size],
+            split=split,
+            where=record.where,
+            fitted=None if (fitted := batch.fitted[n // size]) is None else asdict(fitted),
+        )

@@ -1,0 +1,257 @@
+"""Plain lines of progress, the phase of a long step, and which display a run has."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.rollout.drawing import Drawing
+from qwenvl.train.display.board import Board, LiveBoard
+from qwenvl.train.display.install import WithinStep, display_of
+from qwenvl.train.display.lines import ProgressLines, evaluation_lines
+from qwenvl.train.meter import Doing, Meter
+
+
+@pytest.fixture
+def clock():
+    return SimpleNamespace(now=0.0)
+
+
+@pytest.fixture
+def lines(clock):
+    return ProgressLines(seconds=5.0, clock=lambda: clock.now)
+
+
+def test_lines_come_at_the_first_step_at_the_last_and_every_few_seconds(lines, clock, capsys):
+    state, control = SimpleNamespace(max_steps=8, global_step=0), SimpleNamespace(should_log=True)
+    lines.on_train_begin(None, state, control)
+    for step in range(1, 9):
+        clock.now += 2
+        state.global_step = step
+        lines.on_step_end(None, state, control)
+        lines.on_log(None, state, control, logs={"loss": 0.1, "reward/total": step / 8})
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1 of 8, 00:14 left: reward 0.125",
+        "step 4 of 8, 00:08 left: reward 0.500",
+        "step 7 of 8, 00:02 left: reward 0.875",
+        "step 8 of 8: reward 1.000",
+    ]
+
+
+def test_steps_between_log_entries_are_told_of_too(lines, clock, capsys):
+    state, control = SimpleNamespace(max_steps=9, global_step=0), SimpleNamespace(should_log=False)
+    lines.on_train_begin(None, state, control)
+    for step in (1, 2, 3):
+        clock.now += 4
+        state.global_step = step
+        lines.on_step_end(None, state, control)
+    assert capsys.readouterr().err.splitlines() == ["step 1 of 9, 00:32 left", "step 3 of 9, 00:24 left"]
+
+
+def test_an_evaluation_tells_how_far_it_is_and_what_it_found(lines, clock, capsys):
+    state = SimpleNamespace(max_steps=9, global_step=3)
+    for _ in range(4):
+        lines.on_prediction_step(None, state, None, eval_dataloader=range(4))
+        clock.now += 3
+    lines.on_evaluate(None, state, None)
+    lines.on_log(None, state, None, logs={"eval_total_reward": 0.5, "eval_total_reward_ci95": 0.04})
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluation: batch 3 of 4",
+        "step 3: eval_total_reward 0.500 +- 0.040",
+    ]
+
+
+def test_a_run_into_a_file_has_no_carriage_returns(make_trainer, tiny_checkpoint, sop_data, capfd):
+    tiny_checkpoint(initializer_range=0.1)  # writing it shows bars that are not the run's
+    capfd.readouterr()
+    trainer = make_trainer(disable_tqdm=False, eval_dataset_use=str(sop_data))
+    trainer.train()
+    trainer.evaluate()
+    trainer.save_model()
+    shown = capfd.readouterr()
+    assert "\r" not in shown.err + shown.out
+    assert "loading the model" in shown.err and "reading the records to train on" in shown.err
+    assert "step 2 of 2: reward " in shown.err and "step 2: eval_total_reward" in shown.err
+
+
+def test_an_evaluation_of_one_prompt_has_no_interval():
+    logs = {"eval_a_total_reward": 0.5, "eval_a_total_reward_ci95": math.nan, "eval_b_total_reward": 0.5}
+    logs |= {"eval_b_total_reward_ci95": 0.25}
+    expected = ["step 3: eval_a_total_reward 0.500", "step 3: eval_b_total_reward 0.500 +- 0.250"]
+    assert evaluation_lines(3, logs) == expected
+
+
+class Watched:
+    """A trainer whose phases take a minute each by its clock, and that is looked at in each of them."""
+
+    def __init__(self, trainer, clock):
+        self.trainer, self.clock = trainer, clock
+        self.lines = ProgressLines(clock=lambda: clock.now)
+        self.within = WithinStep(self.lines, trainer.doing, clock=lambda: clock.now, every=None)
+        for callback in (self.within, self.lines):
+            trainer.add_callback(callback)
+
+    def a_minute_passes(self, *_):
+        self.clock.now += 61
+        self.within.tick()
+
+
+@pytest.mark.parametrize("shared", ["auto", "off"])
+def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys, shared):
+    def slow_reward(completions, **columns):
+        watched.a_minute_passes()
+        watched.within.tick()  # no second line within a minute
+        return [len(text) for text in completions]
+
+    trainer = make_trainer(
+        functions=(slow_reward,),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        shared_prefix=shared,
+        rollout_token_budget=1,
+        max_steps=1,
+    )
+    watched = Watched(trainer, clock)
+    head = trainer.model.get_output_embeddings()
+
+    def passes(module, args, output):
+        if trainer.meter.running == "time/logp_s":
+            watched.a_minute_passes()
+            output.register_hook(watched.a_minute_passes)
+        elif trainer.doing.drawing.tokens == 2:
+            watched.a_minute_passes()
+
+    head.register_forward_hook(passes)
+    trainer.train()
+    lines = [line for line in capsys.readouterr().err.splitlines() if " so far: " in line]
+    # In the third forward of a draw two tokens are there. The reference is a copy, without our hook.
+    told = [re.match(r"step 1 of 1, (\d\d:\d\d|\d:\d\d:\d\d) so far: (.*)", line) for line in lines]
+    assert told[0][1] == "01:01" and told[-1][1] == f"{len(lines) * 61 // 60:02d}:{len(lines) * 61 % 60:02d}"
+    assert [each[2] for each in told] == [
+        *(f"sampling, token 2 of at most 6, prompt {n} of 4" for n in (1, 2, 3, 4)),
+        "rewards",
+        "log-probs, micro-batch 1 of 2",
+        "backward, micro-batch 1 of 2",
+        "log-probs, micro-batch 2 of 2",
+        "backward, micro-batch 2 of 2",
+    ]
+
+
+def test_short_steps_have_no_line_of_their_own(clock, capsys):
+    lines = ProgressLines(clock=lambda: clock.now)
+    state = SimpleNamespace(global_step=0, max_steps=3)
+    lines.on_train_begin(None, state, None)
+    for _ in range(3):  # 50 seconds each
+        clock.now += 50
+        lines.within_step(state.global_step + 1, 3, 50, "sampling")
+        state.global_step += 1
+        lines.on_log(None, state, SimpleNamespace(should_log=True), logs={"loss": 0.0})
+    assert "so far" not in capsys.readouterr().err
+    clock.now += 59
+    lines.within_step(4, 4, 70, "sampling")  # the step has gone on for 70 seconds, and a line was told in it
+    assert "so far" not in capsys.readouterr().err
+    clock.now += 1
+    lines.within_step(4, 4, 71, "sampling")
+    assert capsys.readouterr().err == "step 4 of 4, 01:11 so far: sampling\n"
+
+
+def test_the_board_shows_the_phase_of_a_step_that_takes_long():
+    board = Board("runs/sop", step=6, steps=10, doing=("sampling, token 3 of at most 9", 65.0))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(board)
+    assert re.search(r"step 7 +01:05 so far: sampling, token 3 of at most 9", console.file.getvalue())
+
+    live, drawn, state = LiveBoard(), [], SimpleNamespace(max_steps=4, global_step=1)
+    live._board, live._live = Board("runs/sop"), SimpleNamespace(refresh=lambda: drawn.append(live._board.doing))
+    live.within_step(1, 4, 4.9, "vision")
+    live.within_step(1, 4, 6.0, "rewards")
+    live.on_step_end(None, state, SimpleNamespace(should_log=False))
+    assert drawn == [("rewards", 6.0), None]
+
+
+def test_the_thread_looks_within_steps_alone(clock):
+    seen, looked = [], threading.Event()
+
+    class Display:
+        def within_step(self, step, steps, seconds, doing):
+            seen.append((step, steps, seconds, doing))
+            looked.set()
+
+    within = WithinStep(Display(), Doing(Meter()), clock=lambda: clock.now, every=0.001)
+    state = SimpleNamespace(is_world_process_zero=True, max_steps=4, global_step=0)
+    within.on_train_begin(None, state, None)
+    within.tick()
+    assert not seen
+    within.on_step_begin(None, state, None)
+    assert looked.wait(60)
+    within.on_step_end(None, state, None)
+    count = len(seen)
+    within.tick()
+    assert len(seen) == count and set(seen) == {(1, 4, 0.0, "between phases")}
+    within.on_train_end(None, state, None)
+
+
+def test_what_goes_on_is_told_by_the_innermost_clock_and_by_the_draw():
+    meter, drawing = Meter(), Drawing()
+    doing = Doing(meter, drawing)
+    before = doing.beat()
+    with meter.time("time/contrast_s"), meter.wait("time/wait_s"):
+        assert doing.words() == "wait"
+    with meter.time("time/sample_s"):
+        drawing.begin([0, 1], 2, 1024)
+        drawing.token()
+        assert doing.words() == "sampling, token 1 of at most 1,024"
+        middle = doing.beat()
+        drawing.token()
+        assert before != middle != doing.beat()
+        drawing.end()
+        assert doing.words() == "sampling"
+    meter.step(micro_batches=1)
+    assert doing.words() == "between phases"
+    meter.start("time/backward_s")
+    assert doing.words() == "backward"
+    meter.stop("time/backward_s")
+    meter.stop("time/backward_s")
+    assert doing.words() == "update of the weights"
+
+
+@pytest.mark.parametrize(
+    ("requested", "silent", "terminal", "kind"),
+    [
+        (None, False, "xterm", "rich"),
+        (None, False, "dumb", "plain"),
+        (None, False, None, "plain"),
+        (None, True, "xterm", "none"),
+        ("rich", False, None, "plain"),
+        ("plain", False, "xterm", "plain"),
+        ("none", False, "xterm", "none"),
+        ("none", False, None, "none"),
+    ],
+)
+def test_the_display(requested, silent, terminal, kind, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal is not None, raising=False)
+    monkeypatch.setenv("TERM", terminal or "xterm")
+    assert display_of(SimpleNamespace(display=requested, disable_tqdm=silent)) == kind
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"display": "rich", "disable_tqdm": True}, "--display cannot be used with --disable_tqdm"),
+        ({"display": "none", "log_completions_every": 5}, "cannot be used with --display none"),
+        ({"disable_tqdm": True, "log_completions_every": 5}, "cannot be used with --disable_tqdm"),
+        ({"display": "bar"}, "--display must be one of rich, plain, none"),
+        ({"log_completions_every": -1}, "--log_completions_every must be at least 0"),
+    ],
+)
+def test_what_has_no_effect_is_refused(settings, told, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        GRPOConfig(str(tmp_path), use_cpu=True, **settings)

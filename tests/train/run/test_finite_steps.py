@@ -1,0 +1,231 @@
+"""A step whose loss or gradients are not finite ends the run or is left out. What it was made of is written down."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.journal import TrainedOn
+from qwenvl.train.meter import Meter
+from qwenvl.train.run.finite_steps import FiniteSteps, NonFiniteError, nonfinite
+from tests.train.conftest import turns
+from tests.train.test_distributed import launch, weights
+from tests.train.test_step import stand_in as step_stand_in
+
+
+def test_what_is_not_finite_is_counted():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    assert nonfinite(model.named_parameters()) == []
+    with torch.no_grad():
+        model[0].weight[1, 0] = torch.nan
+        model[0].weight[2, 1] = -torch.inf
+        model[1].bias[0] = torch.inf
+    assert nonfinite(model.named_parameters()) == [("0.weight", 2, 6), ("1.bias", 1, 1)]
+
+
+def spoil_gradients(trainer, steps):
+    """Makes the gradients of ``lm_head`` NaN, and of all below it, in the optimizer steps of these numbers."""
+
+    def spoilt(module, inputs, outputs):
+        return (inputs[0] * torch.nan,) if trainer.state.global_step + 1 in steps else None
+
+    trainer.model.lm_head.register_full_backward_hook(spoilt)
+
+
+def spoil_losses(trainer, steps, micro_batch):
+    """Makes the loss of one micro-batch NaN, and no gradient, in the optimizer steps of these numbers."""
+    objective, calls = trainer.objective, []
+
+    def spoilt(inputs, counts):
+        output = objective(inputs, counts)
+        calls.append(trainer.state.global_step + 1)
+        if calls[-1] in steps and calls.count(calls[-1]) == micro_batch:
+            output.loss = output.loss + math.nan
+            output.metrics["loss/policy"] = math.nan
+        return output
+
+    spoilt.entropy_coef = objective.entropy_coef  # the trainer reads it
+    trainer.objective = spoilt
+
+
+class Weights(TrainerCallback):
+    """Keeps a weight as it is after each step, and what the optimizer knows of it."""
+
+    def __init__(self):
+        self.kept, self.states = [], []
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+        weight = model.model.language_model.norm.weight
+        self.kept.append(weight.detach().clone())
+        self.states.append({name: value.clone() for name, value in optimizer.state.get(weight, {}).items()})
+
+
+def logged(trainer, name):
+    return [row[name] for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+
+
+@pytest.mark.parametrize("spoil", ["gradients", "loss"])
+def test_a_step_that_is_left_out_changes_nothing(make_trainer, tmp_path, caplog, spoil):
+    watch = Weights()
+    settings = {"max_steps": 3, "gradient_accumulation_steps": 2, "callbacks": [watch], "weight_decay": 0.1}
+    trainer = make_trainer(on_nonfinite="skip", **settings)
+    spoil_gradients(trainer, {2}) if spoil == "gradients" else spoil_losses(trainer, {2}, micro_batch=2)
+    trainer.train()
+    first, second, third = watch.kept
+    assert torch.equal(first, second) and not torch.equal(second, third)
+    assert watch.states[0].keys() >= {"step", "exp_avg"}
+    assert all(torch.equal(value, watch.states[1][name]) for name, value in watch.states[0].items())
+    assert logged(trainer, "nonfinite/skipped_steps") == [0, 1, 0]
+    assert logged(trainer, "learning_rate") == pytest.approx([1e-3, 1e-3 * 2 / 3, 1e-3 / 3])
+    assert all(map(math.isfinite, logged(trainer, "loss")))  # of the Trainer, whose sum a NaN would stay in
+
+    report = json.loads((tmp_path / "run" / "nonfinite" / "step-000002.json").read_text())
+    assert report["step"] == 2 and report["seed"] == 3
+    rows = list(read_rollouts(tmp_path / "run", step=2))
+    prompts = [prompt for micro_batch in report["micro_batches"] for prompt in micro_batch["prompts"]]
+    assert [(each["where"], each["id"], each["epoch"]) for each in prompts] == list(
+        dict.fromkeys((row.where, row.record_id, row.epoch) for row in rows)
+    )
+    completions = [completion for prompt in prompts for completion in prompt["completions"]]
+    decode = trainer.processing_class.tokenizer.decode
+    assert [decode(each["ids"], skip_special_tokens=True) for each in completions] == [row.completion for row in rows]
+    assert [len(each["ids"]) for each in completions] == [row.tokens for row in rows]
+    assert [each["advantage"] for each in completions] == [row.advantage for row in rows]
+    losses = [micro_batch["loss"] for micro_batch in report["micro_batches"]]
+    names = [each["name"] for each in report["parameters"]]
+    if spoil == "gradients":
+        assert "model.language_model.norm.weight" in names and "lm_head.weight" not in names
+        assert all(isinstance(loss, float) for loss in losses)
+        assert "step 2: the gradient of parameter model." in caplog.text
+    else:
+        assert names == [] and isinstance(losses[0], float) and losses[1] == "nan"
+        assert report["micro_batches"][1]["metrics"]["loss/policy"] == "nan"
+        assert "step 2: the loss of micro-batch 2 of 2 (loss/policy nan) is not finite" in caplog.text
+    assert "nonfinite/step-000002.json has what the step was made of" in caplog.text
+    assert "The step was left out, 1 in a row of at most 3" in caplog.text
+
+
+def test_the_fourth_in_a_row_ends_the_run(make_trainer, tmp_path):
+    trainer = make_trainer(on_nonfinite="skip", max_steps=20)
+    spoil_losses(trainer, {1, 3, 4, 5, 7, 8, 9, 10}, micro_batch=1)
+    with pytest.raises(NonFiniteError, match=r"^step 10: .*3 steps in a row were left out before it"):
+        trainer.train()
+    assert sorted(path.name for path in (tmp_path / "run" / "nonfinite").iterdir()) == [
+        f"step-{step:06d}.json" for step in (1, 3, 4, 5, 7, 8, 9, 10)
+    ]
+
+
+def test_steps_on_the_same_completions_count_as_one_in_a_row(make_trainer):
+    """They fail together where the completions are what fails."""
+    trainer = make_trainer(on_nonfinite="skip", max_steps=20, num_iterations=5)
+    spoil_losses(trainer, set(range(1, 21)), micro_batch=1)
+    with pytest.raises(NonFiniteError, match=r"^step 16: "):
+        trainer.train()
+
+
+@pytest.mark.parametrize("shared_prefix", ["auto", "off"])
+@pytest.mark.parametrize("in_sampling", [False, True])
+def test_log_probs_that_are_not_finite_end_a_run_with_a_report(shared_prefix, in_sampling, make_trainer, tmp_path):
+    trainer = make_trainer(gradient_accumulation_steps=2, shared_prefix=shared_prefix)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.model.lm_head.register_forward_hook(
+        lambda module, inputs, outputs: outputs + torch.nan if trainer.model.training or in_sampling else None
+    )
+    said = r"^step 1: the loss of micro-batch 1 of 2 \(.*loss/policy nan.*\) and \d+ more are not finite; .*step-000001"
+    with pytest.raises(NonFiniteError, match=said) as error:
+        trainer.train()
+    assert "--on_nonfinite skip" in str(error.value) and "a lower --learning_rate (it is 0.001)" in str(error.value)
+    assert (tmp_path / "run" / "nonfinite" / "step-000001.json").is_file()
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    if in_sampling:  # no loss shows it to an evaluation
+        with pytest.raises(FloatingPointError, match="log-probs of sampled tokens are NaN"):
+            trainer.collector.complete(trainer.model, [trainer.data_collator([trainer.train_dataset[0]])["prompts"]], 2)
+
+
+def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
+    """Its steps are not counted. Of one whose loss is not finite, the gradients become what it leaves out by itself."""
+    args = SimpleNamespace(fp16=True, on_nonfinite="skip", process_index=0, world_size=1, num_iterations=1)
+    args.output_dir, args.seed, args.learning_rate = str(tmp_path), 0, 0.1
+    journal, meter, model = SimpleNamespace(trained_on=[]), Meter(), nn.Linear(2, 1)
+    steps = FiniteSteps(args, journal, meter, accelerator=None)
+    stand_in = step_stand_in()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def step(number: int, gradient: float, loss: float) -> float:
+        """How far a weight moves."""
+        before = model.weight.detach().clone()
+        optimizer.zero_grad()
+        scaler.scale((model.weight * gradient).sum() + model.bias.sum()).backward()
+        journal.trained_on = [TrainedOn(stand_in, 0, loss, {})]
+        steps.check(model, number)
+        scaler.step(optimizer)
+        scaler.update()
+        return (model.weight - before).abs().max().item()
+
+    assert step(1, gradient=1.0, loss=0.5) == pytest.approx(0.1)
+    assert step(2, gradient=math.inf, loss=0.5) == 0 and scaler.get_scale() == 2
+    assert meter.flush() == {"nonfinite/skipped_steps": 0}
+    assert step(3, gradient=1.0, loss=math.nan) == 0 and scaler.get_scale() == 1
+    assert meter.flush() == {"nonfinite/skipped_steps": 1}
+    assert step(4, gradient=1.0, loss=0.5) == pytest.approx(0.1)
+
+
+def test_all_processes_leave_out_what_one_of_them_can_not_use(tiny_checkpoint, tmp_path):
+    """Only the loss of the second process is NaN, in the second of three steps. Gradients are finite."""
+    data = tmp_path / "texts.json"
+    data.write_text(json.dumps([{"id": str(n), "conversations": turns(f"What is {n}?", "(1)")} for n in range(4)]))
+    output = tmp_path / "nan_on_1"
+    flags = {"on_nonfinite": "skip", "max_steps": 3, "grpo_sample_size": 2}
+    launch(2, tiny_checkpoint(initializer_range=0.1), data, output, **flags)
+    rows = [row for row in read_metrics(output) if "loss" in row]
+    assert [row["nonfinite/skipped_steps"] for row in rows] == [0, 1, 0]
+    names = sorted(path.name for path in (output / "nonfinite").iterdir())
+    assert names == ["step-000002.json", "step-000002.rank-1.json"]
+    first, second = (json.loads((output / "nonfinite" / name).read_text()) for name in names)
+    assert first["what"] == []
+    assert second["what"] == ["the loss of micro-batch 1 of 1 of process 1 (loss/policy nan)"]
+    trained = {row.step: row.where for row in read_rollouts(output)}
+    assert set(trained) == {1, 2, 3}
+    assert all(value.isfinite().all() for value in weights(output).values())
+
+
+class Breaks(TrainerCallback):
+    """Spoils a weight in the second step, as an update that overflows does."""
+
+    def __init__(self, event: str, step: int):
+        setattr(self, event, self.spoil)
+        self.step = step
+
+    def spoil(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self.step:
+            with torch.no_grad():
+                model.model.language_model.norm.weight[0] = torch.nan
+
+
+def test_a_step_that_breaks_weights_is_the_last_and_is_not_saved(make_trainer, tmp_path):
+    trainer = make_trainer(save_strategy="steps", save_steps=1, max_steps=4, callbacks=[Breaks("on_optimizer_step", 1)])
+    said = r"^step 2: after its update parameter model.language_model.norm.weight has 1 of \d+ values that are NaN or"
+    with pytest.raises(NonFiniteError, match=said):
+        trainer.train()
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
+    report = json.loads((tmp_path / "run" / "nonfinite" / "step-000002.json").read_text())
+    assert report["step"] == 2 and report["seed"] == 3
+    assert [each["name"] for each in report["parameters"]] == ["model.language_model.norm.weight"]
+    rows = list(read_rollouts(tmp_path / "run", step=2))
+    (micro_batch,) = report["micro_batches"]
+    (prompt,) = micro_batch["prompts"]
+    assert {prompt["where"]} == {row.where for row in rows}
+    assert [each["reward"] for each in prompt["completions"]] == [row.total for row in rows]
+
+
+def test_broken_weights_are_found_before_they_are_sampled_with(make_trainer, tiny_pair):
+    model, _ = tiny_pair(initializer_range=0.1)
+    with torch.no_grad():
+        model.model.visual.patch_embed.proj.weight.fill_(torch.nan)  # frozen
+    with pytest.raises(NonFiniteError, match=r"^step 0: before any update parameter model.visual.patch_embed.proj"):
+        make_trainer(model=model).train()

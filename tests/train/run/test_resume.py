@@ -1,0 +1,253 @@
+"""What a resumed run takes from its checkpoint, what it refuses, and that it does nothing twice."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwenvl.model.loading import MisfitError
+from qwenvl.report.run import read_runs
+from qwenvl.runlog import read_config, read_metrics, read_rollouts
+from qwenvl.train.run.checkpoints import seal
+from qwenvl.train.run.resume import SettingsError, require_shared, shared_settings
+
+SAVING = {"save_strategy": "steps", "save_steps": 1}
+
+
+@pytest.fixture
+def checkpoint(make_trainer, tmp_path):
+    """``checkpoint(**settings)`` -> the checkpoint of a run that ended after its first step."""
+
+    def make(**settings) -> str:
+        make_trainer(**SAVING | settings, max_steps=1).train()
+        return str(tmp_path / "run" / "checkpoint-1")
+
+    return make
+
+
+def test_settings_that_would_have_no_effect_are_refused_and_leave_the_folder_as_it_is(checkpoint, make_trainer):
+    saved = checkpoint(data_seed=3)
+    rows = read_metrics(saved + "/..")
+    now = {"seed": 4, "data_seed": 4, "train_sampling_strategy": "sequential"}
+    now |= {"weight_decay": 0.1, "tune_mm_mlp": False, "gradient_accumulation_steps": 2}
+    with pytest.raises(SettingsError, match="a resumed run can't change these settings:\n  --seed was 3") as error:
+        make_trainer(**SAVING | now).train(resume_from_checkpoint=saved)
+    for line in (
+        "--seed was 3 and is 4: the frames and completions",
+        "--data_seed was 3 and is 4: the order of the prompts",
+        "--train_sampling_strategy was random and is sequential",
+        "--weight_decay was 0.0 and is 0.1: the optimizer is restored",
+        "--tune_mm_mlp was True and is False",
+        "an optimizer step had 1 prompts and would have 2",
+    ):
+        assert f"\n  {line}" in str(error.value)
+    assert str(error.value).endswith("--start_from_weights") and read_metrics(saved + "/..") == rows
+
+
+def test_a_schedule_that_follows_a_metric_is_restored(make_trainer, sop_data):
+    schedule = {"lr_scheduler_type": "greedy", "eval_strategy": "steps", "eval_dataset_use": str(sop_data)}
+    args = make_trainer(**schedule).args
+    saved = shared_settings(args)
+    require_shared(saved, args)
+    for name, other in (("lr_scheduler_type", "linear"), ("lr_scheduler_kwargs", {"patience": 3})):
+        with pytest.raises(SettingsError, match=rf"--{name} was .* and is .*: the schedule is restored"):
+            require_shared(saved | {name: other}, args)
+
+
+@pytest.mark.parametrize("name", ["model_name_or_path", "ref_model_name_or_path"])
+def test_another_reference_is_told_of(name, make_trainer, tmp_path, caplog):
+    args = make_trainer().args
+    setattr(args, name, "Qwen/Qwen2.5-VL-3B-Instruct")
+    saved = shared_settings(args)
+    setattr(args, name, str(tmp_path))
+    require_shared(saved, args)
+    told = f"against Qwen/Qwen2.5-VL-3B-Instruct and will be against {tmp_path.resolve()}: see that they are the same"
+    assert told in caplog.text
+    caplog.clear()
+    args.grpo_beta = 0.0
+    require_shared(shared_settings(args), args)
+    require_shared({}, args)
+    assert not caplog.text
+
+
+def test_other_data_are_told_of(make_trainer, caplog):
+    args = make_trainer().args
+    args.dataset_use = "a.json"
+    saved = shared_settings(args)
+    require_shared(saved, args)
+    assert not caplog.text
+    args.dataset_use = "b.json"
+    require_shared(saved, args)
+    assert "drawn from a.json and will be from b.json, where as many are skipped as were drawn" in caplog.text
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_checkpoint_of_another_model_is_refused_in_a_line(lora, make_trainer, tiny_checkpoint, tmp_path):
+    saved = {"save_strategy": "steps", "save_steps": 1, "generation_max_length": 2, "lora_enable": lora}
+    make_trainer(max_steps=1, **saved).train()
+    with pytest.raises(MisfitError) as error:
+        make_trainer(model=str(tiny_checkpoint("qwen3_vl")), **saved).train(True)
+    told = str(error.value)
+    if lora:
+        assert told.startswith(f"{tmp_path}/run/checkpoint-1: does not fit the model, which may be another one: size ")
+    else:
+        assert told.endswith("/run/checkpoint-1: holds a model of qwen2_5_vl, and the run trains one of qwen3_vl")
+    assert "\n" not in told
+
+
+def test_settings_that_a_resumed_run_takes(checkpoint, make_trainer, caplog):
+    saved = checkpoint(per_device_train_batch_size=2)
+    caplog.clear()
+    taken = {"gradient_accumulation_steps": 2, "data_seed": 3, "max_grad_norm": 0.5, "lr_scheduler_type": "constant"}
+    taken |= {"loss_type": "dapo", "generation_temperature": 0.5}
+    trainer = make_trainer(**SAVING | taken)
+    trainer.train(resume_from_checkpoint=saved)
+    assert trainer.state.global_step == 2
+    (told,) = [line for line in caplog.messages if "with other settings" in line]
+    assert "--loss_type grpo -> dapo" in told and "--per_device_train_batch_size 2 -> 1" in told
+    written = read_config(saved + "/..")
+    before, now = written["previous"][0]["config"], written["config"]
+    assert before["loss_type"] == "grpo" and now["loss_type"] == "dapo"
+    assert {name for name in now if before[name] != now[name]} == {
+        flag[2:] for flag in told.split() if flag[:2] == "--"
+    }
+
+
+def test_a_second_run_of_a_script_leaves_the_first_as_it_is(make_trainer, tmp_path, monkeypatch, capfd):
+    def moves(completions, **columns):
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        os.chdir(tmp_path / "elsewhere")
+        return [0.0] * len(completions)
+
+    monkeypatch.chdir(tmp_path)
+    here = {**SAVING, "output_dir": "trainer_output", "max_steps": 1}
+    make_trainer(functions=[moves], **here).train()
+    folder = tmp_path / "trainer_output"
+    assert f"writing to {folder}" in capfd.readouterr().err
+    assert list(read_rollouts(folder)) and not any((tmp_path / "elsewhere").iterdir())
+    (run,) = read_runs([folder])
+    assert run.finished == 1
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileExistsError, match=r"checkpoint-1: a checkpoint of an earlier run"):
+        make_trainer(**here).train()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_without_the_settings_of_a_run_is_refused(checkpoint, make_trainer):
+    path = Path(checkpoint()) / "trainer_state.json"
+    state = json.loads(path.read_text())
+    assert state["stateful_callbacks"].pop("Resumed")["attributes"]["shared"]["seed"] == 3
+    path.write_text(json.dumps(state))
+    seal(path.parent)
+    with pytest.raises(SettingsError, match=f"has no settings of a run .*--start_from_weights {path.parent}"):
+        make_trainer(**SAVING).train(resume_from_checkpoint=str(path.parent))
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+def test_a_finished_run_trains_no_step_and_writes_nothing_again(epochs, make_trainer, sop_data, tmp_path, caplog):
+    # An epoch has eight steps: one run ends in its midst, the other after one and a half.
+    steps = 12 if epochs else 3
+    length = {"num_train_epochs": 1.5} if epochs else {}
+    settings = {"save_strategy": "steps", "save_steps": steps, "eval_strategy": "epoch", "max_steps": 3, **length}
+    settings |= {"eval_dataset_use": f"{sop_data}%25", "lr_scheduler_type": "constant"}
+    settings |= {"max_steps": -1} if epochs else {}
+    first = make_trainer(**settings)
+    first.train()
+    assert first.state.global_step == steps
+    evaluated = [row for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row]
+    rollouts = list(read_rollouts(tmp_path / "run"))
+    again = make_trainer(**settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{steps}"))
+    assert again.state.global_step == steps and "the run is finished" in caplog.text
+    assert not (tmp_path / "run" / f"checkpoint-{steps + 1}").exists()
+    for (name, ours), before in zip(again.model.named_parameters(), first.model.parameters(), strict=True):
+        assert torch.equal(ours, before), name
+    assert [row for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row] == evaluated
+    assert list(read_rollouts(tmp_path / "run")) == rollouts
+
+
+def test_the_start_is_evaluated_once(make_trainer, sop_data, tmp_path):
+    settings = SAVING | {"eval_dataset_use": str(sop_data), "eval_on_start": True, "eval_strategy": "steps"}
+    settings |= {"eval_steps": 1}
+    make_trainer(**settings, max_steps=1).train()
+    resumed = make_trainer(**settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert resumed.args.eval_on_start, "what the user set is as it was"
+    steps = [row["step"] for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row]
+    assert steps == [0, 1, 2]
+    assert Counter(row.step for row in read_rollouts(tmp_path / "run", split="eval")) == {0: 8, 1: 8, 2: 8}
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew(make_trainer, sop_data, tmp_path):
+    settings = {"eval_dataset_use": str(sop_data), "eval_on_start": True, "eval_strategy": "steps", "eval_steps": 9}
+    dying = make_trainer(**settings, functions=[broken])
+    with pytest.raises(ValueError, match="died"):
+        dying.train()
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0]
+    again = make_trainer(**settings)
+    again.train()
+    assert [row["step"] for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row] == [0, 2]
+    assert Counter(row.step for row in read_rollouts(tmp_path / "run", split="eval")) == {0: 8, 2: 8}
+
+
+def broken(completions, trainer_state, **columns):
+    """A reward of 0 in evaluation, which scores one completion of a prompt; it fails in training."""
+    if len(completions) > 1:
+        raise ValueError("died")
+    return [0.0]
+
+
+def test_an_evaluation_before_training_stays(make_trainer, sop_data, tmp_path):
+    for _ in range(2):  # the second process of a script that was killed finds what the first one left
+        trainer = make_trainer(eval_dataset_use=str(sop_data))
+        trainer.evaluate()
+        trainer.train()
+    assert [row["step"] for row in read_metrics(tmp_path / "run") if "eval_total_reward" in row] == [0]
+    assert Counter(row.step for row in read_rollouts(tmp_path / "run", split="eval")) == {0: 8}
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_new_run_begins_with_the_weights_of_another(lora, make_trainer, tmp_path):
+    adapters = {"lora_enable": True, "lora_r": 4, "lora_alpha": 8} if lora else {}
+    first = make_trainer(**SAVING | adapters)
+    first.train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-2")
+    second = make_trainer(output_dir=str(tmp_path / "second"), start_from_weights=checkpoint, seed=5, **adapters)
+    untrained = make_trainer(output_dir=str(tmp_path / "third"), **adapters)
+    learning = {name: p.clone() for name, p in first.model.named_parameters() if p.requires_grad}
+    for name, parameter in second.model.named_parameters():
+        assert parameter.requires_grad == (name in learning), name
+        if name in learning:
+            assert torch.equal(parameter, learning[name]), name
+    if not lora:  # the reference is the model that the first run began with
+        with second.reference.model() as reference:
+            for (name, ours), theirs in zip(reference.named_parameters(), untrained.model.parameters(), strict=True):
+                assert torch.equal(ours, theirs), name
+    second.train()
+    assert second.state.global_step == 2
+    assert any(not torch.equal(p, learning[name]) for name, p in second.model.named_parameters() if name in learning)
+
+
+def test_a_resumed_run_keeps_its_learning_rates(make_trainer, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3, "mm_projector_lr": 2e-3}
+    make_trainer(**settings, max_steps=1).train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    for name, kept in (("learning_rate", "0.001"), ("mm_projector_lr", "0.002")):
+        with pytest.raises(SettingsError, match=rf"keeps the learning rates of its checkpoint, {kept} among them"):
+            make_trainer(**settings | {name: 5e-3}).train(resume_from_checkpoint=checkpoint)
+    trainer = make_trainer(**settings)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    assert trainer.state.global_step == 2
+
+
+def test_a_rate_that_no_part_learns_by_does_not_keep_a_run_from_resuming(make_trainer, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "tune_mm_llm": False, "tune_mm_mlp": True}
+    settings |= {"mm_projector_lr": 2e-3}
+    make_trainer(**settings, max_steps=1).train()
+    trainer = make_trainer(**settings)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert trainer.state.global_step == 2
