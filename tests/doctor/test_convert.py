@@ -11,7 +11,7 @@ from PIL import Image
 
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.record_file import RecordFile, open_records
+from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.convert import write_records
 
 KINDS = ["b.json", "b.jsonl", "b.json.gz", "b.jsonl.gz", "b.parquet", "b.csv", "b.tsv"]
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def read(path, **options):
-    return open_records(DatasetSource("d", path, path.parent), seed=0, options=ReadOptions(**options))
+    return RecordFile(DatasetSource("d", path, path.parent), seed=0, options=ReadOptions(**options)).load()
 
 
 def parts(records):

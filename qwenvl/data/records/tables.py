@@ -5,31 +5,30 @@ Pictures and clips stay the bytes that they are, since decoding here would chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.copies import cached_copy
-from qwenvl.data.records.rows import HUB_PREFIX, Row, stem_of
+from qwenvl.data.records.rows import Row, RowAt, Rows, stem_of
+from qwenvl.disk_store import cached_copy
 from qwenvl.files import require
 
+HUB_PREFIX = "hf:"
 BATCH_BYTES = 4 * 2**20  # about what is in memory at a time
 MOST_BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Table(Sequence[Row]):
+class Table(Rows):
     """The rows of a table, of which a batch at a time is in memory.
 
     Attributes:
-        where, stem: what the places and the default ids of the rows begin with.
-        length: number of rows.
-        size: bytes of all rows, unpacked.
+        where, stem: the beginnings of the places and the default ids of the rows.
         batches: yields all rows in order, as Arrow tables or record batches.
-        row: given the number of a row, returns this row as an Arrow table.
+        table: returns the row of a number as an Arrow table of one row.
     """
 
     where: str
@@ -37,57 +36,38 @@ class Table(Sequence[Row]):
     length: int
     size: int
     batches: Callable[[], Iterator[Any]]
-    row: Callable[[int], Any]
+    table: Callable[[int], Any]
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Row]:
+    def scan(self) -> Iterator[Row]:
         slices = (batch.slice(i, 1) for batch in self.batches() for i in range(len(batch)))
         return (self._row(index, table) for index, table in enumerate(slices))
 
-    def __getitem__(self, index: int) -> Row:
-        index = range(self.length)[index]
-        return self._row(index, self.row(index))
+    def index(self) -> tuple[int, RowAt]:
+        return self.length, self.row
 
-    def count(self) -> tuple[int, None]:
-        """The number of rows, and no damage."""
-        return self.length, None
-
-    def exceeds(self, size: int, rows: int) -> bool:
-        """Whether the table is larger than ``size`` bytes, unpacked, or has more than ``rows`` rows."""
-        return self.size > size or self.length > rows
-
-    def at_random(self) -> Sequence[Row]:
-        """The rows by number."""
-        return self
+    def row(self, index: int) -> Row:
+        """The row of a number."""
+        return self._row(index, self.table(index))
 
     def _row(self, index: int, table: Any) -> Row:
         return Row(f"{self.where}[{index}]", f"{self.stem}-{index}", partial(_values, table))
 
 
-def parquet_table(path: Path) -> Table:
+def parquet_rows(path: Path) -> Table:
     """The rows of a parquet file, which holds them packed in large groups. One group must fit into memory.
 
-    To read rows at random, the cache folder gets a copy as an Arrow file.
+    To read rows by number, the cache folder gets a copy as an Arrow file.
 
     Raises:
         RecordError: not a readable parquet file. This may also show when rows are read.
     """
     metadata = _parquet(path).metadata
     size = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-    rows = _batch_rows(metadata.num_rows, size)
-    return Table(
-        str(path),
-        stem_of(path),
-        metadata.num_rows,
-        size,
-        batches=partial(_parquet_batches, path, rows),
-        row=partial(_parquet_row, path, rows),
-    )
+    batches = partial(_parquet_batches, path, _batch_rows(metadata.num_rows, size))
+    return Table(str(path), stem_of(path), metadata.num_rows, size, batches, partial(_parquet_row, path, batches))
 
 
-def saved_table(path: Path) -> Table:
+def saved_rows(path: Path) -> Table:
     """The rows of a folder that ``save_to_disk`` wrote.
 
     Raises:
@@ -100,11 +80,11 @@ def saved_table(path: Path) -> Table:
         raise RecordError(f"{path}: expected a data set written by `save_to_disk`: {error}", "data set") from None
     if not isinstance(data, datasets.Dataset):
         raise RecordError(f"{path}: holds the splits {', '.join(data)}; name the folder of one of them", "data set")
-    return table_of(data, str(path), path.name)
+    return table_rows(data, str(path), path.name)
 
 
-def table_of_the_hub(name: str) -> Table:
-    """The rows of ``hf:name`` or ``hf:name:split``. The split is ``train`` where it is not named.
+def hub_rows(name: str) -> Table:
+    """The rows of ``hf:name`` or ``hf:name:split``. The default split is ``train``.
 
     Raises:
         RecordError: the data set can't be loaded.
@@ -115,7 +95,13 @@ def table_of_the_hub(name: str) -> Table:
         data = datasets.load_dataset(repository, split=split or "train")
     except (OSError, ValueError) as error:  # its own errors are these
         raise RecordError(f"{name}: can't be loaded: {error}", "data set") from None
-    return table_of(data, name, repository.rpartition("/")[2])
+    return table_rows(data, name, repository.rpartition("/")[2])
+
+
+def table_rows(data: Any, where: str, stem: str) -> Table:
+    """The rows of a ``datasets.Dataset``, which is on disk or in memory as Arrow tables."""
+    data, length, size = data.with_format("arrow"), len(data), data.data.nbytes
+    return Table(where, stem, length, size, partial(data.iter, _batch_rows(length, size)), data.__getitem__)
 
 
 def require_format(module: str, what: str) -> Any:
@@ -130,22 +116,15 @@ def require_format(module: str, what: str) -> Any:
         raise RecordError(f"{what}: {error}") from None
 
 
-def table_of(data: Any, where: str, stem: str) -> Table:
-    """The rows of a ``datasets.Dataset``, which lies on disk or in memory as Arrow tables."""
-    data, length, size = data.with_format("arrow"), len(data), data.data.nbytes
-    batches = partial(data.iter, _batch_rows(length, size))
-    return Table(where, stem, length, size, batches, row=data.__getitem__)
+def _values(table: Any) -> dict[str, Any]:
+    """The columns of a table of one row. Tables give every row every column: one without a value counts as missing."""
+    (values,) = table.to_pylist()
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _batch_rows(length: int, size: int) -> int:
     """Rows of a batch of ``BATCH_BYTES``, if all rows have the same size."""
     return min(MOST_BATCH_ROWS, max(1, BATCH_BYTES * length // max(1, size)))
-
-
-def _values(table: Any) -> dict[str, Any]:
-    """The columns of a table of one row. Tables give every row every column: one without a value counts as missing."""
-    (values,) = table.to_pylist()
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _parquet(path: Path) -> Any:
@@ -168,8 +147,8 @@ def _parquet_batches(path: Path, rows: int) -> Iterator[Any]:
         raise _unreadable(path, error) from None
 
 
-def _parquet_row(path: Path, rows: int, index: int) -> Any:
-    return _mapped(cached_copy(path, partial(_write_arrow, path, rows), ".arrow")).slice(index, 1)
+def _parquet_row(path: Path, batches: Callable[[], Iterator[Any]], index: int) -> Any:
+    return _mapped(cached_copy(path, partial(_write_arrow, batches), ".arrow")).slice(index, 1)
 
 
 @cache
@@ -179,13 +158,13 @@ def _mapped(copy: Path) -> Any:
     return pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
 
 
-def _write_arrow(path: Path, rows: int, target: Path) -> None:
+def _write_arrow(batches: Callable[[], Iterator[Any]], target: Path) -> None:
     pyarrow = require_format("pyarrow", "parquet files")
-    batches = _parquet_batches(path, rows)
-    first = next(batches)
+    tables = batches()
+    first = next(tables)
     with pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_file(file, first.schema) as writer:
         writer.write_batch(first)
-        for batch in batches:
+        for batch in tables:
             writer.write_batch(batch)
 
 

@@ -8,9 +8,8 @@ import pytest
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.presets.asking import ASKED_FOR, chosen, options_of
-from qwenvl.data.records.presets.table import PRESETS, guessed
-from qwenvl.data.records.record_file import RecordFile, open_records
+from qwenvl.data.records.presets import ASKED_FOR, PRESETS, chosen, guessed, options_of
+from qwenvl.data.records.record_file import RecordFile
 from qwenvl.rewards import build_rubric
 from tests.foreign_files import FILES, VIDEO_MME, write_all
 
@@ -22,7 +21,7 @@ def files(tmp_path_factory):
 
 def records_of(path, **options):
     [source] = resolve_datasets(str(path))
-    return open_records(source, seed=0, options=ReadOptions(**options))
+    return RecordFile(source, seed=0, options=ReadOptions(**options)).load()
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -145,9 +144,9 @@ def test_a_catalog_names_the_format_of_a_data_set(tmp_path, files):
     entry = f"annotation_path: {files['videomme, json']}"
     catalog.write_text(f"bench: {{{entry}, format: videomme}}\nother: {{{entry}, format: qwenvl}}\n")
     bench, other = (resolve_datasets(name, catalog)[0] for name in ("bench", "other"))
-    assert len(open_records(bench, seed=0, options=ReadOptions(format="mmvu"))) == 1, "before the flag"
+    assert len(RecordFile(bench, seed=0, options=ReadOptions(format="mmvu")).load()) == 1, "before the flag"
     with pytest.raises(RecordError):
-        open_records(other, seed=0)
+        RecordFile(other, seed=0).load()
     catalog.write_text(f"bench: {{{entry}, format: videome}}\n")
     with pytest.raises(ValueError, match="did you mean videomme"):
         resolve_datasets("bench", catalog)
@@ -214,7 +213,7 @@ def test_who_says_himself_how_to_answer_is_not_told_twice(files, tmp_path):
 
 
 def test_the_page_names_every_format_with_its_rewards():
-    page = (Path(__file__).parents[4] / "docs" / "formats.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
     for name, preset in PRESETS.items():
         [line] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         assert line.endswith(f"| {', '.join(f'`{reward}`' for reward in preset.rewards)} |")
