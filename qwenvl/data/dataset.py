@@ -302,7 +302,7 @@ def load_dataset(
     read: list[Sequence[Record]] = []
     parts: list[Part] = []
     for source, rows in sources_of(dataset_use, catalog_path, name, most_rows):
-        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows, counted=False)
+        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows)
         read.append(file.load(stream_above, stream_above_records))
         parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as, is_stream(dataset_use)))
     dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)

@@ -96,7 +96,7 @@ def measure(path: Path, stream: bool) -> dict[str, float]:
     source = DatasetSource(path.name, path, path.parent)
     before, began = peak_mb(), time.process_time()
     above = -1 if stream else 2**62
-    records = RecordFile(source, seed=0, counted=False).load(above, above)
+    records = RecordFile(source, seed=0).load(above, above)
     opened = time.process_time()
     if stream:
         for index in Random(0).sample(range(len(records)), min(READS, len(records))):

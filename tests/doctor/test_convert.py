@@ -122,7 +122,10 @@ import resource, sys
 from pathlib import Path
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.doctor.convert import write_records
+from qwenvl.data.records import text
 from qwenvl.data.records.record_file import RecordFile
+
+text.IN_MEMORY_BYTES = 2**20
 
 def convert(folder):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

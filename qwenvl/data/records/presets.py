@@ -74,12 +74,20 @@ class Preset:
     without_ending: bool = False
 
 
+_REMOVED = {
+    "tempcompass": "read eval_tempcompass.json of Video-R1 by --format video-r1",
+    "videochat": "write each question as `prompt` and its answer as `solution`",
+}
+
+
 def check_name(name: str) -> None:
     """Check that a preset is in the table, or ``OURS``.
 
     Raises:
         ValueError: it is not. The message lists the names.
     """
+    if name in _REMOVED:
+        raise ValueError(f"--format: {name} is no format any more; {_REMOVED[name]}")
     if name not in PRESETS and name != OURS:
         near = difflib.get_close_matches(name.lower(), PRESETS, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
@@ -176,12 +184,6 @@ def _media(row: Values) -> Values:
         if medium is not None and medium != [] and medium != "":
             columns[several] = medium if isinstance(medium, list) else [medium]
     return columns
-
-
-def _bounds(row: Values) -> Values:
-    """``start`` and ``end`` of a row in seconds, as the bounds of its clip."""
-    bounds = {"video_start": row.get("start"), "video_end": row.get("end")}
-    return {key: value for key, value in bounds.items() if value is not None}
 
 
 def _has(*keys: str) -> Callable[[Values], bool]:
@@ -326,6 +328,8 @@ def _easyr1(row: Values) -> Values:
 
 def _question_answer(row: Values) -> Values:
     """``question`` and ``answer``, with options in a list, by letter, or in columns A, B, C, ..."""
+    if row.get("video_id") is not None and not _media(row):
+        raise ValueError("video_id: expected the path of the clip in `video`; name its column by --columns NAME=video")
     columns = {letter: row[letter] for letter in _LETTERS[:8] if row.get(letter) not in (None, "")}
     options = _listed_options(row) or (options_of(columns) if columns else [])
     return _question_row(row, options=options, kind=row.get("problem_type") or None, used=tuple(columns))
@@ -333,8 +337,6 @@ def _question_answer(row: Values) -> Values:
 
 # Benchmarks, as their authors or lmms-eval publish them
 
-_LISTED = re.compile(r"^\(?([A-Z])[).:] ?(.+)$", re.MULTILINE)
-_CAPTIONS = re.compile(r"^(?:Option|Caption) ([0-9A-Z]):? ?(.+)$", re.MULTILINE)
 _REPOSITORY = re.compile(r"^https?://huggingface\.co/datasets/[^/]+/[^/]+/resolve/[^/]+/")
 
 
@@ -345,36 +347,13 @@ def _videomme(row: Values) -> Values:
 
 def _mvbench(row: Values) -> Values:
     """The answer is the text of a candidate. Some tasks ask about a stretch of the clip, or have folders of frames."""
-    options, used = options_of(row.get("candidates"), "candidates"), ("fps", "start", "end")
-    for key in used:
-        if isinstance(value := row.get(key, 0.0), bool) or not isinstance(value, int | float | None):
+    names = {"start": "video_start", "end": "video_end", "fps": "frames_fps"}
+    for key in names:
+        if isinstance(value := row.get(key), bool) or not isinstance(value, int | float | None):
             raise ValueError(f"{key}: expected a number, got {kind_of(value)}")
-    rate = {"frames_fps": row["fps"]} if row.get("fps") is not None else {}
-    return _question_row(row, options=options, used=used, **_bounds(row), **rate)
-
-
-def _tempcompass(row: Values) -> Values:
-    """Options stand in the question. Captions that a language model has to judge can't be scored."""
-    if "mc_answer" in row:
-        raise ValueError("mc_answer: captions are judged by a language model; leave the captioning file out")
-    question, answer = _text(row, "question"), _text(row, "answer")
-    options = [Option(letter, text.strip()) for letter, text in _LISTED.findall(question)]
-    captions = [text.strip() for _, text in _CAPTIONS.findall(question)]
-    if captions and not options:  # "Option 1: ..." of the task that matches captions
-        options = options_of(captions)
-        answer, question = _CAPTIONS.sub(r"\2", answer).strip(), _CAPTIONS.sub("", question).strip()
-    kind = CHOICE if options else YES_NO if answer.strip().casefold() in ("yes", "no") else WORDS
-    media = {"videos": [_text(row, "video_id")]}
-    return _question_row(row | {"question": question, "answer": answer}, options=options, kind=kind, media=media)
-
-
-def _tempcompass_entries(content: Any) -> Iterator[tuple[str, Values]]:
-    """The authors' files: questions by aspect by clip."""
-    for clip, aspects in content.items():
-        for aspect, questions in aspects.items():
-            for i, one in enumerate(questions):
-                row = {"video_id": clip, "dim": aspect, "question": one["question"], "answer": one["answer"]}
-                yield f"{clip}.{aspect}[{i}]", row | one
+    meta = {known: row[key] for key, known in names.items() if row.get(key) is not None}
+    options = options_of(row.get("candidates"), "candidates")
+    return _question_row(row, options=options, used=tuple(names), **meta)
 
 
 def _mmvu(row: Values) -> Values:
@@ -516,20 +495,6 @@ def _llava_video(row: Values) -> Values:
     return _other_fields(row) | media | {"conversations": turns}
 
 
-def _videochat(row: Values) -> Values:
-    """``QA`` with an instruction ``i``, a question ``q`` and an answer ``a``. The last answer is the solution."""
-    turns: list[Values] = []
-    for i, one in enumerate(_list(row, "QA")):
-        if not isinstance(one, dict):
-            raise ValueError(f"QA[{i}]: expected an object with q and a, got {kind_of(one)}")
-        said = [one.get("i"), one.get("q")]
-        asked = "\n".join(text.strip() for text in said if isinstance(text, str) and text.strip())
-        if not asked:
-            raise ValueError(f"QA[{i}].q: expected text, got {kind_of(one.get('q'))}")
-        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": _text(one, "a")}]
-    return _other_fields(row, ("QA", "start", "end")) | _bounds(row) | _messages(turns, _media(row))
-
-
 def _is_sharegpt(row: Values) -> bool:
     turns = row.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
@@ -585,7 +550,6 @@ PRESETS: dict[str, Preset] = {
     "llava-video": Preset(
         "LLaVA-Video-178K and files like it", _is_llava_video, _llava_video, ("rouge", "multiple_choice")
     ),
-    "videochat": Preset("VideoChat2-IT", lambda row: isinstance(row.get("QA"), list), _videochat, ("rouge",)),
     "sharegpt": Preset("LLaMA-Factory, ms-swift", _is_sharegpt, _sharegpt, ("accuracy",)),
     "trl": Preset("TRL", _is_trl, _trl, ("accuracy",)),
     "video-r1": Preset(
@@ -602,13 +566,6 @@ PRESETS: dict[str, Preset] = {
     ),
     "videomme": Preset("Video-MME", _has("videoID", "question", "options", "answer"), _videomme, without_ending=True),
     "mvbench": Preset("the tasks of MVBench", _has("video", "question", "candidates", "answer"), _mvbench),
-    "tempcompass": Preset(
-        "TempCompass, but for its captions",
-        _has("video_id", "question", "dim"),
-        _tempcompass,
-        entries=_tempcompass_entries,
-        without_ending=True,
-    ),
     "mmvu": Preset(
         "MMVU",
         lambda row: (

@@ -1,4 +1,4 @@
-"""Files of records. A small one is read and checked as a whole, and of a large one each record when it is requested."""
+"""Data sets of records: a small one is read and checked as a whole, of a large one each record when it is requested."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from qwenvl.data.options import ReadingOptions
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, format_of, parse_row
 from qwenvl.data.records.presets import OURS
-from qwenvl.data.records.rows import Row, RowAt, Rows
+from qwenvl.data.records.rows import Rows
 from qwenvl.data.records.sources import open_rows
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
@@ -30,16 +30,14 @@ SPOT_CHECKS = 200
 
 
 class RecordFile(Sequence[Record]):
-    """The records of one data set, by index and in order. It can be sent to other processes.
+    """The records of one data set by index, each read when it is requested. It can be sent to other processes.
 
-    Reading in order needs no memory and no copy of the file. Reading by index makes a copy of most kinds of file in the
-    cache folder, once. Duplicate ids are found only by reading all records in order.
+    Duplicate ids are found only by reading all records in order.
 
     Args:
         source: names the file. ``source.percent`` of its rows are selected by ``seed``.
         check_record: called last on each record, on behalf of the rewards.
         rows: the rows, where they are in no file. Then ``source`` only names them.
-        counted: count the rows at once. Without it only ``load`` may follow, which counts them as it reads.
 
     Attributes:
         source: names the file.
@@ -58,23 +56,25 @@ class RecordFile(Sequence[Record]):
         options: ReadOptions | None = None,
         check_record: RecordCheck | None = None,
         rows: Rows | None = None,
-        counted: bool = True,
     ) -> None:
         forget_folders()
         self.source = source
-        self._seed = seed
         options = options or ReadOptions()
         named = source.format or options.format
         self._rows = open_rows(source.annotation_path, named) if rows is None else rows
-        self._options = replace(options, format=named or self._guessed(options))
-        self.read_as = None if named or self._options.format == OURS else self._options.format
+        self.damage, length = self._rows.damage, self._rows.length
+        if not length:
+            raise self.damage or RecordError(f"{source.annotation_path}: no records in the file")
+        guessed = named or self._rows.read_as or format_of(self._rows.row(0), options)
+        self._options = replace(options, format=guessed)
+        self.read_as = None if named or guessed == OURS else guessed
         self._media_root = Path(os.path.realpath(source.media_root))
         self._check_record = check_record
-        self._row_at: RowAt | None = None
-        self.damage: RecordError | None = None
-        self._numbers: Any = None  # rising numbers of the selected rows
-        if counted:
-            self._select(*self._rows.count())
+        self._numbers: Any = range(length)  # rising numbers of the selected rows
+        if source.percent < 100:
+            count = max(1, round(length * source.percent / 100))
+            draw = stable_random(seed, "percent", source.name)
+            self._numbers = np.sort(np.array(draw.sample(range(length), min(count, length)), np.int64))
 
     def load(
         self, stream_above: int = STREAM_ABOVE, stream_above_records: int = STREAM_ABOVE_RECORDS
@@ -87,26 +87,22 @@ class RecordFile(Sequence[Record]):
         Raises:
             RecordError: the first bad row that was read, or a file that can't be read to its end.
         """
-        if self._rows.exceeds(stream_above, stream_above_records):
-            length, self._row_at = self._rows.index()
-            self._select(length, None)
-            for _ in spot_checked(self):  # none stays in memory: rows may be large
-                pass
-            return self
-        if self._numbers is None and self.source.percent < 100:
-            self._select(*self._rows.count())
-        records = [record for record in self]  # list(self) would ask for the length
-        if not records:
-            raise self._no_records()
-        return records
+        if self._rows.size <= stream_above and self._rows.length <= stream_above_records:
+            return [record for record in self]
+        if self.damage is not None:
+            raise self.damage
+        for _ in spot_checked(self):  # none stays in memory: rows may be large
+            pass
+        return self
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Record:
-        if self._row_at is None:
-            _, self._row_at = self._rows.index()
-        return self._record(self._row_at(int(self._numbers[index])))
+        record = parse_row(self._rows.row(int(self._numbers[index])), self._media_root, self._options)
+        if self._check_record is not None and (problem := self._check_record(record)):
+            raise RecordError(f"{record.where}: {problem}", "solution")
+        return record
 
     def __iter__(self) -> Iterator[Record]:
         for record in self.iterate():
@@ -123,9 +119,9 @@ class RecordFile(Sequence[Record]):
     def iterate(self) -> Iterator[Record | RecordError]:
         """The records in the order of the file. A bad row gives its error, and the damage of the file comes last."""
         place_of: dict[str, str] = {}
-        for row in self._selected():
+        for index in range(len(self)):
             try:
-                record = self._record(row)
+                record = self[index]
                 if record.id in place_of:
                     raise RecordError(
                         f"{record.where}.id: {record.id!r} is already the id of {place_of[record.id]}; give each "
@@ -139,44 +135,6 @@ class RecordFile(Sequence[Record]):
                 yield record
         if self.damage is not None:
             yield self.damage
-
-    def _guessed(self, options: ReadOptions) -> str:
-        """The preset that the rows are in, by the kind of file or by the first row."""
-        if self._rows.read_as is not None:
-            return self._rows.read_as
-        try:
-            first = next(self._rows.scan(), None)
-        except RecordError:  # a damaged file, which is reported when it is read
-            return OURS
-        return OURS if first is None else format_of(first, options)
-
-    def _select(self, length: int, damage: RecordError | None) -> None:
-        """Select the rows by ``source.percent``."""
-        if not length:
-            raise damage or self._no_records()
-        self._numbers, self.damage = range(length), damage
-        if self.source.percent < 100:
-            count = max(1, round(length * self.source.percent / 100))
-            draw = stable_random(self._seed, "percent", self.source.name)
-            self._numbers = np.sort(np.array(draw.sample(range(length), min(count, length)), np.int64))
-
-    def _selected(self) -> Iterator[Row]:
-        rows, passed = self._rows.scan(), 0
-        if self._numbers is None:
-            yield from rows
-            return
-        for number in map(int, self._numbers):
-            yield next(islice(rows, number - passed, None))
-            passed = number + 1
-
-    def _record(self, row: Row) -> Record:
-        record = parse_row(row, self._media_root, self._options)
-        if self._check_record is not None and (problem := self._check_record(record)):
-            raise RecordError(f"{record.where}: {problem}", "solution")
-        return record
-
-    def _no_records(self) -> RecordError:
-        return RecordError(f"{self.source.annotation_path}: no records in the file")
 
 
 class JoinedRecords(Sequence[Record]):

@@ -1,17 +1,13 @@
-"""A row as its source holds it, and the rows of a source, in order and by number."""
+"""A row as its source holds it, and the rows of a source by number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qwenvl.data.errors import RecordError
-
-LEAST_ROW_BYTES = 4  # of a row of text, as in a,b and a line end
-
-RowAt = Callable[[int], "Row"]
 
 
 @dataclass(frozen=True)
@@ -24,94 +20,31 @@ class Row:
         read: returns the content of the row, which is a dict if the row is sound. Raises RecordError if it can't be
             read.
         untyped: every value is text, as in CSV. The name of a column must tell whether it holds a number or a list.
-        size: bytes of its text, 0 where it is no text.
     """
 
     where: str
     default_id: str
     read: Callable[[], Any]
     untyped: bool = False
-    size: int = 0
-
-
-class Rows:
-    """The rows of a source: a text file, a table, or a list. It can be sent to other processes.
-
-    Attributes:
-        length: the number of rows. None: text, which has to be read to be counted.
-        size: bytes of all rows, unpacked. None: text that is zipped.
-        read_as: the preset whose rows they are. None: they may be in any form.
-    """
-
-    length: int | None
-    size: int | None
-    read_as: str | None = None
-
-    def scan(self) -> Iterator[Row]:
-        """The rows in order.
-
-        Raises:
-            RecordError: the source is damaged, after the rows before the damage.
-        """
-        raise NotImplementedError
-
-    def index(self) -> tuple[int, RowAt]:
-        """The number of rows, and a function from a number to its row.
-
-        Raises:
-            RecordError: a text file that can't be read to its end.
-        """
-        raise NotImplementedError
-
-    def count(self) -> tuple[int, RecordError | None]:
-        """The number of rows, and why the source can't be read to its end if that is so."""
-        count = self.length or 0
-        if self.length is None:
-            try:
-                for _ in self.scan():
-                    count += 1
-            except RecordError as damage:
-                return count, damage
-        return count, None
-
-    def exceeds(self, size: int, rows: int) -> bool:
-        """Whether there are more than ``size`` bytes, unpacked, or more than ``rows`` rows.
-
-        Text is read no further than needed to know. Where it is damaged before that it counts as small.
-        """
-        if self.length is not None:
-            return self.length > rows or (self.size or 0) > size
-        if self.size is not None and (self.size > size or self.size <= rows * LEAST_ROW_BYTES):
-            return self.size > size
-        total = 0
-        try:
-            for count, row in enumerate(self.scan(), start=1):
-                total += row.size
-                if count > rows or total > size:
-                    return True
-        except RecordError:
-            pass
-        return False
 
 
 @dataclass(frozen=True)
-class ListedRows(Rows):
-    """Rows that are in memory, or that an object in memory returns by number.
+class Rows:
+    """The rows of a source: a file, a table, or a list. It can be sent to other processes.
 
     Attributes:
+        length: the number of rows.
+        size: bytes of all rows, unpacked. 0 for rows that a program holds in memory.
         row: returns the row of a number.
+        read_as: the preset whose rows they are. None: they may be in any form.
+        damage: why the source can't be read to its end, where that is so. The rows are those before the damage.
     """
 
     length: int
-    row: RowAt
-    size: int = 0
+    size: int
+    row: Callable[[int], Row]
     read_as: str | None = None
-
-    def scan(self) -> Iterator[Row]:
-        return map(self.row, range(self.length))
-
-    def index(self) -> tuple[int, RowAt]:
-        return self.length, self.row
+    damage: RecordError | None = None
 
 
 def stem_of(path: Path) -> str:

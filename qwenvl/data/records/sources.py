@@ -16,9 +16,9 @@ from PIL.Image import Image
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.presets import PRESETS, Values
-from qwenvl.data.records.rows import ListedRows, Row, Rows, stem_of
+from qwenvl.data.records.rows import Row, Rows, stem_of
 from qwenvl.data.records.tables import HUB_PREFIX, hub_rows, parquet_rows, saved_rows, table_rows
-from qwenvl.data.records.text import BOM, TextRows, bytes_of
+from qwenvl.data.records.text import BOM, bytes_of, text_rows
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
 MAX_WHOLE_BYTES = 2**30  # of a file that is read as a whole: it takes several times that in memory
@@ -35,7 +35,7 @@ def open_rows(source: Path | str, read_as: str | None = None) -> Rows:
         read_as: the preset of the rows, where it is known: some have files of a kind of their own.
 
     Raises:
-        RecordError: the file as a whole can't be read. Some damage shows only when its rows are read or counted.
+        RecordError: the file as a whole can't be read.
     """
     if str(source).startswith(HUB_PREFIX):
         return hub_rows(str(source))
@@ -47,7 +47,7 @@ def open_rows(source: Path | str, read_as: str | None = None) -> Rows:
         raise RecordError(f"{path}: {message}", "file")
     with open(path, "rb") as file:
         is_parquet = file.read(4) == b"PAR1"
-    return parquet_rows(path) if is_parquet else _whole_file(path, read_as) or TextRows(path)
+    return parquet_rows(path) if is_parquet else _whole_file(path, read_as) or text_rows(path)
 
 
 def _whole_file(path: Path, read_as: str | None) -> Rows | None:
@@ -58,7 +58,7 @@ def _whole_file(path: Path, read_as: str | None) -> Rows | None:
     try:
         with bytes_of(path) as file:
             head = file.read(_HEAD).removeprefix(BOM).lstrip()
-    except RecordError:  # a damaged gzip file, which ``TextRows`` reports
+    except RecordError:  # a damaged gzip file, which ``text_rows`` reports
         return None
     first, _, more = head.partition(b"\n")
     presets = {name: preset for name, preset in PRESETS.items() if read_as in (None, name)}
@@ -86,11 +86,11 @@ def _whole_file(path: Path, read_as: str | None) -> Rows | None:
     return None
 
 
-def _listed(path: Path, read_as: str | None, entries: Iterator[tuple[str, Values | RecordError]]) -> ListedRows:
+def _listed(path: Path, read_as: str | None, entries: Iterator[tuple[str, Values | RecordError]]) -> Rows:
     """Rows by their places in the file and their values, or the errors that reading them raises."""
     stem = stem_of(path)
     rows = [Row(f"{path}:{place}", f"{stem}-{i}", partial(_read, value)) for i, (place, value) in enumerate(entries)]
-    return ListedRows(len(rows), rows.__getitem__, path.stat().st_size, read_as)
+    return Rows(len(rows), path.stat().st_size, rows.__getitem__, read_as)
 
 
 def _read(value: Values | RecordError) -> Values:
@@ -167,7 +167,7 @@ def given_rows(given: Any, name: str, most: int | None = None) -> Rows | None:
         if isinstance(given, Dataset):
             return None
         raise RecordError(f"{name}[0]: expected a row, a dict, got {kind_of(given[0])}")
-    return ListedRows(len(given), partial(_given_row, given, name))
+    return Rows(len(given), 0, partial(_given_row, given, name))
 
 
 def is_stream(given: Any) -> bool:

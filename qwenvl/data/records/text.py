@@ -1,7 +1,8 @@
 """Rows of text files: JSON lines, JSON arrays and CSV, plain or gzipped.
 
-Each kind is read in order. Only JSON lines can be read by number: a file of another kind gets a copy as JSON lines in
-the cache folder for that, in which line n holds the row that is at place n of the file.
+Of small files all rows are in memory, as bytes. Of large ones each row is read from the disk when it is requested. Only
+JSON lines can be read so: a large file of another kind gets a copy as JSON lines in the cache folder, in which line n
+holds the row that is at place n of the file.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 import numpy as np
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.rows import Row, RowAt, Rows, stem_of
+from qwenvl.data.records.rows import Row, Rows, stem_of
 from qwenvl.disk_store import cached_copy
 
 BOM = b"\xef\xbb\xbf"
 MAX_ROW_BYTES = 256 * 2**20
 """A longer row is refused. Clips and pictures within rows are far shorter."""
+IN_MEMORY_BYTES = 32 * 2**20
+"""Bytes of a file's rows, unpacked, above which they are read from the disk."""
 # First bytes of files that are taken for files of records, and what to do about them.
 _OTHERS = (
     (b"PK\x03\x04", "a workbook (.xlsx) or another zip archive: export the sheet as CSV, or unpack it"),
@@ -45,50 +48,69 @@ _OTHERS = (
 _quoted = json.encoder.encode_basestring  # of dumps(..., ensure_ascii=False), without its detours
 
 
-class TextRows(Rows):
-    """The rows of a text file.
+def text_rows(path: Path) -> Rows:
+    """The rows of a text file, from memory where they take at most ``IN_MEMORY_BYTES``, else from the disk.
+
+    Raises:
+        RecordError: a damaged gzip file, or a file that holds no records. Also a file that is read from the disk and
+            damaged: of smaller ones the rows before the damage can be read.
+    """
+    return _TextFile(path).rows()
+
+
+class _TextFile:
+    """A text file of records.
 
     A row has a place, counted from 1, and a JSON text, which is UTF-8 if the row is sound. The place is the line in
     JSON lines, the first line of the row in CSV, and the number of the row in an array.
-
-    Raises:
-        RecordError: a damaged gzip file, or a file that holds no records.
     """
-
-    length = None
 
     def __init__(self, path: Path) -> None:
         self._path, self._name, self._stem = path, str(path), stem_of(path)
         with bytes_of(path) as file:
             self._zipped = isinstance(file, gzip.GzipFile)
             first = _first_byte(file, self._name)
-        self.size = None if self._zipped else os.stat(path).st_size
         self._is_csv = (first not in b"[{" and ".csv" in path.suffixes) or (first != b"[" and ".tsv" in path.suffixes)
         self._is_array = first == b"["
 
-    def scan(self) -> Iterator[Row]:
-        return (self._row(index, *found) for index, found in enumerate(self._texts()))
-
-    def index(self) -> tuple[int, RowAt]:
+    def rows(self) -> Rows:
+        stored = os.stat(self._path).st_size
+        if self._zipped or stored <= IN_MEMORY_BYTES:
+            texts, size, damage = [], 0, None
+            try:
+                for found in self._texts():
+                    texts.append(found)
+                    size += len(found[1])
+                    if size > IN_MEMORY_BYTES:
+                        break
+            except RecordError as error:
+                damage = error
+            if size <= IN_MEMORY_BYTES:
+                row = partial(self._row_in_memory, texts)
+                return Rows(len(texts), size if self._zipped else stored, row, damage=damage)
+            del texts
         is_plain = not (self._is_array or self._is_csv or self._zipped)
         path = self._path if is_plain else cached_copy(self._path, self._write_lines, ".jsonl")
         places = array("q")
         with open(path, "rb") as file:
-            for place, start, _ in _lines(file, self._name):
-                places.extend((place, start))
-        return len(places) // 2, partial(self._row_at, path, np.asarray(places).reshape(-1, 2))
+            for place, start, line in _lines(file, self._name):
+                places.extend((place, start, len(line)))
+            status = os.fstat(file.fileno())
+        _opened(path, status.st_mtime_ns)  # now: somebody may replace the file later
+        row = partial(self._row_on_disk, path, status.st_mtime_ns, np.asarray(places).reshape(-1, 3))
+        return Rows(len(places) // 3, status.st_size if self._zipped else stored, row)
 
-    def _row_at(self, path: Path, places: np.ndarray, index: int) -> Row:
-        place, start = places[index].tolist()
-        with open(path, "rb") as file:
-            file.seek(start)
-            return self._row(index, place, file.readline())
+    def _row_in_memory(self, texts: list[tuple[int, bytes]], index: int) -> Row:
+        return self._row(index, *texts[index])
+
+    def _row_on_disk(self, path: Path, changed: int, places: np.ndarray, index: int) -> Row:
+        place, start, size = places[index].tolist()
+        return self._row(index, place, os.pread(_opened(path, changed).fileno(), size, start))
 
     def _row(self, index: int, place: int, text: bytes) -> Row:
         where = f"{self._name}[{index}]" if self._is_array else f"{self._name}:{place}"
         number = index if self._is_array or self._is_csv else place - 1
-        read = partial(_value, text, where, self._is_csv)
-        return Row(where, f"{self._stem}-{number}", read, self._is_csv, len(text))
+        return Row(where, f"{self._stem}-{number}", partial(_value, text, where, self._is_csv), self._is_csv)
 
     def _texts(self) -> Iterator[tuple[int, bytes]]:
         """Place and JSON text of each row."""
@@ -107,6 +129,12 @@ class TextRows(Rows):
             for place, text in self._texts():
                 lines.write(b"\n" * (place - line) + text.rstrip(b"\n").replace(b"\n", b" ") + b"\n")
                 line = place + 1
+
+
+@lru_cache(maxsize=64)
+def _opened(path: Path, changed: int) -> BinaryIO:
+    """A file, opened once in each process and for each time of its change."""
+    return open(path, "rb", buffering=0)
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def test_every_kind_of_file_can_be_read_in_any_order(every_kind):
 
 def test_a_share_of_the_rows_is_selected_by_the_seed_in_the_order_of_the_file(every_kind):
     def share(source, percent, seed):
-        records = RecordFile(replace(source, name="data", percent=percent), seed=seed, counted=False).load()
+        records = RecordFile(replace(source, name="data", percent=percent), seed=seed).load()
         return [int(record.solution) for record in records]
 
     for source in every_kind:
@@ -117,7 +117,7 @@ def test_only_files_above_the_bounds_are_read_by_index(tmp_path, name):
         text = "id,prompt,solution\n" + "".join(f"{row['id']},which?,1\n" for row in rows)
     data = text.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    file = RecordFile(DatasetSource(name, tmp_path / name, tmp_path), seed=0, counted=False)
+    file = RecordFile(DatasetSource(name, tmp_path / name, tmp_path), seed=0)
     whole = file.load(stream_above_records=40)
     assert isinstance(whole, list)
     assert isinstance(file.load(stream_above=len(data)), list)
@@ -131,7 +131,7 @@ def test_records_spread_over_a_large_file_are_checked_at_once(tmp_path):
     good = json.dumps({"prompt": "a", "solution": "1"})
     path.write_text("\n".join([good] * 30) + '\n{"prompt": "a"}\n')
     with pytest.raises(RecordError, match=r"a.jsonl:31: expected a `solution`"):
-        RecordFile(DatasetSource("a", path, tmp_path), seed=0, counted=False).load(stream_above_records=9)
+        RecordFile(DatasetSource("a", path, tmp_path), seed=0).load(stream_above_records=9)
 
 
 def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, make_row):
@@ -158,9 +158,8 @@ def test_a_data_set_of_lazy_and_read_files(lines, write_rows, make_row):
 @pytest.mark.parametrize("nothing", ["\n \n", "", "[]"])
 def test_an_empty_file(tmp_path, nothing):
     (tmp_path / "data.jsonl").write_text(nothing)
-    for read in (RecordFile, lambda source, seed: RecordFile(source, seed=seed, counted=False).load()):
-        with pytest.raises(RecordError, match="no records in the file"):
-            read(DatasetSource("data", tmp_path / "data.jsonl", tmp_path), seed=0)
+    with pytest.raises(RecordError, match="no records in the file"):
+        RecordFile(DatasetSource("data", tmp_path / "data.jsonl", tmp_path), seed=0)
 
 
 def test_the_same_id_twice_names_both_places(write_rows, make_row):
@@ -172,6 +171,7 @@ def test_the_same_id_twice_names_both_places(write_rows, make_row):
 READER = """
 import random, sys, threading
 from pathlib import Path
+from qwenvl.data.records import text
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.record_file import RecordFile
 
@@ -181,13 +181,14 @@ def status(name):
 
 def read(folder, name, stream_above):
     source = DatasetSource(name, Path(folder, name), Path(folder))
-    records = RecordFile(source, seed=0, counted=False).load(stream_above)
+    records = RecordFile(source, seed=0).load(stream_above)
     return sum(len(records[i].messages[0].text) for i in random.Random(0).sample(range(len(records)), len(records)))
 
 def watch():
     while not done.wait(0.002):
         anonymous.append(status("RssAnon"))
 
+text.IN_MEMORY_BYTES = 2**20
 small, large, *names = sys.argv[1:]
 for name in names:
     read(small, name, 0)

@@ -24,17 +24,15 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def scanned(path):
-    return list(open_rows(path).scan())
-
-
-def by_number(path):
-    length, row_at = open_rows(path).index()
-    return [row_at(i) for i in range(length)]
+def rows_of(path):
+    rows = open_rows(path)
+    if rows.damage is not None:
+        raise rows.damage
+    return [rows.row(i) for i in range(rows.length)]
 
 
 def values(path):
-    return [row.read() for row in scanned(path)]
+    return [row.read() for row in rows_of(path)]
 
 
 def lines(rows):
@@ -54,7 +52,7 @@ def test_csv_with_quoted_line_breaks_counts_lines_as_editors_do(tmp_path, name, 
         writer = csv.writer(file, delimiter=delimiter)
         writer.writerow(["id", "prompt", "solution", "image"])
         writer.writerows([*row.values(), ""] for row in ROWS)
-    rows = scanned(tmp_path / name)
+    rows = rows_of(tmp_path / name)
     assert [row.read() for row in rows] == ROWS, "an empty cell is a missing value"
     assert [row.where.rpartition(":")[2] for row in rows] == ["2", "4"]
 
@@ -68,7 +66,7 @@ def test_cells_and_names_of_csv_come_back_to_the_letter(tmp_path):
     assert second == {"prompt": "d", names[2]: "%"}
 
 
-def test_rows_by_number_are_those_read_in_order(tmp_path, cache):
+def test_rows_on_the_disk_are_those_in_memory(tmp_path, cache, monkeypatch):
     """Also where a row spans lines, a line is blank, and a row is bad."""
     (tmp_path / "s.csv").write_bytes(b'\xef\xbb\xbfa,b\r\n"1\r\n2",x\r\n\r\nbad\r\n,"\xe2\x80\xa8"\r\n\xff,y\r\n')
     (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf[{"a":\r\n1}, NaN,\n\n"\\ud800", 123456789012345678901, "\xff"]')
@@ -77,14 +75,26 @@ def test_rows_by_number_are_those_read_in_order(tmp_path, cache):
     for kind, expected in places.items():
         (tmp_path / f"s.{kind}.gz").write_bytes(gzip.compress((tmp_path / f"s.{kind}").read_bytes()))
         for path in (tmp_path / f"s.{kind}", tmp_path / f"s.{kind}.gz"):
-            rows = scanned(path)
-            assert open_rows(path).count() == (len(rows), None)
-            assert [shown(row) for row in rows] == [shown(row) for row in by_number(path)], path.name
+            monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 2**20)
+            rows = rows_of(path)
+            monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 0)
+            assert [shown(row) for row in rows] == [shown(row) for row in rows_of(path)], path.name
             assert [row.where.removeprefix(str(path)) for row in rows] == expected
             assert shown(rows[-1])[2].endswith(f"{expected[-1]}: expected UTF-8 text, found b'\\xff'")
             numbers = [int(place[1:]) - 1 for place in expected] if kind == "jsonl" else range(len(rows))
             assert [row.default_id for row in rows] == [f"s-{number}" for number in numbers]
     assert len(list(cache.rglob("*.jsonl"))) == 5, "a copy of all but plain JSON lines"
+
+
+def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 0)
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(lines(ROWS))
+    rows = open_rows(path)
+    (tmp_path / "new").write_bytes(lines([{"other": 1}] * 9))
+    os.replace(tmp_path / "new", path)
+    assert [rows.row(i).read() for i in (1, 0)] == [ROWS[1], ROWS[0]]
+    assert len(values(path)) == 9
 
 
 def shown(row):
@@ -132,14 +142,16 @@ def test_a_pair_of_surrogates_is_a_character(tmp_path):
     assert values(tmp_path / "s.jsonl") == ["😀"]
 
 
-def test_a_damaged_array_gives_the_rows_before_the_damage(tmp_path):
+def test_a_damaged_array_gives_the_rows_before_the_damage(tmp_path, monkeypatch):
     (tmp_path / "s.json").write_text('[{"a": 1},\n {"a": 2},\n {"a"; 3}]')
-    rows, read = open_rows(tmp_path / "s.json"), []
-    with pytest.raises(RecordError, match=r"s.json\[2\]: not valid JSON: Expecting ':' delimiter at line 3 column 6;"):
-        read.extend(row.read() for row in rows.scan())
-    count, damage = rows.count()
-    assert (read, count) == ([{"a": 1}, {"a": 2}], 2)
-    assert "at line 3 column 6; what follows in the file can't be read" in str(damage)
+    rows = open_rows(tmp_path / "s.json")
+    assert [rows.row(i).read() for i in range(rows.length)] == [{"a": 1}, {"a": 2}]
+    message = r"s.json\[2\]: not valid JSON: Expecting ':' delimiter at line 3 column 6; what follows .* can't be read"
+    with pytest.raises(RecordError, match=message):
+        raise rows.damage
+    monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 0)
+    with pytest.raises(RecordError, match=message):
+        open_rows(tmp_path / "s.json")
 
 
 def test_a_pipe_or_a_device_is_not_read_from(tmp_path):
@@ -161,9 +173,10 @@ def test_a_row_that_never_ends_is_refused(tmp_path, cache, monkeypatch):
     }
     for name, (data, message) in files.items():
         (tmp_path / name).write_bytes(gzip.compress(data, 1))
-        for read in (scanned, by_number):
+        for limit in (2**30, 0):
+            monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", limit)
             with pytest.raises(RecordError, match=message):
-                read(tmp_path / name)
+                rows_of(tmp_path / name)
     assert not [file for file in cache.rglob("*") if file.is_file()], "no part of a copy is left"
 
 
