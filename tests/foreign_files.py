@@ -16,7 +16,7 @@ from PIL import Image
 from qwenvl.demo.clips import encode
 
 CLIPS = (
-    *("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4", "1021488277.mkv", "videos/Art/0.mp4"),
+    *("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4", "videos/Art/0.mp4"),
     *("arkitscenes/41069025.mp4", "upload/1/0a1b-clip.mp4", "v_QOlSCBRmfWY.mkv", "3MSZA.mp4", "star/ZS9XR.mp4"),
 )
 FORM = "First think, within <think> </think>. Then give"
@@ -139,12 +139,6 @@ FILES: dict[str, Foreign] = {
         "llava-video",
         [{"id": "x", "conversations": SAYS, "data_source": "0_30_s_academic_v0_1", "video": "academic/clip.mp4"}],
         "<video>\nWhat is shown?",
-        "A square.",
-    ),
-    "videochat": Foreign(
-        "videochat",
-        [{"video": "clip.mp4", "QA": [{"i": "Look at the clip.", "q": "What moves?", "a": "A square."}]}],
-        "<video>Look at the clip.\nWhat moves?",
         "A square.",
     ),
     "video-r1, training": Foreign(
@@ -272,34 +266,6 @@ FILES: dict[str, Foreign] = {
             }
         ],
         f"<video>What happens?\nA. It falls.\nB. It moves.\n{LETTER}",
-        "<answer>B</answer>",
-    ),
-    "tempcompass": Foreign(
-        "tempcompass",
-        [
-            {
-                "video_id": "1021488277",
-                "question": "What is it doing?\nA. rolling\nB. moving",
-                "answer": "B. moving",
-                "dim": "action",
-            },
-            {"video_id": "1021488277", "question": "Does it roll?", "answer": "no", "dim": "action"},
-            {
-                "video_id": "1021488277",
-                "question": "Which sentence fits?\nOption 1: It rolls.\nOption 2: It moves.",
-                "answer": "Option 2: It moves.",
-                "dim": "action",
-            },
-        ],
-        f"<video>What is it doing?\nA. rolling\nB. moving\n{LETTER}",
-        "<answer>B</answer>",
-        ".parquet",
-        count=3,
-    ),
-    "tempcompass, the authors'": Foreign(
-        "tempcompass",
-        {"1021488277": {"action": [{"question": "Which?\nA. rolling\nB. moving", "answer": "B. moving"}]}},
-        f"<video>Which?\nA. rolling\nB. moving\n{LETTER}",
         "<answer>B</answer>",
     ),
     "mmvu": Foreign(

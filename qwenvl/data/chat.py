@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from qwenvl.data.records.schemas import MEDIA_TAG
+from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.types import Message, Record
 
 if TYPE_CHECKING:

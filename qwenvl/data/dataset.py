@@ -28,16 +28,15 @@ from qwenvl.data.media.source import fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
 from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.data.records.given import RowStream, sources_of
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import (
     STREAM_ABOVE,
     STREAM_ABOVE_RECORDS,
     JoinedRecords,
     RecordFile,
-    records_of,
     spot_checked,
 )
+from qwenvl.data.records.sources import is_stream, sources_of
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
 
@@ -48,7 +47,7 @@ class GRPODataset(Dataset):
     an empty place (see ``RepeatedSteps``).
 
     Args:
-        records: as ``records_of`` gives them.
+        records: as ``RecordFile.load`` returns them.
         parts: the data sets that the records come from, in order, or None for one without a name.
         options: how frames are chosen and decoded, and what becomes of media that can't be used.
         seed: of the frames drawn in training.
@@ -291,7 +290,7 @@ def load_dataset(
             rows start at the working folder.
         name, most_rows: of rows that are given: what they are called, and how many are read of a stream.
         allow_outside_media, allow_remote_media, columns, prompt_template, system, format: as ``ReadOptions`` has them.
-        check_record, stream_above, stream_above_records: as for ``open_records``.
+        check_record, stream_above, stream_above_records: as for ``RecordFile`` and its ``load``.
         seed: of the frames drawn in training, and of the rows of ``name%NN``.
         options, more: of ``GRPODataset``.
 
@@ -300,14 +299,12 @@ def load_dataset(
             files that do not exist, before anything is decoded. Of a streamed file a few records are looked at.
     """
     reading = ReadOptions(allow_outside_media, allow_remote_media, columns or {}, prompt_template, system, format)
-    bounds: dict[str, Any] = {"stream_above": stream_above, "stream_above_records": stream_above_records}
     read: list[Sequence[Record]] = []
     parts: list[Part] = []
     for source, rows in sources_of(dataset_use, catalog_path, name, most_rows):
-        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows, **bounds)
-        read.append(records_of(file))
-        streamed = isinstance(rows, RowStream)
-        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as, streamed))
+        file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows)
+        read.append(file.load(stream_above, stream_above_records))
+        parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as, is_stream(dataset_use)))
     dataset = GRPODataset(read[0] if len(read) == 1 else JoinedRecords(read), options, parts=parts, seed=seed, **more)
     if dataset.options.on_bad_sample == "error":
         for records in read:

@@ -19,7 +19,7 @@ from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, R
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
-from qwenvl.data.records.presets.table import how_read
+from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.convert import summary_of, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator

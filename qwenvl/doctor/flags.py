@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.catalog import resolve_datasets
-from qwenvl.data.records.hints import record_hints
-from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.presets.table import how_read
+from qwenvl.data.records.parse import ReadOptions, record_hints
+from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.hint import Hint
 from qwenvl.rewards.answer_form import form_hints

@@ -17,9 +17,9 @@ from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
-from qwenvl.data.records.given import EXPECTED, given_rows, is_stream
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.presets.table import how_read
+from qwenvl.data.records.presets import how_read
+from qwenvl.data.records.sources import EXPECTED, given_rows, is_stream
 from qwenvl.train.display.console import say
 from qwenvl.types import Record
 

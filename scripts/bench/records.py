@@ -89,14 +89,14 @@ def start(path: Path) -> dict[str, float]:
 def measure(path: Path, stream: bool) -> dict[str, float]:
     """Open the file in this process and read from it."""
     from qwenvl.data.records.catalog import DatasetSource
-    from qwenvl.data.records.record_file import open_records
+    from qwenvl.data.records.record_file import RecordFile
 
     if path.suffix == ".parquet":
         import pyarrow.parquet  # noqa: F401 (loading the library is not what is measured)
     source = DatasetSource(path.name, path, path.parent)
     before, began = peak_mb(), time.process_time()
     above = -1 if stream else 2**62
-    records = open_records(source, seed=0, stream_above=above, stream_above_records=above)
+    records = RecordFile(source, seed=0).load(above, above)
     opened = time.process_time()
     if stream:
         for index in Random(0).sample(range(len(records)), min(READS, len(records))):

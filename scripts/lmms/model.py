@@ -18,8 +18,8 @@ from qwenvl.data.chat import chat_messages
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.media.source import store_bytes
 from qwenvl.data.options import SampleOptions
+from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.schemas import MEDIA_TAG
 from qwenvl.evaluate.respondent import build_respondent, collator_of
 from qwenvl.evaluate.settings import record_of
 from qwenvl.rewards import build_rubric

@@ -11,7 +11,7 @@ from PIL import Image
 
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.record_file import RecordFile, open_records
+from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.convert import write_records
 
 KINDS = ["b.json", "b.jsonl", "b.json.gz", "b.jsonl.gz", "b.parquet"]
@@ -24,7 +24,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def read(path, **options):
-    return open_records(DatasetSource("d", path, path.parent), seed=0, options=ReadOptions(**options))
+    return RecordFile(DatasetSource("d", path, path.parent), seed=0, options=ReadOptions(**options)).load()
 
 
 def parts(records):
@@ -111,7 +111,10 @@ import resource, sys
 from pathlib import Path
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.doctor.convert import write_records
+from qwenvl.data.records import text
 from qwenvl.data.records.record_file import RecordFile
+
+text.IN_MEMORY_BYTES = 2**20
 
 def convert(folder):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -166,7 +166,7 @@ def test_a_longer_run_on_a_stream_goes_on_where_the_shorter_one_ended(rows, make
     [
         (Stream([{}]), {"max_steps": -1}, ValueError, "train_dataset: a stream has no length: set max_steps"),
         (Stream([{}]), {"train_sampling_strategy": "random"}, ValueError, 'set train_sampling_strategy="sequential"'),
-        (Stream([]), {}, RecordError, "train_dataset: no records"),
+        (Stream([]), {}, RecordError, "train_dataset: no rows"),
         ([], {}, RecordError, "train_dataset: no rows"),
         (["a.json"], {}, RecordError, r"train_dataset\[0\]: expected a row, a dict, got string"),
         ([{"a": 1}], {}, RecordError, r"train_dataset\[0\]: expected an object with `conversations`"),

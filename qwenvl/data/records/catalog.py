@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qwenvl.data.records.presets.table import check_name
-from qwenvl.data.records.rows import HUB_PREFIX
+from qwenvl.data.records.presets import check_name
+from qwenvl.data.records.tables import HUB_PREFIX
 from qwenvl.yaml_text import read_yaml
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -62,23 +62,19 @@ def resolve_datasets(
         >>> [source.percent for source in resolve_datasets("example%50")]
         [50.0]
     """
+    path = None if catalog_path is None else Path(catalog_path)
     try:
-        return _resolved(dataset_use, None if catalog_path is None else Path(catalog_path))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{flag}: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"{flag}: {error}") from None
-
-
-def _resolved(names: str, catalog_path: Path | None) -> list[DatasetSource]:
-    entries = [entry.strip() for entry in names.split(",") if entry.strip()]
-    if not entries:
-        raise ValueError(f"expected names or paths separated by commas, got {names!r}")
-    sources = [_resolve_entry(entry, catalog_path) for entry in entries]
-    for i, source in enumerate(sources):
-        if source.annotation_path in {earlier.annotation_path for earlier in sources[:i]}:
-            raise ValueError(f"{source.name!r} is named twice in {names!r}")
-    _check_weights(sources)
+        entries = [entry.strip() for entry in dataset_use.split(",") if entry.strip()]
+        if not entries:
+            raise ValueError(f"expected names or paths separated by commas, got {dataset_use!r}")
+        sources = [_resolve_entry(entry, path) for entry in entries]
+        for i, source in enumerate(sources):
+            if source.annotation_path in {earlier.annotation_path for earlier in sources[:i]}:
+                raise ValueError(f"{source.name!r} is named twice in {dataset_use!r}")
+        _check_weights(sources)
+    except (FileNotFoundError, ValueError) as error:
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"{flag}: {error}") from None
     return sources
 
 
@@ -140,8 +136,7 @@ def _check_weights(sources: list[DatasetSource]) -> None:
 
 
 def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
-    unweighted, weight = _split_weight(entry)
-    name, percent = _split_percent(unweighted)
+    name, percent, weight = _split_numbers(entry)
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name):
         advice = "write the path itself" if scheme[0] == "file://" else "download it, and name the file"
         raise ValueError(f"{name!r}: records can't be read from {scheme[0]}; {advice}")
@@ -159,35 +154,35 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
                 f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
                 f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"
             )
-        found = catalog[name]
-        source = replace(found, percent=percent, weight=weight)
-    if not source.annotation_path.exists():
-        told = _no_such_file(source.annotation_path)
-        raise FileNotFoundError(told if name == str(source.annotation_path) else f"{name}: {told}")
+        source = replace(catalog[name], percent=percent, weight=weight)
+    path = source.annotation_path
+    if not path.exists():
+        beside = [each.name for each in path.parent.glob("*") if each.name.lower().endswith(ANNOTATION_SUFFIXES)]
+        near = difflib.get_close_matches(path.name, beside, n=1)
+        meant = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise FileNotFoundError(f"{'' if name == str(path) else f'{name}: '}{path}: no such file{meant}")
     return source
 
 
-def _no_such_file(path: Path) -> str:
-    beside = [each.name for each in path.parent.glob("*") if each.name.lower().endswith(ANNOTATION_SUFFIXES)]
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    return f"{path}: no such file" + (f"; did you mean {path.parent / near[0]}?" if near else "")
-
-
-def _split_weight(entry: str) -> tuple[str, float | None]:
-    """The text before the weight, and the weight. The weight is None where no number follows the last colon."""
-    name, colon, text = entry.rpartition(":")
+def _split_numbers(entry: str) -> tuple[str, float, float | None]:
+    """Name, percentage and weight of ``name[%percent][:weight]``. Without a number after it a colon is in the name."""
+    unweighted, colon, text = entry.rpartition(":")
     weight = _number(text) if colon else None
     if weight is None:
-        before, percent, _ = text.partition("%")
-        if percent and _number(before) is not None and not entry.startswith(HUB_PREFIX):
+        unweighted, before = entry, text.partition("%")[0]
+        if colon and before != text and _number(before) is not None and not entry.startswith(HUB_PREFIX):
             raise ValueError(f"{entry!r}: the weight comes last: name%percent:weight")
-        return entry, None
-    if not math.isfinite(weight) or weight <= 0:
+    elif not math.isfinite(weight) or weight <= 0:
         raise ValueError(
             f"{entry!r}: expected a weight above 0 after ':', got {text}; leave a data set out that "
             "should not be drawn from"
         )
-    return name, weight
+    name, sign, number = unweighted.rpartition("%")
+    if not sign:
+        return unweighted, 100.0, weight
+    if not re.fullmatch(r"\d+(\.\d+)?", number) or not 0 < float(number) <= 100:
+        raise ValueError(f"{unweighted!r}: expected a percentage above 0 and at most 100 after '%'")
+    return name, float(number), weight
 
 
 def _number(text: str) -> float | None:
@@ -195,12 +190,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _split_percent(entry: str) -> tuple[str, float]:
-    name, sign, number = entry.rpartition("%")
-    if not sign:
-        return entry, 100.0
-    if not re.fullmatch(r"\d+(\.\d+)?", number) or not 0 < float(number) <= 100:
-        raise ValueError(f"{entry!r}: expected a percentage above 0 and at most 100 after '%'")
-    return name, float(number)

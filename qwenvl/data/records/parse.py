@@ -1,28 +1,22 @@
-"""From rows to validated records.
-
-This is a row of the conversations form. ``schemas`` knows other forms:
-
-    {"id": 17, "conversations": [{"from": "human", "value": "<video>\\nWhich steps?"},
-                                 {"from": "gpt", "value": "<answer>(1) take the lid</answer>"}],
-     "video": "clips/17.mp4",
-     "meta": {"frame_cnts": [30, 45], "min_frames": 4, "max_frames": 6, "dynamic_sample": true}}
-"""
+"""From rows to validated records, and hints about what in a record has no effect."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import media_path
-from qwenvl.data.records.clip_meta import parse_meta
-from qwenvl.data.records.presets.table import OURS, PRESETS, check_name, guessed, our_row
+from qwenvl.data.records.forms import MAIN_KEYS, META_KEYS, draft_of, parse_meta, unknown_meta_keys, with_types
+from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
 from qwenvl.data.records.rows import Row
-from qwenvl.data.records.schemas import MAIN_KEYS, Draft, draft_of, with_types
 from qwenvl.files import plain_file
+from qwenvl.hint import Hint
 from qwenvl.types import Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
@@ -110,36 +104,37 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     """
     options = options or ReadOptions()
     where, value = row.where, _value(row, options)
-    preset = PRESETS.get(options.format or OURS)
-    if preset is not None:
+    preset = None
+    if options.format not in (None, OURS):
+        preset = PRESETS[options.format]
         form = "<answer>" not in (options.prompt_template or "") + (options.system or "")
-        value = our_row(preset, options.format or OURS, value, where, form)
-    draft = _dressed(draft_of(value, where), options)
+        value = our_row(options.format, value, where, form)
+    draft = draft_of(value, where)
+    messages = draft.messages
+    if options.prompt_template is not None:
+        messages[-1] = Message("user", options.prompt_template.replace("{prompt}", messages[-1].text))
+    if options.system is not None:
+        messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
     if preset is not None and preset.without_ending:
-        draft.videos[:] = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
-    media = [
-        [
-            media_path(
-                medium,
-                place,
-                media_root,
-                allow_outside=options.allow_outside_media,
-                allow_remote=options.allow_remote_media,
-            )
-            for place, medium in listed
-        ]
+        draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
+    allowed = {"allow_outside": options.allow_outside_media, "allow_remote": options.allow_remote_media}
+    videos, images = (
+        tuple(media_path(medium, place, media_root, **allowed) for place, medium in listed)
         for listed in (draft.videos, draft.images)
-    ]
-    metas = [
+    )
+    metas = (
         None if meta is None else parse_meta(meta, f"{where}.meta{f'[{i}]' if len(draft.metas) > 1 else ''}")
         for i, meta in enumerate(draft.metas)
-    ]
+    )
+    own_id = value.get("id")
+    if own_id is not None and (isinstance(own_id, bool) or not isinstance(own_id, int | str) or own_id == ""):
+        raise RecordError(f"{where}.id: expected a string or a whole number, got {kind_of(own_id)}")
     return Record(
-        id=_parse_id(value.get("id"), where, row.default_id),
-        messages=tuple(draft.messages),
+        id=row.default_id if own_id is None else str(own_id),
+        messages=tuple(messages),
         solution=draft.solution,
-        videos=tuple(media[0]),
-        images=tuple(media[1]),
+        videos=videos,
+        images=images,
         clip_meta=tuple(metas),
         fields=value | {"solution": draft.solution} if "solution" in value else value,
         where=where,
@@ -156,7 +151,7 @@ def format_of(row: Row, options: ReadOptions) -> str:
         return options.format
     try:
         value = _value(row, options)
-    except RecordError:  # told when the row is parsed
+    except RecordError:  # reported when the row is parsed
         return OURS
     return guessed(value, row.where) or OURS
 
@@ -166,7 +161,12 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
     value = row.read()
     if not isinstance(value, dict):
         raise RecordError(f"{row.where}: expected an object with {MAIN_KEYS}, got {kind_of(value)}")
-    value = _renamed(value, options.columns, row.where)
+    for column, name in options.columns.items():
+        if column not in value:
+            raise RecordError(f"{row.where}: --columns names {column!r}; the row has {', '.join(value)}")
+        if name in value and name not in options.columns:
+            raise RecordError(f"{row.where}: --columns {column}={name} would hide the row's own {name!r}")
+    value = {options.columns.get(name, name): one for name, one in value.items()}
     return with_types(value) if row.untyped else value
 
 
@@ -177,29 +177,32 @@ def _with_ending(clip: Any, media_root: Path) -> Any:
     return next((clip + ending for ending in _ENDINGS if (media_root / (clip + ending)).exists()), clip + _ENDINGS[0])
 
 
-def _renamed(row: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:
-    for column, name in columns.items():
-        if column not in row:
-            raise RecordError(f"{where}: --columns names {column!r}; the row has {', '.join(row)}")
-        if name in row and name not in columns:
-            raise RecordError(f"{where}: --columns {column}={name} would hide the row's own {name!r}")
-    return {columns.get(name, name): value for name, value in row.items()}
+def record_hints(record: Record) -> Iterator[Hint]:
+    """What in a record has no effect: unknown keys of ``meta``, and options that the prompt does not show."""
+    meta = record.fields.get("meta") if record.videos else None
+    metas = [each for each in (meta if isinstance(meta, list) else [meta]) if isinstance(each, dict)]
+    if unknown := sorted({str(key)[:80] for each in metas for key in unknown_meta_keys(each)}):
+        yield Hint(
+            "unknown key in meta",
+            f"meta has {', '.join(unknown)}, which change no frames and are left to the rewards; known are "
+            f"{', '.join(META_KEYS)}",
+        )
+    if hidden := _hidden_options(record.fields, "\n".join(message.text for message in record.messages)):
+        advice = "write them into the user turn"
+        if isinstance(record.fields.get("prompt"), str):
+            advice = "--columns prompt=question,solution=answer --format question-answer writes them there"
+        yield Hint("options not in the prompt", f"{hidden} are not in the prompt, so the model can't choose; {advice}")
 
 
-def _dressed(draft: Draft, options: ReadOptions) -> Draft:
-    """The draft, with the template and the system turn of the options applied."""
-    messages = draft.messages
-    if options.prompt_template is not None:
-        asked = messages[-1]
-        messages = [*messages[:-1], Message("user", options.prompt_template.replace("{prompt}", asked.text))]
-    if options.system is not None:
-        messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
-    return replace(draft, messages=messages)
-
-
-def _parse_id(value: Any, where: str, default_id: str) -> str:
-    if value is None:
-        return default_id
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise RecordError(f"{where}.id: expected a string or a whole number, got {kind_of(value)}")
-    return str(value)
+def _hidden_options(row: dict[str, Any], prompt: str) -> str:
+    """The columns of options that the prompt does not hold all of. Empty where there are none."""
+    is_text = lambda value: isinstance(value, str) and bool(value.strip())
+    letters = list(takewhile(lambda letter: is_text(row.get(letter)), ascii_uppercase))
+    if len(letters) > 1 and not all(row[letter].strip() in prompt for letter in letters):
+        return f"the options in the columns {', '.join(letters)}"
+    for name in OPTION_KEYS:
+        given = row.get(name)
+        texts = list(given.values()) if isinstance(given, dict) else given
+        if isinstance(texts, list) and len(texts) > 1 and all(map(is_text, texts)):
+            return "" if all(text.strip() in prompt for text in texts) else f"the options in the column {name}"
+    return ""

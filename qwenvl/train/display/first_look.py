@@ -14,7 +14,7 @@ from qwenvl.data.errors import BadMediaError
 from qwenvl.data.frames.uneven import uneven_hints
 from qwenvl.data.media.images import image_size
 from qwenvl.data.prompt_length import MediaSizes, read_header
-from qwenvl.data.records.hints import record_hints
+from qwenvl.data.records.parse import record_hints
 from qwenvl.data.records.record_file import spot_checked
 from qwenvl.data.seen_size import SeenSizes
 from qwenvl.hint import Hint

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,8 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions
-from qwenvl.data.records.record_file import JoinedRecords, RecordFile, open_records
+from qwenvl.data.records.record_file import JoinedRecords, RecordFile
+from qwenvl.data.seeds import stable_random
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +61,7 @@ def every_kind(tmp_path):
 
 def test_every_kind_of_file_can_be_read_in_any_order(every_kind):
     for source in every_kind:
-        whole, lazy = open_records(source, seed=0), RecordFile(source, seed=0)
+        whole, lazy = RecordFile(source, seed=0).load(), RecordFile(source, seed=0)
         assert [record.solution for record in whole] == [str(i) for i in range(11)], source.name
         assert [lazy[i] for i in (8, 0, 10, 3, -1)] == [whole[i] for i in (8, 0, 10, 3, -1)]
         assert list(lazy) == list(lazy.iterate()) == whole
@@ -68,15 +70,21 @@ def test_every_kind_of_file_can_be_read_in_any_order(every_kind):
             lazy[11]
 
 
-def test_the_same_share_of_the_rows(every_kind):
+def test_a_share_of_the_rows_is_selected_by_the_seed_in_the_order_of_the_file(every_kind):
+    def share(source, percent, seed):
+        records = RecordFile(replace(source, name="data", percent=percent), seed=seed).load()
+        return [int(record.solution) for record in records]
+
     for source in every_kind:
-        third = DatasetSource("data", source.annotation_path, source.media_root, 33.0)
-        assert list(RecordFile(third, seed=4)) == open_records(third, seed=4)
-        assert len(open_records(third, seed=4)) == 4
+        expected = sorted(stable_random(4, "percent", "data").sample(range(11), 4))
+        assert share(source, 33.0, 4) == expected
+        third = RecordFile(replace(source, name="data", percent=33.0), seed=4)
+        assert [int(record.solution) for record in third] == [int(third[i].solution) for i in range(4)] == expected
+        assert len(share(source, 1.0, 0)) == 1, "never none"
 
 
 def test_every_row_of_odd_lines(lines):
-    records, lazy = open_records(lines, seed=0), RecordFile(lines, seed=0)
+    records, lazy = RecordFile(lines, seed=0).load(), RecordFile(lines, seed=0)
     assert list(lazy) == records
     assert [record.where.rpartition(":")[2] for record in records] == [str(i) for i in range(1, 18, 2)]
     assert [record.id for record in records[:3]] == ["data-0", "1", "data-4"]
@@ -101,20 +109,39 @@ def test_options_reach_the_rows(lines):
     assert RecordFile(lines, seed=0, options=ReadOptions(system="Be brief."))[0].messages[0].text == "Be brief."
 
 
-def test_only_files_above_the_bound_are_read_lazily(lines):
-    size = lines.annotation_path.stat().st_size
-    assert isinstance(open_records(lines, seed=0, stream_above=size), list)
-    assert isinstance(open_records(lines, seed=0, stream_above=size - 1), RecordFile)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.csv"])
+def test_only_files_above_the_bounds_are_read_by_index(tmp_path, name):
+    rows = [{"id": f"{i:04}", "prompt": "which?", "solution": "1"} for i in range(40)]
+    text = json.dumps(rows) if name == "a.json" else "\n".join(map(json.dumps, rows)) + "\n"
+    if name == "a.csv":
+        text = "id,prompt,solution\n" + "".join(f"{row['id']},which?,1\n" for row in rows)
+    data = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    file = RecordFile(DatasetSource(name, tmp_path / name, tmp_path), seed=0)
+    whole = file.load(stream_above_records=40)
+    assert isinstance(whole, list)
+    assert isinstance(file.load(stream_above=len(data)), list)
+    assert file.load(stream_above_records=39) is file
+    assert list(file) == whole and [file[i] for i in range(40)] == whole
+    assert file.load(stream_above=500) is file
+
+
+def test_records_spread_over_a_large_file_are_checked_at_once(tmp_path):
+    path = tmp_path / "a.jsonl"
+    good = json.dumps({"prompt": "a", "solution": "1"})
+    path.write_text("\n".join([good] * 30) + '\n{"prompt": "a"}\n')
+    with pytest.raises(RecordError, match=r"a.jsonl:31: expected a `solution`"):
+        RecordFile(DatasetSource("a", path, tmp_path), seed=0).load(stream_above_records=9)
 
 
 def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, make_row):
     with pytest.raises(RecordError, match="names 'q'; the row has"):
-        open_records(lines, seed=0, options=ReadOptions(columns={"q": "prompt"}), stream_above=0)
+        RecordFile(lines, seed=0, options=ReadOptions(columns={"q": "prompt"})).load(stream_above=0)
     path = write_rows([make_row(), make_row()])
     path.write_text(path.read_text()[:-20])
     cut = DatasetSource("cut", path, path.parent)
     with pytest.raises(RecordError, match=r"data.json\[1\]: not valid JSON"):
-        open_records(cut, seed=0, stream_above=0)
+        RecordFile(cut, seed=0).load(stream_above=0)
     good, damage = RecordFile(cut, seed=0).iterate()
     assert (good.where, str(damage)[: len(str(path)) + 3]) == (f"{path}[0]", f"{path}[1]")
 
@@ -128,20 +155,25 @@ def test_a_data_set_of_lazy_and_read_files(lines, write_rows, make_row):
         JoinedRecords([whole.records])[10]
 
 
-def test_an_empty_file(tmp_path):
-    (tmp_path / "data.jsonl").write_text("{}\n")
-    assert len(RecordFile(DatasetSource("data", tmp_path / "data.jsonl", tmp_path), seed=0)) == 1
-    for nothing in ("\n \n", "", "[]"):
-        (tmp_path / "data.jsonl").write_text(nothing)
-        with pytest.raises(RecordError, match="no records in the file"):
-            RecordFile(DatasetSource("data", tmp_path / "data.jsonl", tmp_path), seed=0)
+@pytest.mark.parametrize("nothing", ["\n \n", "", "[]"])
+def test_an_empty_file(tmp_path, nothing):
+    (tmp_path / "data.jsonl").write_text(nothing)
+    with pytest.raises(RecordError, match="no records in the file"):
+        RecordFile(DatasetSource("data", tmp_path / "data.jsonl", tmp_path), seed=0)
+
+
+def test_the_same_id_twice_names_both_places(write_rows, make_row):
+    path = write_rows([make_row(id=7), make_row(id="7")])
+    with pytest.raises(RecordError, match=r"data.json\[1\].id: '7' is already the id of .*data.json\[0\]"):
+        RecordFile(DatasetSource("data", path, path.parent), seed=0).load()
 
 
 READER = """
 import random, sys, threading
 from pathlib import Path
+from qwenvl.data.records import text
 from qwenvl.data.records.catalog import DatasetSource
-from qwenvl.data.records.record_file import open_records
+from qwenvl.data.records.record_file import RecordFile
 
 def status(name):
     lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -149,13 +181,14 @@ def status(name):
 
 def read(folder, name, stream_above):
     source = DatasetSource(name, Path(folder, name), Path(folder))
-    records = open_records(source, seed=0, stream_above=stream_above)
+    records = RecordFile(source, seed=0).load(stream_above)
     return sum(len(records[i].messages[0].text) for i in random.Random(0).sample(range(len(records)), len(records)))
 
 def watch():
     while not done.wait(0.002):
         anonymous.append(status("RssAnon"))
 
+text.IN_MEMORY_BYTES = 2**20
 small, large, *names = sys.argv[1:]
 for name in names:
     read(small, name, 0)

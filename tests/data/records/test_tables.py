@@ -9,7 +9,7 @@ from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.formats import open_rows
+from qwenvl.data.records.sources import open_rows
 from qwenvl.doctor.commands import main
 
 datasets = pytest.importorskip("datasets")
@@ -76,11 +76,36 @@ def test_the_command_checks_it_too(downloaded, capsys):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("hf:org/name:tset", "hf:org/name:tset: can't be loaded: Unknown split"), ("hf:org/other", "Couldn't reach")],
+    [
+        ("hf:org/name:tset", "hf:org/name:tset: can't be loaded: Unknown split"),
+        ("hf:org/other", "Couldn't reach"),
+        ("empty", "empty: expected a data set written by `save_to_disk`"),
+        ("splits", "holds the splits train; name the folder of one of them"),
+        ("bad.parquet", "bad.parquet: not a readable parquet file"),
+    ],
 )
-def test_names_that_are_not_there(downloaded, name, message):
+def test_what_is_no_table(downloaded, tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and then nonsense")
+    datasets.DatasetDict({"train": datasets.Dataset.from_list([{"a": 1}])}).save_to_disk(tmp_path / "splits")
     with pytest.raises(RecordError, match=message):
-        open_rows(name)
+        open_rows(name if name.startswith("hf:") else tmp_path / name)
+    assert open_rows(tmp_path / "splits" / "train").row(0).read() == {"a": 1}
+
+
+def test_cells_of_parquet_and_saved_data_sets_are_not_changed(tmp_path):
+    features = {"prompt": datasets.Value("string"), "image": datasets.Image()}
+    features = datasets.Features(features | {"images": datasets.List(datasets.Image())})
+    image = {"bytes": picture("red"), "path": None}
+    rows = [{"prompt": "a", "image": image, "images": [image]}, {"prompt": "b", "image": None, "images": None}]
+    table = datasets.Dataset.from_list(rows, features=features)
+    table.to_parquet(tmp_path / "s.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    for source in ("s.parquet", "saved"):
+        first, second = map(open_rows(tmp_path / source).row, range(2))
+        assert first.read() == rows[0], "pictures stay bytes"
+        assert second.read() == {"prompt": "b"}, "a column without a value is one that the row does not have"
+        assert (first.where, second.default_id) == (f"{tmp_path / source}[0]", f"{source.partition('.')[0]}-1")
 
 
 def test_categories_of_pandas(tmp_path):
@@ -96,12 +121,11 @@ def test_categories_of_pandas(tmp_path):
         for table in tables:
             writer.write_table(table)
     rows = open_rows(tmp_path / "a.parquet")
-    assert [row.read()["solution"] for row in rows] == [*kinds[0], *kinds[1]]
-    assert [rows.at_random()[i].read()["solution"] for i in (4, 0, 3)] == ["c", "a", "d"]
+    assert [rows.row(i).read()["solution"] for i in range(5)] == [*kinds[0], *kinds[1]]
 
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(RecordError, match="parquet files: the package pyarrow is not installed: pip install"):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(RecordError, match="parquet files: the package datasets is not installed: pip install"):
         open_rows(tmp_path / "a.parquet")

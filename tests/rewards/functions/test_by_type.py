@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from qwenvl.data.records.presets.asking import ASKED_FOR
+from qwenvl.data.records.presets import ASKED_FOR
 from qwenvl.rewards.functions.by_type import by_problem_type, check_problem_type
 
 ROWS = [

@@ -1,0 +1,296 @@
+"""The forms of rows and of ``meta``: what a record takes from them, and what is wrong with a row."""
+
+import os
+
+import pytest
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records.catalog import DatasetSource
+from qwenvl.data.records.forms import draft_of, with_types
+from qwenvl.data.records.parse import ReadOptions, parse_columns, parse_row, record_hints
+from qwenvl.data.records.record_file import RecordFile
+from qwenvl.data.records.rows import Row
+from qwenvl.types import ClipMeta, Message
+
+PARTS = [
+    {"type": "video", "video": "a.mp4", "fps": 2, "max_frames": 6, "video_start": 1.5},
+    {"type": "text", "text": "Then "},
+    {"type": "image_url", "image_url": {"url": "b.png"}},
+    {"type": "text", "text": " which?"},
+]
+U = {"role": "user", "content": "a"}
+H, G = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
+
+
+def parsed(row, root="/media", **options):
+    return parse_row(Row("d[0]", "d-0", lambda: row), root, ReadOptions(**options))
+
+
+class TestConversations:
+    def test_a_full_row(self, tmp_path):
+        row = {
+            "id": 17,
+            "conversations": [
+                {"from": "system", "value": "You watch a station."},
+                {"from": "human", "value": "<video>\nWhich steps?"},
+                {"from": "gpt", "value": "(1)?"},
+                {"from": "human", "value": "Look again."},
+                {"from": "gpt", "value": " <answer>(2) fan</answer>\n"},
+            ],
+            "video": "clips/a b é.mp4",
+            "meta": {"frame_cnts": [3, 4.5], "min_frames": 2, "max_frames": 4.0, "dynamic_sample": True, "note": "x"},
+            "station": {"line": 7},
+        }
+        record = parsed(row, tmp_path)
+        assert (record.id, record.where) == ("17", "d[0]")
+        assert record.messages == (
+            Message("system", "You watch a station."),
+            Message("user", "<video>\nWhich steps?"),
+            Message("assistant", "(1)?"),
+            Message("user", "Look again."),
+        )
+        assert record.solution == " <answer>(2) fan</answer>\n", "raw, white space and all"
+        assert record.videos == (str(tmp_path / "clips" / "a b é.mp4"),)
+        assert record.clip_meta == (ClipMeta((3.0, 4.5), 2, 4, True),)
+        assert record.fields == row, "unknown keys reach the reward functions"
+
+    def test_several_media_and_one_meta_for_each(self):
+        turns = [{"from": "human", "value": "<video><image> then <video>"}, {"from": "gpt", "value": "<video> (1) a"}]
+        media = {"video": ["a.mp4", "b.mp4"], "image": "c.png", "video_start": 1}
+        record = parsed({"conversations": turns, "meta": [None, {"video_start": 2, "max_frames": 2}]} | media)
+        assert (record.videos, record.images) == (("/media/a.mp4", "/media/b.mp4"), ("/media/c.png",))
+        assert record.clip_meta == (ClipMeta(video_start=1.0), ClipMeta(video_start=2.0, max_frames=2))
+        assert record.solution == "<video> (1) a", "a tag in the solution is text"
+
+
+class TestMessages:
+    def test_tags_in_text_with_media_beside(self):
+        row = {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "<image><video>Which?"},
+                {"role": "assistant", "content": "(1) a"},
+            ],
+            "images": ["b.png"],
+            "videos": ["a.mp4"],
+        }
+        draft = draft_of(row, "d[0]")
+        assert draft.messages == [Message("system", "Be brief."), Message("user", "<image><video>Which?")]
+        assert draft.solution == "(1) a", "the trailing assistant turn, for want of another"
+        assert draft.videos == [("d[0].videos[0]", "a.mp4")]
+        assert draft.images == [("d[0].images[0]", "b.png")]
+
+    def test_typed_parts_carry_their_media_and_meta(self):
+        row = {"messages": [{"role": "user", "content": PARTS}], "solution": "x"}
+        draft = draft_of(row | {"meta": {"max_frames": 9, "min_frames": 2}}, "d[0]")
+        assert draft.messages == [Message("user", "<video>Then <image> which?")]
+        assert draft.videos == [("d[0].messages[0].content[0].video", "a.mp4")]
+        assert draft.images == [("d[0].messages[0].content[2].image_url", "b.png")]
+        assert draft.metas == [{"video_fps": 2, "max_frames": 6, "min_frames": 2, "video_start": 1.5}]
+
+    def test_typed_parts_may_leave_the_media_to_the_columns(self):
+        content = [{"type": "image"}, {"type": "text", "text": "?"}]
+        draft = draft_of({"messages": [{"role": "user", "content": content}], "images": [b"PNG"], "solution": "x"}, "d")
+        assert (draft.messages, draft.images) == ([Message("user", "<image>?")], [("d.images[0]", b"PNG")])
+
+    def test_a_solution_of_its_own_replaces_the_trailing_turn(self):
+        turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "Two."}]
+        draft = draft_of({"messages": turns, "solution": 2}, "d")
+        assert (draft.messages, draft.solution) == ([Message("user", "1 + 1?")], "2")
+
+
+class TestPrompt:
+    def test_the_ground_truth_of_a_reward_model_is_the_solution(self):
+        row = {
+            "data_source": "geo",
+            "prompt": [{"role": "user", "content": "<image>Area?"}],
+            "images": [{"bytes": b"x", "path": None}],
+            "reward_model": {"style": "rule", "ground_truth": ["4", "four"]},
+        }
+        draft = draft_of(row, "d")
+        assert draft.solution == '["4", "four"]'
+        assert draft.images == [("d.images[0]", {"bytes": b"x", "path": None})]
+
+    def test_a_plain_question_gets_its_media_in_front(self):
+        draft = draft_of({"prompt": "Which?", "video": "a.mp4", "image": "b.png", "solution": "x"}, "d")
+        assert draft.messages == [Message("user", "<video><image>Which?")]
+        draft = draft_of({"prompt": "Here: <image>", "image": "b.png", "solution": "x", "meta": "by hand"}, "d")
+        assert draft.messages == [Message("user", "Here: <image>")], "unless it says where"
+        assert draft.metas == [], "without clips meta is a key like others"
+
+
+def turns(text):
+    return {"conversations": [{"from": "human", "value": text}, G]}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1], "d[0]: expected an object with `conversations`, `messages` or `prompt`, got list [1]"),
+        ("x", "d[0]: expected an object with `conversations`, `messages` or `prompt`, got string"),
+        ({}, "d[0]: expected an object with `conversations`, `messages` or `prompt`, got object {}"),
+        (
+            {"question": "a", "answer": "b", "video_path": "c.mp4"},
+            "; pass --columns question=prompt,answer=solution,video_path=video",
+        ),
+        ({"conversations": "a"}, "d[0].conversations: expected a list of turns {'from': ..., 'value': ...}, got"),
+        ({"conversations": []}, "d[0].conversations: expected a list of turns"),
+        ({"conversations": ["a"]}, "d[0].conversations[0]: expected {'from': ..., 'value': ...}, got string \"a\""),
+        (
+            {"conversations": [{"from": "usr", "value": "a"}, G]},
+            'd[0].conversations[0].from: expected "system", "human", "gpt", got string "usr"',
+        ),
+        ({"conversations": [{"value": "a"}, G]}, "d[0].conversations[0].from: expected"),
+        ({"conversations": [{"from": "human", "value": 3}, G]}, "d[0].conversations[0].value: expected a string, got"),
+        ({"conversations": [H]}, 'd[0].conversations[0].from: expected the last turn to be "gpt", the solution'),
+        ({"conversations": [H, G, H]}, "d[0].conversations[2].from: expected the last turn"),
+        ({"conversations": [G]}, "d[0].conversations: expected a user turn right before the solution"),
+        ({"conversations": [H, G, G]}, "d[0].conversations: expected a user turn right before"),
+        ({"conversations": [H, {"from": "gpt", "value": " "}]}, "d[0].conversations[1].value: the solution is empty"),
+        (
+            {"conversations": [H, {"from": "system", "value": "s"}, G]},
+            "d[0].conversations[1]: a system turn must be the first, this is turn 2",
+        ),
+        (turns("<|video_pad|>"), "d[0].conversations[0].value: contains the model's own token <|video_pad|>"),
+        (turns("Which?<|im_end|>"), "d[0].conversations[0].value: contains the model's own token <|im_end|>"),
+        ({"id": 1.5} | turns("a"), "d[0].id: expected a string or a whole number, got number 1.5"),
+        ({"id": True} | turns("a"), "d[0].id: expected a string or a whole number, got boolean true"),
+        ({"messages": "a", "solution": ""}, "d[0]: the solution is empty"),
+        ({"messages": []}, "d[0].messages: expected a list of turns {'role': ..., 'content': ...}"),
+        ({"messages": [U]}, "d[0]: expected a `solution`, `reward_model.ground_truth`, or a last assistant turn"),
+        ({"messages": [{"role": "human"}]}, 'd[0].messages[0].role: expected "system", "user", "assistant", got'),
+        ({"messages": [{"role": "user", "content": 3}]}, "d[0].messages[0].content: expected a string"),
+        ({"messages": [U, {"role": "system", "content": "s"}], "solution": "x"}, "a system turn must be the first"),
+        ({"messages": [{"role": "assistant", "content": "a"}], "solution": "x"}, "expected a user turn right before"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "audio"}]}], "solution": "x"},
+            "d[0].messages[0].content[0]: expected a part of type text, image or video, got object",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "<image>"}]}], "solution": "x"},
+            "typed parts name media by",
+        ),
+        ({"messages": [{"role": "user", "content": PARTS}], "solution": "x", "images": ["c.png"]}, "expected one"),
+        ({"prompt": "a", "solution": b"x"}, "d[0].solution: expected text or what JSON can hold"),
+        (turns("no tag") | {"video": "a.mp4"}, "the prompt has 0 <video> tags but `video` names 1 files"),
+        ({"prompt": "<image><image>", "images": ["a"], "solution": "x"}, "the prompt has 2 <image> tags but `image`"),
+        (turns("<video><video>") | {"video": ["a", "b"], "meta": {}}, "expected a list, one entry for each of 2"),
+        (turns("<video>") | {"video": 7}, ".video: expected a path, got number 7"),
+        (turns("<video>") | {"video": [""]}, '.video[0]: expected a path, got string ""'),
+        (turns("<video>") | {"video": "a\0b"}, ".video: expected a path"),
+    ],
+)
+def test_a_bad_row_says_where_and_what(row, message):
+    with pytest.raises(RecordError) as caught:
+        parsed(row)
+    assert str(caught.value).startswith(message) if message.startswith("d[0]") else message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ([], ": expected one entry per video (1), got 0"),
+        (3, ": expected an object with some of frame_cnts, min_frames, max_frames, dynamic_sample,"),
+        ({"frame_cnts": ["5"]}, '.frame_cnts[0]: expected a number of frames above 0, got string "5"'),
+        ({"frame_cnts": [0]}, ".frame_cnts[0]: expected a number of frames above 0, got number 0"),
+        ({"frame_cnts": []}, ".frame_cnts: expected a list of frame counts, got list []"),
+        ({"frame_cnts": [float("inf")]}, ".frame_cnts[0]: expected a number of frames"),
+        ({"frame_cnts": [5], "video_end": 5}, ": frame_cnts speak of the whole clip; expected no video_start"),
+        ({"min_frames": "4"}, '.min_frames: expected a whole number of frames of at least 1, got string "4"'),
+        ({"max_frames": 2.5}, ".max_frames: expected a whole number of frames"),
+        ({"max_frames": float("nan")}, ".max_frames: expected a whole number of frames"),
+        ({"min_pixels": 0}, ".min_pixels: expected a whole number of pixels of at least 1, got number 0"),
+        ({"min_frames": 5, "max_frames": 4}, ": expected min_frames <= max_frames, got 5 and 4"),
+        ({"min_frames": 10**400}, ".min_frames: expected a whole number of frames of at least 1"),
+        ({"video_fps": 0}, ".video_fps: expected a number above 0, got number 0"),
+        ({"video_start": -1}, ".video_start: expected a number of at least 0, got number -1"),
+        ({"video_start": 2, "video_end": 1}, ": expected video_start <= video_end, got 2.0 and 1.0"),
+        ({"frame_counts": [5]}, ": the key 'frame_counts' is not known; did you mean 'frame_cnts'? A key of your own"),
+        ({"maxFrames": 5}, ": the key 'maxFrames' is not known; did you mean 'max_frames'?"),
+        ({"video-start": 5}, ": the key 'video-start' is not known; did you mean 'video_start'?"),
+        ({"dynamic_sample": "yes"}, '.dynamic_sample: expected true or false, got string "yes"'),
+        ({"spans": []}, ".spans: expected a list of spans in seconds such as [[12.5, 20], [31, 40]], got list"),
+        ({"spans": [1, 2]}, ".spans[0]: expected two numbers of at least 0, got number 1"),
+        ({"spans": [[1, 2, 3]]}, ".spans[0]: expected two numbers of at least 0, got list [1, 2, 3]"),
+        ({"spans": [[-1, 2]]}, ".spans[0]: expected two numbers of at least 0, got list [-1, 2]"),
+        ({"spans": [[1, 2], [5, 4]]}, ".spans[1]: expected a start before the end, got 5 and 4"),
+        ({"spans": [[1, 3], [2, 4]]}, ".spans[1]: begins at 2 s, before the end of the one before it, 3 s; "),
+        ({"spans": [[1, 2]], "video_end": 5}, ": spans say where frames are taken; expected no frame_cnts, "),
+        ({"spans": [[1, 2]], "frame_cnts": [5]}, ": spans say where frames are taken; expected no frame_cnts"),
+    ],
+)
+def test_a_bad_meta_says_where_and_what(meta, message):
+    with pytest.raises(RecordError) as caught:
+        parsed(turns("<video>") | {"video": "a.mp4", "meta": meta})
+    assert str(caught.value).startswith(f"d[0].meta{message}")
+
+
+def test_cells_of_a_file_without_types():
+    row = {"video": '["a.mp4", "b.mp4"]', "meta": '{"max_frames": 4}', "video_start": "1.5", "solution": "2"}
+    typed = {"video": ["a.mp4", "b.mp4"], "meta": {"max_frames": 4}, "video_start": 1.5, "solution": "2"}
+    assert with_types(row) == typed
+    as_they_are = {"video": "17", "image": "[1] lid.png", "video_end": "late", "prompt": "[1, 2]"}
+    assert with_types(as_they_are) == as_they_are
+
+
+class TestMediaRoot:
+    @pytest.fixture
+    def root(self, tmp_path):
+        (tmp_path / "root").mkdir()
+        (tmp_path / "secret.mp4").write_text("x")
+        os.symlink(tmp_path / "secret.mp4", tmp_path / "root" / "link.mp4")
+        return tmp_path / "root"
+
+    @pytest.mark.parametrize("path", ["../secret.mp4", "a/../../secret.mp4", "link.mp4", "/etc/hostname", "/dev/zero"])
+    def test_paths_may_not_leave_it(self, root, path):
+        row = turns("<video>") | {"video": path}
+        with pytest.raises(RecordError, match=r"\[0\].video: .* leads out of the media root .*--allow_outside_media"):
+            parsed(row, root)
+        assert parsed(row, root, allow_outside_media=True).videos == (os.path.realpath(root / path),)
+
+    def test_absolute_paths_inside_and_a_root_that_is_a_link_are_fine(self, root, tmp_path, write_rows):
+        os.symlink(root, tmp_path / "alias")
+        path = write_rows([turns("<video><video>") | {"video": [str(tmp_path / "alias" / "a.mp4"), "sub/../b.mp4"]}])
+        (record,) = RecordFile(DatasetSource("s", path, tmp_path / "alias"), seed=0).load()
+        assert record.videos == (str(root / "a.mp4"), str(root / "b.mp4"))
+
+
+def hints(row, **options):
+    return [tuple(hint) for hint in record_hints(parsed(row, **options))]
+
+
+def test_keys_of_meta_without_a_meaning_are_hinted_at():
+    metas = [{"fps": 25, "max_frames": 4}, {"note": "x", "fps": 5}]
+    ((kind, message),) = hints(turns("<video><video>") | {"video": ["a.mp4", "b.mp4"], "meta": metas})
+    assert kind == "unknown key in meta"
+    assert message.startswith(
+        "meta has fps, note, which change no frames and are left to the rewards; known are frame_c"
+    )
+    assert hints(turns("text alone") | {"meta": {"note": "x"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "hinted"),
+    [
+        ({"A": "a cat", "B": "a dog"}, "the options in the columns A, B are not in the prompt"),
+        ({"options": ["a cat", "a dog"]}, "the options in the column options are not in the prompt"),
+        ({"choices": {"A": "a cat", "B": "a dog"}}, "the options in the column choices are not in the prompt"),
+        ({"A": "four legs", "B": "two legs"}, None),  # which the prompt shows
+        ({"options": ["four legs", "two legs"]}, None),
+        ({"A": "a cat"}, None),  # one column of a letter is no list of options
+        ({"options": "x"}, None),
+    ],
+)
+def test_options_that_no_prompt_shows_are_hinted_at(columns, hinted):
+    found = hints(turns("Which? A. four legs B. two legs") | columns)
+    assert [message[: len(hinted or "")] for _, message in found] == ([hinted] if hinted else [])
+
+
+def test_the_flags_that_a_hint_names_write_the_options_into_the_prompt():
+    row = {"prompt": "Which?", "solution": "A", "A": "a cat", "B": "a dog"}
+    ((_, message),) = hints(row)
+    flags = message.partition("choose; ")[2].split()
+    assert flags[:4] == ["--columns", "prompt=question,solution=answer", "--format", "question-answer"]
+    options = {"columns": parse_columns(flags[1]), "format": flags[3]}
+    assert "A. a cat\nB. a dog" in parsed(row, **options).messages[0].text
+    assert hints(row, **options) == []

@@ -1,0 +1,243 @@
+"""Rows of text files: JSON arrays, JSON lines and CSV, sound and damaged, plain and gzipped."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import zipfile
+
+import pytest
+
+from qwenvl.data.errors import RecordError
+from qwenvl.data.records import text as text_module
+from qwenvl.data.records.sources import open_rows
+from qwenvl.data.records.text import ArrayDamage, ArrayText
+
+ROWS = [{"id": "a", "prompt": "Naïve, “quoted”\nlines?", "solution": "1"}, {"id": "b", "prompt": "x", "solution": "2"}]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def rows_of(path):
+    rows = open_rows(path)
+    if rows.damage is not None:
+        raise rows.damage
+    return [rows.row(i) for i in range(rows.length)]
+
+
+def values(path):
+    return [row.read() for row in rows_of(path)]
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.mark.parametrize("name", ["array.txt", "lines.txt", "array.gz", "lines.gz"])
+def test_json_is_recognized_by_content_zipped_or_not(tmp_path, name):
+    data = json.dumps(ROWS, indent=1).encode() if "array" in name else lines(ROWS)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert values(tmp_path / name) == ROWS
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("s.csv", ","), ("s.tsv", "\t")])
+def test_csv_with_quoted_line_breaks_counts_lines_as_editors_do(tmp_path, name, delimiter):
+    with open(tmp_path / name, "w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerow(["id", "prompt", "solution", "image"])
+        writer.writerows([*row.values(), ""] for row in ROWS)
+    rows = rows_of(tmp_path / name)
+    assert [row.read() for row in rows] == ROWS, "an empty cell is a missing value"
+    assert [row.where.rpartition(":")[2] for row in rows] == ["2", "4"]
+
+
+def test_cells_and_names_of_csv_come_back_to_the_letter(tmp_path):
+    names, full, gap = ["prompt", "solution", '50 %s of "é"'], ['a "b"', "c\\n%d\t", "ü\n日"], ["d", "", "%"]
+    with open(tmp_path / "s.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([names, full, gap])
+    first, second = values(tmp_path / "s.csv")
+    assert first == dict(zip(names, full, strict=True))
+    assert second == {"prompt": "d", names[2]: "%"}
+
+
+def test_rows_on_the_disk_are_those_in_memory(tmp_path, cache, monkeypatch):
+    """Also where a row spans lines, a line is blank, and a row is bad."""
+    (tmp_path / "s.csv").write_bytes(b'\xef\xbb\xbfa,b\r\n"1\r\n2",x\r\n\r\nbad\r\n,"\xe2\x80\xa8"\r\n\xff,y\r\n')
+    (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf[{"a":\r\n1}, NaN,\n\n"\\ud800", 123456789012345678901, "\xff"]')
+    (tmp_path / "s.jsonl").write_bytes(b'\xef\xbb\xbf\n{"a": 1}\r\n \n{"a"\n"\xc2\x85"\n"\xff"')
+    places = {"csv": [":2", ":5", ":6", ":7"], "json": [f"[{i}]" for i in range(5)], "jsonl": [":2", ":4", ":5", ":6"]}
+    for kind, expected in places.items():
+        (tmp_path / f"s.{kind}.gz").write_bytes(gzip.compress((tmp_path / f"s.{kind}").read_bytes()))
+        for path in (tmp_path / f"s.{kind}", tmp_path / f"s.{kind}.gz"):
+            monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 2**20)
+            rows = rows_of(path)
+            monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 0)
+            assert [shown(row) for row in rows] == [shown(row) for row in rows_of(path)], path.name
+            assert [row.where.removeprefix(str(path)) for row in rows] == expected
+            assert shown(rows[-1])[2].endswith(f"{expected[-1]}: expected UTF-8 text, found b'\\xff'")
+            numbers = [int(place[1:]) - 1 for place in expected] if kind == "jsonl" else range(len(rows))
+            assert [row.default_id for row in rows] == [f"s-{number}" for number in numbers]
+    assert len(list(cache.rglob("*.jsonl"))) == 5, "a copy of all but plain JSON lines"
+
+
+def test_a_file_that_is_replaced_is_read_on_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 0)
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(lines(ROWS))
+    rows = open_rows(path)
+    (tmp_path / "new").write_bytes(lines([{"other": 1}] * 9))
+    os.replace(tmp_path / "new", path)
+    assert [rows.row(i).read() for i in (1, 0)] == [ROWS[1], ROWS[0]]
+    assert len(values(path)) == 9
+
+
+def shown(row):
+    try:
+        return (row.where, row.default_id, repr(row.read()))
+    except RecordError as error:
+        return (row.where, row.default_id, str(error))
+
+
+def workbook():
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("s.json.gz", gzip.compress(b"[1, 2, 3]" * 1000, mtime=0)[:40], "s.json.gz: damaged gzip file"),
+        ("s.csv", "é,b\nc,d\n".encode("latin-1"), "s.csv: expected UTF-8 text, found b'\\\\xe9'"),
+        ("s.csv", b"video,prompt,video\na,b,c\n", "s.csv:1: video: a name of several columns; rename them"),
+        ("s.csv", b"prompt,solution\na,b,c\n", "s.csv:2: expected 2 cells as in the first line, got 3$"),
+        ("s.csv", workbook(), r"s.csv: no file of records: it is a workbook \(.xlsx\) or another zip archive: export"),
+        ("s.jsonl.gz", gzip.compress(workbook()), "no file of records: it is a workbook"),
+        ("s.json", json.dumps(ROWS).encode("utf-16"), "no file of records: it is UTF-16 text: save it as UTF-8"),
+        ("s.json", b"\x28\xb5\x2f\xfd....", "no file of records: it is a zstd file: unpack it"),
+        ("s.json", b"\x01\x02\0\0", r"it holds binary data, such as b'\\x01\\x02\\x00\\x00'"),
+        ("s.jsonl", b"1" * 5000, "s.jsonl:1: not readable JSON: an integer of more than 4,300 digits"),
+        ("s.json", b"[%s]" % (b"1" * 5000), r"s.json\[0\]: not valid JSON: an integer of .* at line 1 column 2;"),
+        ("s.jsonl", b'{}\n{"a": "\\ud800"}\n', r"s.jsonl:2: .*found \\ud800, half of a pair without the other"),
+        ("s.jsonl", b'"\\uD83D\\uDE00\\uDE00"', r"s.jsonl:1: .*found \\ude00, half of a pair"),
+        ("s.jsonl", b'{"a": 1, "b": 2, "a": 3}', 's.jsonl:1: .*the key "a" stands twice in one object'),
+        ("s.jsonl", b'{"meta": {"x": 1, "x": 1}}', 'the key "x" stands twice'),
+    ],
+)
+def test_damaged_files_and_files_of_other_kinds(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(RecordError, match=message):
+        values(tmp_path / name)
+
+
+def test_a_pair_of_surrogates_is_a_character(tmp_path):
+    (tmp_path / "s.jsonl").write_text('"\\ud83d\\ude00"')
+    assert values(tmp_path / "s.jsonl") == ["😀"]
+
+
+def test_a_damaged_array_gives_the_rows_before_the_damage(tmp_path, monkeypatch):
+    (tmp_path / "s.json").write_text('[{"a": 1},\n {"a": 2},\n {"a"; 3}]')
+    rows = open_rows(tmp_path / "s.json")
+    assert [rows.row(i).read() for i in range(rows.length)] == [{"a": 1}, {"a": 2}]
+    message = r"s.json\[2\]: not valid JSON: Expecting ':' delimiter at line 3 column 6; what follows .* can't be read"
+    with pytest.raises(RecordError, match=message):
+        raise rows.damage
+    monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", 0)
+    with pytest.raises(RecordError, match=message):
+        open_rows(tmp_path / "s.json")
+
+
+def test_a_pipe_or_a_device_is_not_read_from(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    os.symlink("/dev/zero", tmp_path / "zero.jsonl")
+    for name in ("pipe.jsonl", "zero.jsonl"):
+        with pytest.raises(RecordError, match=f"{name}: expected a regular file, this is a pipe, socket or device"):
+            open_rows(tmp_path / name)
+
+
+def test_a_row_that_never_ends_is_refused(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(text_module, "MAX_ROW_BYTES", 2**22)
+    monkeypatch.setattr(text_module, "_MAX_CHARACTERS", 2**20)
+    endless = b" " * (9 * 2**20)
+    files = {
+        "a.jsonl.gz": (lines(ROWS) + b'"' + endless, "a.jsonl.gz:3: the row is longer than 4 MB"),
+        "a.csv.gz": (b"prompt,solution\na," + endless + b"\n", "the row is longer than 4 MB"),
+        "a.json.gz": (b'["' + endless, r"a.json.gz\[0\]: not valid JSON: an element of more than 1 million characters"),
+    }
+    for name, (data, message) in files.items():
+        (tmp_path / name).write_bytes(gzip.compress(data, 1))
+        for limit in (2**30, 0):
+            monkeypatch.setattr(text_module, "IN_MEMORY_BYTES", limit)
+            with pytest.raises(RecordError, match=message):
+                rows_of(tmp_path / name)
+    assert not [file for file in cache.rglob("*") if file.is_file()], "no part of a copy is left"
+
+
+# Elements of arrays, compared with the standard library's reading of the whole text
+
+
+def elements(text: str) -> list:
+    return [json.loads(element) for element in ArrayText(io.StringIO(text, newline="")).elements()]
+
+
+def some_value(draw: random.Random, depth: int = 0):
+    kind = draw.randrange(7 if depth < 3 else 5)
+    if kind == 5:
+        return [some_value(draw, depth + 1) for _ in range(draw.randrange(4))]
+    if kind == 6:
+        return {f"k{i}é": some_value(draw, depth + 1) for i in range(draw.randrange(4))}
+    text = "".join(draw.choice('a"\\\n\u2028é🎬[]{},:') for _ in range(draw.randrange(30)))
+    return [None, True, draw.random() * 10 ** draw.randrange(-30, 30), draw.randrange(10**9), text][kind]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_every_element_is_found(size, monkeypatch):
+    """Also by windows that end within strings, escapes, numbers and words."""
+    monkeypatch.setattr(text_module, "_READ_CHARACTERS", size)
+    for seed in range(20):
+        draw = random.Random(seed)
+        found = [some_value(draw) for _ in range(draw.randrange(8))]
+        plain = {"ensure_ascii": draw.random() < 0.5, "indent": draw.choice([None, 3])}
+        assert elements(json.dumps(found, **plain)) == found
+    odd = [1, float("inf"), 2**100, "\ud800", -0.0, {"a": [float("-inf"), 10**-300]}]
+    assert elements(json.dumps(odd)) == odd
+    assert repr(elements("[NaN, 1e400]")) == "[nan, inf]"
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "message"),
+    [
+        ("[1, 23", [1, 23], "the file ends within the array at line 1 column 7"),
+        ('["a" "b"]', ["a"], "expected , or ], found '\"' at line 1 column 6"),
+        ("[1] [2]", [1], "text after the end of the array at line 1 column 5"),
+        ('[{"a": tru}]', [], "Expecting value at line 1 column 8"),
+        ('[{"a": 1},\n\r\n {"b": "c', [{"a": 1}], "Unterminated string starting at line 3 column 8"),
+        ("[1,\n ", [1], "Expecting value at line 2 column 2"),
+        ("[1,\n]", [1], "Expecting value at line 2 column 1"),
+        ('["é🎬", x]', ["é🎬"], "Expecting value at line 1 column 8"),
+        ("[" + "[" * 200_000, [], "nested too deeply at line 1 column 2"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_damage_is_named_after_the_elements_before_it(text, found, message, size, monkeypatch):
+    monkeypatch.setattr(text_module, "_READ_CHARACTERS", size)
+    texts = ArrayText(io.StringIO(text, newline="")).elements()
+    assert [json.loads(next(texts)) for _ in found] == found
+    with pytest.raises(ArrayDamage) as damage:
+        next(texts)
+    assert str(damage.value) == message
+
+
+def test_a_mistake_far_from_the_end_does_not_have_the_rest_read(monkeypatch):
+    monkeypatch.setattr(text_module, "_READ_CHARACTERS", 1000)
+    file = io.StringIO('[{"a" 1}, ' + " " * 100_000)
+    with pytest.raises(ArrayDamage, match="Expecting ':' delimiter"):
+        list(ArrayText(file).elements())
+    assert file.tell() == 1000
