@@ -17,8 +17,7 @@ from torch.utils.data import Dataset
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, full_memory_at, place_of
 from qwenvl.data.fit import Lowered, PromptLimit
-from qwenvl.data.frames.places import Looks
-from qwenvl.data.frames.plan import FrameRule, Timeline
+from qwenvl.data.frames import FrameRule, Looks, Timeline
 from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import Clip, open_clip, resolve_backend

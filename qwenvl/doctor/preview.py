@@ -16,7 +16,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.fit import what_was_lowered
-from qwenvl.data.frames.places import uniform_indices
+from qwenvl.data.frames import uniform_indices
 from qwenvl.data.media.resize import Size, Thumbnails
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes

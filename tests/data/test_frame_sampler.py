@@ -8,8 +8,8 @@ import pytest
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.fit import PromptLimit
-from qwenvl.data.frames.plan import FrameRule
-from qwenvl.data.frames.uneven import uneven_hints
+from qwenvl.data.frames import FrameRule
+from qwenvl.data.hints import uneven_hints
 from qwenvl.data.media.clip.reader import ClipReader
 from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.options import FrameOptions
