@@ -20,10 +20,10 @@ from qwenvl.data.fit import Lowered, PromptLimit
 from qwenvl.data.frames import FrameRule, Looks, Timeline
 from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
-from qwenvl.data.media.open import Clip, open_clip, resolve_backend
-from qwenvl.data.media.presence import check_media_exist
+from qwenvl.data.media.open import open_clip, resolve_backend
+from qwenvl.data.media.reader import Clip
 from qwenvl.data.media.resize import FrameSizes, check_size, read_resized
-from qwenvl.data.media.source import fetch
+from qwenvl.data.media.source import check_media_exist, fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
 from qwenvl.data.prompt_length import MediaSizes

@@ -21,9 +21,8 @@ from transformers.video_utils import VideoMetadata
 from qwenvl.data.chat import chat_messages, check_template_arguments, render_prompt
 from qwenvl.data.errors import BadMediaError, FramePlanError
 from qwenvl.data.frames import FrameRule, Timeline
-from qwenvl.data.media.clip.container import frame_size, open_video
-from qwenvl.data.media.frame_folder import FrameFolder
-from qwenvl.data.media.images import image_size
+from qwenvl.data.media.container import frame_size, open_video
+from qwenvl.data.media.images import FrameFolder, image_size
 from qwenvl.data.media.resize import Size
 from qwenvl.data.media.source import frame_list
 from qwenvl.types import ClipMeta, Record, Sample

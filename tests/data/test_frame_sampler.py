@@ -10,8 +10,8 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.fit import PromptLimit
 from qwenvl.data.frames import FrameRule
 from qwenvl.data.hints import uneven_hints
-from qwenvl.data.media.clip.reader import ClipReader
 from qwenvl.data.media.frame_cache import FrameCache
+from qwenvl.data.media.reader import ClipReader
 from qwenvl.data.options import FrameOptions
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.saved_processor import PromptSettings, read_clip
