@@ -23,30 +23,18 @@ from qwenvl.data.media.open import Decoder, GuardedClip, open_clip, resolve_back
 QUIET_X265 = {"x265-params": "log-level=none"}
 UNEVEN = [gap / 1000 for gap in accumulate(random.Random(0).randrange(5, 400) for _ in range(25))]
 
-CONTAINERS = {
+CONTAINERS = {  # those of PyAV are all in test_reader.py
     "h264.mp4": {"frame_count": 60, "gop": 12, "codec_options": {"bf": "3", "x264-params": "open-gop=1"}},
-    "mpeg4.mov": {"codec": "mpeg4"},
-    "hevc.mkv": {"codec": "libx265", "codec_options": QUIET_X265},
-    "ten_bits.mp4": {"codec": "libx265", "pix_fmt": "yuv420p10le", "codec_options": QUIET_X265},
-    "vp8.webm": {"codec": "libvpx", "codec_options": {"auto-alt-ref": "1", "lag-in-frames": "16", "cpu-used": "5"}},
     "vp9.webm": {"codec": "libvpx-vp9", "codec_options": {"deadline": "realtime", "cpu-used": "8"}},
     "stream.ts": {"frame_count": 40, "codec_options": {"bf": "2"}},
-    "flash.flv": {},
     "programme.mpg": {"codec": "mpeg2video", "fps": 25},
     "plain.avi": {"codec": "mpeg4"},
     "reordered.avi": {"codec_options": {"bf": "2"}},
-    "packed.avi": {"codec": "mpeg4", "codec_options": {"bf": "2"}},
-    "windows.wmv": {"codec": "wmv2"},
-    "animation.gif": {"codec": "gif", "pix_fmt": "rgb8"},
-    "fragmented.mp4": {"container_options": {"movflags": "frag_keyframe+empty_moov"}},
     "odd_size.mp4": {"size": (65, 67), "pix_fmt": "yuv444p"},
-    "one_frame.mp4": {"frame_count": 1},
-    "one_frame.mkv": {"frame_count": 1},
-    "variable_rate.mp4": {"times": UNEVEN},
     "variable_rate.mkv": {"times": UNEVEN},
     "late_start.mp4": {"times": [5 + i / 10 for i in range(25)]},
 }
-REFUSED_OF_TORCHCODEC = ("stream.ts", "programme.mpg", "reordered.avi", "packed.avi")  # where it is right at times only
+REFUSED_OF_TORCHCODEC = ("stream.ts", "programme.mpg", "reordered.avi")  # where it is right at times only
 
 
 @pytest.fixture(params=["pyav", "torchcodec"])
@@ -102,12 +90,7 @@ def test_leaving_out_frames_that_none_needs_changes_no_other(make_clip, monkeypa
         assert torch.equal(clip.read(wanted), frames)
 
 
-def test_duration_counts_the_last_frame(make_clip):
-    with open_clip(str(make_clip(frame_count=25, fps=10)), "pyav") as clip:
-        assert clip.duration == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize("first", [5, 13, 30, 47])
+@pytest.mark.parametrize("first", [5, 47])
 def test_a_stream_copied_clip_begins_at_its_cut_and_not_at_its_key_frame(
     make_clip, cut_clip, number_of, backend, first
 ):
@@ -252,12 +235,10 @@ def test_no_descriptor_is_left_behind(make_clip):
 
 
 class TestBackends:
-    def test_unknown_name(self):
+    def test_names(self):
+        assert resolve_backend("auto") == "pyav", "on every machine"
         with pytest.raises(ValueError, match="video_backend: expected one of auto, torchcodec, pyav"):
             resolve_backend("opencv")
-
-    def test_auto_is_the_same_on_every_machine(self):
-        assert resolve_backend("auto") == "pyav"
 
     def test_torchcodec_where_it_does_not_work_says_what_it_needs(self, make_clip, monkeypatch):
         monkeypatch.setattr(media_open, "_torchcodec_works", lambda: False)
@@ -275,7 +256,7 @@ def test_frames_are_those_of_the_plain_reader(make_clip, backend):
     with open_clip(path, backend) as plain, open_clip(path, backend, timeout=60) as guarded:
         assert isinstance(guarded, GuardedClip)
         assert guarded.frame_times == plain.frame_times
-        assert (guarded.frame_count, guarded.duration) == (plain.frame_count, plain.duration)
+        assert (guarded.frame_count, guarded.duration) == (plain.frame_count, plain.duration) == (25, 2.5)
         assert torch.equal(guarded.read([20, 3, 3]), plain.read([20, 3, 3]))
 
 
