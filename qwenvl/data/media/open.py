@@ -2,9 +2,8 @@
 
 The choice was measured on clips whose frames carry their number (docs/benchmarks.md). PyAV with an index of
 presentation times gives the right frames of every container tried. It is the fastest that does, brings its own FFmpeg,
-and gives the same pixels on every machine, so ``auto`` means PyAV. torchcodec in its exact mode is wrong for MPEG
-streams and AVI alone, and the index notices. decord gives wrong frames for clips that were cut without re-encoding, and
-hangs on one in four of those, so it never runs in the user's process.
+and gives the same pixels on every machine, so ``auto`` means PyAV. decord gives wrong frames for clips that were cut
+without re-encoding, and hangs on one in four of those, so it never runs in the user's process.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Backend = Literal["torchcodec", "pyav", "decord"]
-BACKENDS = ("auto", "torchcodec", "pyav", "decord")
+Backend = Literal["pyav", "decord"]
+BACKENDS = ("auto", "pyav", "decord")
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
-_LIBRARIES = {"torchcodec": "torchcodec.decoders", "decord": "decord"}
 # Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
 # Children without an open clip. The key holds the process id: after a fork the parent's children are not ours.
@@ -89,17 +87,12 @@ def resolve_backend(backend: str) -> Backend:
 
     Raises:
         ValueError: the name is unknown.
-        ImportError: torchcodec or decord is requested, and can't be used here.
+        ImportError: decord is not installed.
     """
     if backend not in BACKENDS:
         raise ValueError(f"video_backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "auto":
         return "pyav"
-    if backend == "torchcodec" and not _torchcodec_works():
-        raise ImportError(
-            "video_backend torchcodec: not usable here; it needs `pip install qwenvl[torchcodec]` in a version that "
-            "fits torch, and FFmpeg's shared libraries. `auto` and `pyav` need neither"
-        )
     if backend == "decord":
         if find_spec("decord") is None:
             raise ImportError("video_backend decord: not installed; `pip install decord`, or use `auto`")
@@ -113,15 +106,6 @@ def _warn_of_decord() -> None:
         "video_backend decord: clips cut without re-encoding come out with wrong frames or hang; those are refused or "
         "killed here and count as bad. `auto` reads them"
     )
-
-
-def _torchcodec_works() -> bool:
-    """Whether torchcodec is installed, fits torch, and finds FFmpeg. An import alone does not show all of this."""
-    try:
-        import torchcodec.decoders
-    except Exception:
-        return False
-    return getattr(torchcodec, "ffmpeg_major_version", True) is not None
 
 
 class Decoder(Child):
@@ -256,14 +240,14 @@ class GuardedClip(Clip):
 def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
     """The child's side: a function from a request of ``GuardedClip`` to its answer, an exception among them.
 
-    The child needs torch for torchcodec alone.
+    The child does without torch.
 
     Args:
         descriptor: of the file behind the shared memory.
     """
     memory = mmap.mmap(int(descriptor), PART_BYTES)
-    if backend in _LIBRARIES:
-        import_module(_LIBRARIES[backend])
+    if backend == "decord":
+        import_module("decord")  # before memory is bounded
     clip: ClipReader | None = None
     parts: Iterator[np.ndarray] = iter(())
     left: tuple[int, ...] = ()  # the numbers of the frames that `parts` has not given yet

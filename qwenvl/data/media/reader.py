@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -125,7 +125,7 @@ class ClipReader(Clip):
 
     Args:
         path: the file.
-        backend: ``pyav``, ``torchcodec`` or ``decord``.
+        backend: ``pyav`` or ``decord``.
         strict: also look for damage that PyAV's decoder would hide.
 
     Raises:
@@ -198,17 +198,17 @@ class ClipReader(Clip):
         if self._backend == "pyav":
             return self._decode_with_pyav(wanted)
         if pixel_shape(self._stream) != 1:
-            raise BadMediaError(self.path, f"{self._backend} squeezes its pixels, which are not square: use pyav")
+            raise BadMediaError(self.path, "decord squeezes its pixels, which are not square: use pyav")
         if self._index.by_count:  # the right times may stand at the wrong frames
-            raise BadMediaError(self.path, f"the times that {self._backend} gives prove nothing in it: use pyav")
+            raise BadMediaError(self.path, "the times that decord gives prove nothing in it: use pyav")
         if transposition(next(iter(self._found(wanted[:1]))), self.path) not in TURNS:
-            raise BadMediaError(self.path, f"{self._backend} does not mirror it as its header says: use pyav")
+            raise BadMediaError(self.path, "decord does not mirror it as its header says: use pyav")
         try:
-            return FOREIGN_DECODERS[self._backend](self.path, self._index, wanted)
+            return decode_with_decord(self.path, self._index, wanted)
         except MemoryError:
             raise
-        except Exception as error:  # these raise whatever their C++ side does
-            raise BadMediaError(self.path, f"{self._backend}: {reason_of(error)}") from error
+        except Exception as error:  # it raises whatever its C++ side does
+            raise BadMediaError(self.path, f"decord: {reason_of(error)}") from error
 
     def _decode_with_pyav(self, wanted: list[int]) -> Iterator[np.ndarray]:
         reformatter = VideoReformatter()  # one for all frames: it keeps its tables
@@ -308,47 +308,22 @@ def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
     return None
 
 
-def decode_with_torchcodec(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:
-    """Decode with torchcodec in its exact mode, which scans the file instead of trusting the rate in its header."""
-    from torchcodec.decoders import VideoDecoder
-
-    decoder = VideoDecoder(path, seek_mode="exact", num_ffmpeg_threads=1, dimension_order="NHWC")
-    _check_count(decoder.metadata.num_frames, index)
-    batch = decoder.get_frames_at(wanted)
-    _check_times(batch.pts_seconds.tolist(), index, wanted)
-    return batch.data.numpy()
-
-
 def decode_with_decord(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:
-    """Decode with decord. It may never return, so only a process that can be killed may call this."""
+    """The frames with these rising numbers, F x H x W x 3 uint8. decord may never return: call it in a child.
+
+    It may count or order frames in another way than the index does, so it has to prove by times that they are right.
+    """
     import decord
 
     reader = decord.VideoReader(path, ctx=decord.cpu(0), num_threads=1)
-    _check_count(len(reader), index)
+    if len(reader) != len(index.pts):
+        raise ValueError(f"counts {len(reader)} frames where the stream has {len(index.pts)}")
     frames = reader.get_batch(wanted).asnumpy()
-    _check_times(reader.get_frame_timestamp(wanted)[:, 0].tolist(), index, wanted)
-    return frames
-
-
-FOREIGN_DECODERS: dict[str, Callable[[str, ClipIndex, list[int]], np.ndarray]] = {
-    "torchcodec": decode_with_torchcodec,
-    "decord": decode_with_decord,
-}
-"""Functions (path, index, rising frame numbers) -> F x H x W x 3 uint8.
-
-They may count or order frames in another way than the index does. So each proves by times that it gave the right ones.
-"""
-
-
-def _check_count(frame_count: int | None, index: ClipIndex) -> None:
-    if frame_count != len(index.pts):
-        raise ValueError(f"counts {frame_count} frames where the stream has {len(index.pts)}")
-
-
-def _check_times(times: Sequence[float], index: ClipIndex, wanted: list[int]) -> None:
+    times = reader.get_frame_timestamp(wanted)[:, 0].tolist()
     true_times = [float(index.pts[i] * index.time_base) for i in wanted]
     if len(times) != len(wanted) or not np.allclose(times, true_times, rtol=0, atol=1e-3):
         raise ValueError("gave other frames than those asked for, judged by their times")
+    return frames
 
 
 def luma_of(frame: VideoFrame) -> np.ndarray:
