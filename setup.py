@@ -82,7 +82,6 @@ setup(
         "ray": RAY,
         "flash-attn": ["flash-attn>=2.7"],
         "qlora": ["bitsandbytes>=0.49"],
-        "torchcodec": ["torchcodec>=0.17"],
         "rewards": REWARDS,
         "judge": JUDGE,
         "formats": FORMATS,

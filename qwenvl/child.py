@@ -15,12 +15,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
-from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -65,21 +63,6 @@ class ChildTimeout(ChildError):
     """The child took longer for a message than it was given. It was killed."""
 
 
-@dataclass
-class WithFile:
-    """An answer that hands an open file to the parent.
-
-    Attributes:
-        value: the rest of the answer.
-        descriptor: the child's descriptor of the file. In the parent its own one, which the parent closes.
-        keep: whether the child keeps its descriptor open.
-    """
-
-    value: Any
-    descriptor: int
-    keep: bool = False
-
-
 class Child:
     """A running child process that answers one message at a time.
 
@@ -90,6 +73,7 @@ class Child:
         memory_bytes: how much more memory the child may take than it holds once it is loaded. None for no bound.
             Beyond it the child raises MemoryError. Only Linux has this bound.
         environment: variables of the child besides those of this process, and in their place.
+        descriptors: of open files that the child shares. They have the same numbers there.
 
     Raises:
         ChildError: the child did not start.
@@ -108,6 +92,7 @@ class Child:
         *arguments: str,
         memory_bytes: int | None = None,
         environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
     ) -> None:
         self._connection, other_end = Pipe()
         with other_end:
@@ -117,7 +102,7 @@ class Child:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _CODE, path, *settings],
-                    pass_fds=[other_end.fileno()],
+                    pass_fds=[other_end.fileno(), *descriptors],
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, **(environment or {})},
                 )
@@ -154,7 +139,7 @@ class Child:
                 processes of the machine have no part in this bound.
 
         Returns:
-            The answer. For a ``WithFile`` a ``WithFile`` with a descriptor of this process.
+            The answer.
 
         Raises:
             ChildTimeout: the answer took longer. The child was killed.
@@ -185,8 +170,6 @@ class Child:
                 self.kill()
                 raise ChildTimeout(too_late)
             answer = pickle.loads(self._connection.recv_bytes())
-            if isinstance(answer, WithFile):
-                answer.descriptor = recv_handle(self._connection)
         except (EOFError, OSError):
             self._died(cpu_seconds)
         if isinstance(answer, ChildFailed):
@@ -238,12 +221,7 @@ def _serve(connection: Connection, answer: Callable[[Any], Any]) -> None:
         reply = _failure(error, "" if result is None else "the result cannot be sent back: ")
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    connection.send_bytes(reply)
-    if isinstance(result, WithFile):
-        send_handle(connection, result.descriptor, os.getppid())
-        if not result.keep:
-            os.close(result.descriptor)
-    return None
+    return connection.send_bytes(reply)
 
 
 def _failure(error: BaseException, where: str = "") -> bytes:

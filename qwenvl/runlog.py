@@ -549,7 +549,7 @@ def plain(value: Any) -> Any:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide what a run computes. Those not installed are left out."""
-    names = ("qwenvl", "torch", "torchvision", "transformers", "accelerate", "peft", "av", "decord", "torchcodec")
+    names = ("qwenvl", "torch", "torchvision", "transformers", "accelerate", "peft", "av", "decord")
     versions = {"python": platform.python_version()}
     for name in (*names, "deepspeed", "flash-attn", "vllm"):
         try:

@@ -79,7 +79,7 @@ def never_at_full_size(monkeypatch):
     def refused(clip, indices):
         raise AssertionError(f"{clip.path}: {len(indices)} frames at full size")
 
-    monkeypatch.setattr("qwenvl.data.media.guarded.GuardedClip.read", refused)
+    monkeypatch.setattr("qwenvl.data.media.open.GuardedClip.read", refused)
 
 
 @pytest.fixture(scope="session")

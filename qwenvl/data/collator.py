@@ -11,10 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
 from qwenvl.data.chat import opens_think
-from qwenvl.data.fit import PromptLimit
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import PromptOptions
-from qwenvl.data.prompt_length import MediaSizes, PromptLength, Ruler, timed_metadata
+from qwenvl.data.prompt_length import MediaSizes, PromptLength, PromptLimit, Ruler, timed_metadata
 from qwenvl.types import BadSample, PromptBatch, Sample
 
 VISION_INPUTS = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")

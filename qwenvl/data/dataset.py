@@ -16,18 +16,16 @@ from torch.utils.data import Dataset
 
 from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, full_memory_at, place_of
-from qwenvl.data.fit import Lowered, PromptLimit
-from qwenvl.data.frames.places import Looks
-from qwenvl.data.frames.plan import FrameRule, Timeline
+from qwenvl.data.frames import FrameRule, Looks, Timeline
 from qwenvl.data.media.frame_cache import CachedClip, FrameCache
 from qwenvl.data.media.images import load_image
-from qwenvl.data.media.open import Clip, open_clip, resolve_backend
-from qwenvl.data.media.presence import check_media_exist
+from qwenvl.data.media.open import open_clip, resolve_backend
+from qwenvl.data.media.reader import Clip
 from qwenvl.data.media.resize import FrameSizes, check_size, read_resized
-from qwenvl.data.media.source import fetch
+from qwenvl.data.media.source import check_media_exist, fetch
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
-from qwenvl.data.prompt_length import MediaSizes
+from qwenvl.data.prompt_length import Lowered, MediaSizes, PromptLimit
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import (
     STREAM_ABOVE,

@@ -78,7 +78,7 @@ class FrameOptions(Options):
 class SampleOptions(FrameOptions):
     """How the media of a record are decoded."""
 
-    video_backend: Literal["auto", "torchcodec", "pyav", "decord"] = option(
+    video_backend: Literal["auto", "pyav", "decord"] = option(
         "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
     )
     decode_check: Literal["fast", "strict"] = option(

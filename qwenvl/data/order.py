@@ -1,23 +1,71 @@
-"""The order in which records are drawn: shuffled, mixed by weight, or grouped by length. No file is opened here.
+"""The order in which records are drawn: shuffled, mixed by weight, grouped by length, and as refills of a step.
 
-Every order is a function of (seed, epoch), and with a difficulty band of what came of the epochs before. It is the same
-in every process: a resumed run goes on with what the uninterrupted one would have drawn.
+Every order is a function of (seed, epoch), and with a difficulty band of the rewards of earlier epochs. It is the same
+in every process: a resumed run draws what the uninterrupted one would have drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, repeat
-
-from torch.utils.data import Sampler
+from random import Random
 
 from qwenvl.data.difficulty import Difficulty
-from qwenvl.data.parts import Part, draws_per_epoch
 from qwenvl.data.seeds import stable_random
 
 POOL_STEPS = 32  # optimizer steps whose prompts are sorted together: more would pad little less and mix less
 _FINE = 2**32  # places within a stretch
+
+
+@dataclass(frozen=True)
+class Part:
+    """A data set that is drawn from.
+
+    Attributes:
+        name: as written in ``dataset_use``.
+        size: its records.
+        weight: how often it is drawn from, relative to the others, or None where no part has a weight.
+        read_as: the format that its rows were guessed to be in, None where they are in our own or it was named.
+        streamed: its rows came in order from a stream, which may give other ones the next time.
+    """
+
+    name: str
+    size: int
+    weight: float | None = None
+    read_as: str | None = None
+    streamed: bool = False
+
+
+def draws_per_epoch(parts: Sequence[Part]) -> list[int]:
+    """How many records of each part make an epoch, as many in all as there are records.
+
+    Without weights each record has its turn. With weights the parts get their shares, rounded to whole records by
+    largest remainder (the earlier part first where they are equal).
+
+    Raises:
+        ValueError: a part would not be drawn from at all.
+
+    Example:
+        >>> draws_per_epoch([Part("a", 90, weight=1), Part("b", 10, weight=1)])
+        [50, 50]
+    """
+    weights = [part.weight for part in parts if part.weight is not None]
+    if len(weights) < len(parts):
+        return [part.size for part in parts]
+    total, weight = sum(part.size for part in parts), sum(weights)
+    shares = [total * own / weight for own in weights]
+    draws = [int(share) for share in shares]
+    by_remainder = sorted(range(len(parts)), key=lambda number: draws[number] - shares[number])
+    for number in by_remainder[: total - sum(draws)]:
+        draws[number] += 1
+    for part, count in zip(parts, draws, strict=True):
+        if count == 0:
+            raise ValueError(
+                f"the weight of {part.name!r}, {part.weight:g} of {weight:g}, is less than one record in an epoch of "
+                f"{total}: raise it, or leave the data set out"
+            )
+    return draws
 
 
 @dataclass(frozen=True)
@@ -33,7 +81,7 @@ class Grouping:
     length: Callable[[tuple[int, int]], int]
 
 
-class EpochSampler(Sampler[tuple[int, int]]):
+class EpochSampler:
     """Yields (pass, index) over the records of all parts. ``pass`` counts how often the record came before.
 
     Without weights every record comes once an epoch, and ``pass`` is the epoch. With weights an epoch is as long, but
@@ -95,19 +143,17 @@ class EpochSampler(Sampler[tuple[int, int]]):
         keys: Iterable[tuple[int, int]]
         if self.difficulty is not None:
             keys = self._by_difficulty(self.difficulty)
+        elif self._weighted:
+            keys = self._mixed()
         else:
-            keys = self._mixed() if self._weighted else self._even()
+            order = list(range(len(self)))
+            if self.shuffle:
+                stable_random(self.seed, "order", self.epoch).shuffle(order)
+            keys = zip(repeat(self.epoch), order, strict=False)  # no list: of a million it took longer than all else
         return iter(keys) if self.grouping is None else self._grouped(list(keys), self.grouping)
 
-    def _even(self) -> Iterable[tuple[int, int]]:
-        """Every record once."""
-        order = list(range(len(self)))
-        if self.shuffle:
-            stable_random(self.seed, "order", self.epoch).shuffle(order)
-        return zip(repeat(self.epoch), order, strict=False)  # no list: it took longer than all else for a million
-
     def _grouped(self, keys: list[tuple[int, int]], grouping: Grouping) -> Iterator[tuple[int, int]]:
-        """Lengths are asked for pool by pool, so that a run begins before all are known."""
+        """Measure and sort pool by pool, so that a run begins before all lengths are known."""
         step = grouping.step
         pool = step * max(1, min(POOL_STEPS, len(keys) // (4 * step)))
         draw = stable_random(self.seed, "steps", self.epoch)
@@ -156,7 +202,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
                 yield turn, order[place - turn * size]
 
 
-class RepeatedSteps(Sampler[tuple[int, int] | None]):
+class RepeatedSteps:
     """The prompts of each optimizer step, then as many empty places for each further step on their completions.
 
     A data set gives None for such a place, the key None, without reading anything. The last step of an epoch is filled
@@ -188,3 +234,64 @@ class RepeatedSteps(Sampler[tuple[int, int] | None]):
         while prompts := list(islice(keys, self.step)):
             yield from prompts
             yield from repeat(None, self.step * self.iterations - len(prompts))
+
+
+@dataclass(frozen=True)
+class RefillOrder:
+    """The records that replace groups without a learning signal: a function of seed, step, round and process.
+
+    In a round each process has records of its own, in random order, mixed by the weights of the parts. A resumed run
+    needs no state for them.
+
+    Attributes:
+        parts: the data sets, in the order in which their records are numbered.
+        seed: of the run.
+        longest: most records of a part that a round looks at, which bounds the work where there are millions.
+        process, processes: the number of this process, and how many there are.
+        difficulty: records outside of its band come last, except a share of them, its ``weight``.
+
+    Example:
+        >>> order = RefillOrder([Part("a", 3)], seed=0, longest=10)
+        >>> sorted(order.draw(step=1, epoch=0, round=1, count=2, without={1}))
+        [(0, 0), (0, 2)]
+    """
+
+    parts: Sequence[Part]
+    seed: int
+    longest: int
+    process: int = 0
+    processes: int = 1
+    difficulty: Difficulty | None = None
+
+    def draw(self, step: int, epoch: int, round: int, count: int, without: Collection[int]) -> list[tuple[int, int]]:
+        """Up to ``count`` keys (epoch, index), as a data set takes them. Fewer where no more records are left.
+
+        Args:
+            step, round: of the draw.
+            without: indices that are not drawn: those that the step has had.
+        """
+        draw = stable_random(self.seed, "refill", step, round, self.process)
+        rows = [self._row(number, step + round, draw) for number in range(len(self.parts))]
+        weights = [float(part.size) if part.weight is None else part.weight for part in self.parts]
+        drawn: list[int] = []
+        passed_over: list[int] = []
+        while len(drawn) < count and any(weights):
+            place = draw.randrange(_FINE) / _FINE * sum(weights)
+            part = next(number for number, end in enumerate(accumulate(weights)) if place < end)
+            index = next((index for index in rows[part] if index not in without), None)
+            if index is None:
+                weights[part] = 0.0
+            else:
+                (passed_over if self._passes_over(index, epoch, draw) else drawn).append(index)
+        return [(epoch, index) for index in [*drawn, *passed_over][:count]]
+
+    def _row(self, number: int, turn: int, draw: Random) -> Iterator[int]:
+        """This process's records of a part in random order. The processes change shares from round to round."""
+        start = sum(part.size for part in self.parts[:number])
+        own = range(start + (self.process + turn) % self.processes, start + self.parts[number].size, self.processes)
+        return iter(draw.sample(own, min(len(own), self.longest)))
+
+    def _passes_over(self, index: int, epoch: int, draw: Random) -> bool:
+        if self.difficulty is None or not self.difficulty.outside(index, epoch):
+            return False
+        return draw.randrange(_FINE) >= self.difficulty.weight * _FINE

@@ -20,7 +20,7 @@ from transformers.video_utils import VideoMetadata
 
 from qwenvl.data.chat import render_prompt
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.frames.plan import FRAMES_PER_PATCH
+from qwenvl.data.frames import FRAMES_PER_PATCH
 from qwenvl.data.options import FrameOptions, PromptOptions, SampleOptions
 from qwenvl.data.prompt_length import timed_metadata
 from qwenvl.data.records.parse import ReadOptions

@@ -276,7 +276,7 @@ def _repeated(record: Record, first: dict[int, tuple[str, str]]) -> list[Problem
 
 def _warnings(checked: Sequence[CheckedRecord]) -> Iterator[Problem]:
     """Wrong headers, lowered prompts, and each hint once with the number of its records and the first of them."""
-    from qwenvl.data.fit import what_was_lowered
+    from qwenvl.data.prompt_length import what_was_lowered
 
     for each in checked:
         for note in each.notes:

@@ -55,15 +55,14 @@ def hints_by(
     args: argparse.Namespace, collator: GRPOCollator | None, functions: Sequence[RewardFunction]
 ) -> Callable[[Record, MediaSizes], list[Hint]]:
     """A function that returns the hints about a record, given the sizes of its media."""
-    from qwenvl.data.frames.uneven import uneven_hints
-    from qwenvl.data.seen_size import SeenSizes
+    from qwenvl.data.hints import size_hints, uneven_hints
 
     processor = collator and collator.processor
-    seen = SeenSizes.of(PromptOptions.of(args, on_long_prompt="error"), processor)
+    options = PromptOptions.of(args, on_long_prompt="error")
     return lambda record, media: [
         *record_hints(record),
         *form_hints(record, functions),
-        *seen.hints(media),
+        *size_hints(media, options, processor),
         *uneven_hints(record, args.frame_sampler, processor),
     ]
 

@@ -16,11 +16,10 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
-from qwenvl.data.fit import what_was_lowered
-from qwenvl.data.frames.places import uniform_indices
+from qwenvl.data.frames import uniform_indices
 from qwenvl.data.media.resize import Size, Thumbnails
 from qwenvl.data.options import SampleOptions
-from qwenvl.data.prompt_length import MediaSizes
+from qwenvl.data.prompt_length import MediaSizes, what_was_lowered
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, opened
 from qwenvl.page.render import data_url, render

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from qwenvl.config.flags import FlagParser
-from qwenvl.data.parts import Part, draws_per_epoch
+from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.record_file import JoinedRecords
 from qwenvl.doctor.flags import add_dataset_flags, opened
 from qwenvl.failure import visible

@@ -502,7 +502,7 @@ def _kind_of_medium(path: str) -> str:
     """``video`` or ``image``, by the bytes of a file, or by the name of a URL."""
     from qwenvl.data.errors import BadMediaError
     from qwenvl.data.media.images import image_size
-    from qwenvl.data.media.mediafile import video_format
+    from qwenvl.data.media.source import video_format
 
     if path.startswith(("http://", "https://")):
         return "image" if path.lower().endswith((".png", ".jpg", ".jpeg", ".webp", ".bmp")) else "video"

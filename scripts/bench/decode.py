@@ -81,7 +81,6 @@ def qwen_vl_utils(reader: str) -> Read:
 READERS: dict[str, Callable[[], Read]] = {
     "ours": lambda: ours("auto", 60.0),
     "ours, unguarded": lambda: ours("auto", 0.0),
-    "ours, torchcodec": lambda: ours("torchcodec", 60.0),
     "torchcodec exact": lambda: torchcodec("exact"),
     "torchcodec approximate": lambda: torchcodec("approximate"),
     "decord": decord,

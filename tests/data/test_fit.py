@@ -6,9 +6,9 @@ from PIL import Image
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import LongPromptError
-from qwenvl.data.fit import what_was_lowered
-from qwenvl.data.media.clip.reader import ClipReader
-from qwenvl.data.media.frame_folder import FrameFolder
+from qwenvl.data.media.images import FrameFolder
+from qwenvl.data.media.reader import ClipReader
+from qwenvl.data.prompt_length import what_was_lowered
 from qwenvl.demo.tiny import make_processor
 from qwenvl.types import BadSample, Fitted
 

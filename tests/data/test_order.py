@@ -4,7 +4,9 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
-from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps, draws_per_epoch
+from qwenvl.data.difficulty import Difficulty
+from qwenvl.data.options import DifficultyArguments
+from qwenvl.data.order import EpochSampler, Grouping, Part, RefillOrder, RepeatedSteps, draws_per_epoch
 
 
 def keys_of(sampler: EpochSampler, epoch: int = 0) -> list[tuple[int, int]]:
@@ -40,9 +42,7 @@ class TestDrawsPerEpoch:
     def test_weights_are_relative(self):
         parts = lambda *weights: [Part("a", 60, weights[0]), Part("b", 40, weights[1])]
         assert draws_per_epoch(parts(0.3, 0.7)) == draws_per_epoch(parts(3, 7)) == [30, 70]
-
-    def test_without_weights_each_record_has_its_turn(self):
-        assert draws_per_epoch([Part("a", 60), Part("b", 40)]) == [60, 40]
+        assert draws_per_epoch([Part("a", 60), Part("b", 40)]) == [60, 40], "without weights each has its turn"
 
     def test_a_weight_that_comes_to_nothing(self):
         with pytest.raises(ValueError, match=r"the weight of 'b', 0.001 of 1.001, is less than one record in an epoch"):
@@ -120,10 +120,12 @@ class TestGrouping:
         for start in range(0, 10, 2):  # 11 // (4 * 2) = 1 step to a pool: sorted, and not mixed
             assert keys[start : start + 2] == sorted(plain[start : start + 2], key=lambda key: lengths[key[1]])
 
-    def test_the_same_records_are_drawn(self):
-        for epoch in (0, 1):
-            keys = keys_of(self.sampler(), epoch)
+    def test_the_same_records_as_without_it_by_seed_and_epoch(self):
+        sampler = self.sampler()
+        orders = [keys_of(sampler, epoch) for epoch in range(3)]
+        for epoch, keys in enumerate(orders):
             assert sorted(keys) == [(epoch, index) for index in range(250)]
+        assert orders[2] == keys_of(self.sampler(), 2) != keys_of(self.sampler(seed=3), 2)
 
     def test_steps_and_the_batches_in_them_hold_like_lengths(self):
         plain = [self.LENGTHS[index] for _, index in EpochSampler([Part("a", 250)], seed=2)]
@@ -134,12 +136,6 @@ class TestGrouping:
     def test_steps_come_in_random_order(self):
         means = [sum(self.LENGTHS[i] for _, i in keys) / 8 for keys in batches_of(keys_of(self.sampler()), 8)[:7]]
         assert means not in (sorted(means), sorted(means, reverse=True))  # a pool is 250 // 32 = 7 steps
-
-    def test_function_of_seed_and_epoch_alone(self):
-        sampler = self.sampler()
-        for epoch in range(3):
-            keys = keys_of(sampler, epoch)
-        assert keys == keys_of(self.sampler(), 2) != keys_of(self.sampler(seed=3), 2)
 
     def test_weights_hold_in_every_pool(self):
         parts = (Part("short", 50, 0.5), Part("long", 200, 0.5))
@@ -188,3 +184,55 @@ class TestRepeatedSteps:
 
 def batches_of(keys: list, size: int) -> list[list]:
     return [keys[i : i + size] for i in range(0, len(keys), size)]
+
+
+class TestRefillOrder:
+    @staticmethod
+    def order(parts=None, **settings) -> RefillOrder:
+        return RefillOrder(parts or [Part("a", 100)], **{"seed": 3, "longest": 30} | settings)
+
+    def test_as_many_other_records_as_are_asked_for_with_the_epoch(self):
+        keys = self.order().draw(step=5, epoch=2, round=1, count=8, without=set(range(50)))
+        assert len(set(keys)) == 8 and all(epoch == 2 and index >= 50 for epoch, index in keys)
+
+    def test_what_is_drawn_depends_on_seed_step_round_and_process_alone(self):
+        def draw(step=5, round=1, seed=3, process=0, count=4):
+            return self.order(seed=seed, process=process, processes=2).draw(step, 0, round, count, ())
+
+        changes = ({}, {"step": 6}, {"round": 2}, {"seed": 4}, {"process": 1})
+        assert draw() == draw()
+        assert len({tuple(draw(**change)) for change in changes}) == 5
+        assert draw(count=2) == draw()[:2], "fewer are the first of the same row"
+
+    def test_processes_have_records_of_their_own_and_change_shares(self):
+        shares = [set(), set()]
+        for round in range(1, 9):
+            drawn = [{i for _, i in self.order(process=p, processes=2).draw(0, 0, round, 20, ())} for p in (0, 1)]
+            assert not drawn[0] & drawn[1]
+            shares = [share | own for share, own in zip(shares, drawn, strict=True)]
+        assert all(any(index % 2 == rest for index in share) for share in shares for rest in (0, 1))
+
+    def test_where_records_run_out_there_are_fewer(self):
+        three = self.order([Part("a", 3)])
+        assert sorted(three.draw(0, 0, 1, 5, without={0})) == [(0, 1), (0, 2)]
+        assert three.draw(0, 0, 1, 5, without={0, 1, 2}) == []
+        other = self.order([Part("a", 1)], process=1, processes=2)
+        assert other.draw(0, 0, 2, 5, without=()) == [], "the other process has it"
+
+    @pytest.mark.parametrize(("weights", "share"), [((None, None), 0.2), ((0.7, 0.3), 0.7)])
+    def test_data_sets_are_mixed_as_the_epoch_is(self, weights, share):
+        order = self.order([Part("a", 20, weights[0]), Part("b", 80, weights[1])])
+        drawn = [index < 20 for step in range(300) for _, index in order.draw(step, 0, 1, 5, ())]
+        assert len(drawn) == 1500 and abs(sum(drawn) / 1500 - share) < 0.04
+
+    def test_records_outside_of_the_band_are_passed_over_by_their_weight(self):
+        rates = Difficulty(DifficultyArguments(weight=0.25))
+        for index in range(50):
+            rates.add(0, index, [0.0])
+        order = self.order(difficulty=rates)
+        drawn = [index < 50 for step in range(400) for _, index in order.draw(step, 1, 1, 4, ())]
+        assert 0.17 < sum(drawn) / 1600 < 0.23  # 0.25 of 1.25
+        assert order.draw(0, 0, 1, 4, ()) != order.draw(0, 1, 1, 4, ()), "in epoch 0 nothing was known"
+        for index in range(50, 100):
+            rates.add(0, index, [0.0])
+        assert len(order.draw(0, 1, 1, 6, ())) == 6, "where all are outside the places are still taken"

@@ -19,10 +19,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from qwenvl.data.media.mediafile import check_regular_file
-from qwenvl.data.media.open import Clip
+from qwenvl.data.media.reader import Clip
 from qwenvl.data.media.resize import Size, read_resized
-from qwenvl.data.media.source import frame_list
+from qwenvl.data.media.source import check_regular_file, frame_list
 from qwenvl.data.prompt_length import Ruler
 from qwenvl.disk_store import DiskStore
 from qwenvl.types import ClipMeta
@@ -76,7 +75,7 @@ class CachedClip:
     Attributes:
         hit: whether the frames of the last read were found.
         decoded_size: height and width of the frames in the file, or None until they are known.
-        notes: as of ``ClipReader``.
+        frame_times, duration, notes: as of ``Clip``.
 
     Raises:
         BadMediaError: the file can't be read, or ``open_clip`` finds something wrong with it.
@@ -92,6 +91,7 @@ class CachedClip:
         self._clip: Clip | None = None
         self._content = cache.content(path)
         self._base = (FORMAT, self._content, meta.frames_fps, *_software(decoder))
+        self._timeline_key = _digest("timeline", *self._base)
         known = cache.store.get(self._timeline_key)
         if known is None:
             self.frame_times, self.duration = self._opened.frame_times, self._opened.duration
@@ -121,62 +121,48 @@ class CachedClip:
             share: of the pixels that the ruler gives a frame, how many are kept at most.
 
         Raises:
-            BadMediaError: as ``ClipReader.read`` raises it, or the frames have a shape that the models refuse.
+            BadMediaError: as ``Clip.read`` raises it, or the frames have a shape that the models refuse.
         """
-        self.hit = False
-        if self.decoded_size is None:
-            return self._decode(indices, share)
-        found = self._cache.store.get(self._frames_key(indices, share)) if self._keep else None
-        if found is None:
-            return self._decode(indices, share)
-        self.hit = True
-        return load(found)["frames"].permute(0, 3, 1, 2)
-
-    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
-        """Return how much the picture changes up to each frame, as ``ClipReader.look`` does. It is always kept."""
-        key = _digest("looks", *self._base, tuple(indices))
-        known = self._cache.store.get(key)
-        if known is not None:
-            return tuple(load(known)["change"].tolist())
-        change = self._opened.look(indices)
-        if self._cache.content(self.path) == self._content:  # it may have been replaced meanwhile
-            self._cache.store.put(key, save({"change": torch.tensor(change)}))
-        return change
-
-    def _decode(self, indices: Sequence[int], share: float) -> Tensor:
-        ruler = self._cache.ruler
+        store, ruler = self._cache.store, self._cache.ruler
         size_of = lambda size: ruler.frame_size(size, self._meta, share)
+        key_of = lambda size: _digest("frames", *self._base, tuple(indices), tuple(size_of(size)), int(ruler.resample))
+        found = store.get(key_of(self.decoded_size)) if self._keep and self.decoded_size else None
+        self.hit = found is not None
+        if found is not None:
+            return load(found)["frames"].permute(0, 3, 1, 2)
         frames, size = read_resized(self._opened, indices, size_of, ruler)
         if self.decoded_size is None:
             self.decoded_size = size
             timeline = {
                 "times": torch.tensor(self.frame_times, dtype=torch.float64),
                 "duration": torch.tensor(self.duration, dtype=torch.float64),
-                "size": torch.tensor(self.decoded_size),
+                "size": torch.tensor(size),
                 "notes": torch.tensor(list(json.dumps(self.notes).encode()), dtype=torch.uint8),
             }
-            self._cache.store.put(self._timeline_key, save(timeline))
-        if self._keep and self._cache.content(self.path) == self._content:  # it may have been replaced meanwhile
-            value = save({"frames": frames.permute(0, 2, 3, 1).contiguous()})
-            self._cache.store.put(self._frames_key(indices, share), value)
+            store.put(self._timeline_key, save(timeline))
+        if self._keep:
+            self._put(key_of(self.decoded_size), {"frames": frames.permute(0, 2, 3, 1).contiguous()})
         return frames
+
+    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """Return how much the picture changes up to each frame, as ``Clip.look`` does. It is always kept."""
+        key = _digest("looks", *self._base, tuple(indices))
+        known = self._cache.store.get(key)
+        if known is not None:
+            return tuple(load(known)["change"].tolist())
+        change = self._opened.look(indices)
+        self._put(key, {"change": torch.tensor(change)})
+        return change
+
+    def _put(self, key: str, tensors: dict[str, Tensor]) -> None:
+        if self._cache.content(self.path) == self._content:  # the file may have been replaced meanwhile
+            self._cache.store.put(key, save(tensors))
 
     @property
     def _opened(self) -> Clip:
         if self._clip is None:
             self._clip = self._open_clip()
         return self._clip
-
-    @property
-    def _timeline_key(self) -> str:
-        return _digest("timeline", *self._base)
-
-    def _final(self, share: float) -> Size:
-        return self._cache.ruler.frame_size(self.decoded_size, self._meta, share)  # type: ignore[arg-type]
-
-    def _frames_key(self, indices: Sequence[int], share: float) -> str:
-        resample = int(self._cache.ruler.resample)
-        return _digest("frames", *self._base, tuple(indices), tuple(self._final(share)), resample)
 
 
 @cache

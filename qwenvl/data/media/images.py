@@ -1,19 +1,25 @@
-"""Still images, upright and in RGB."""
+"""Still images, upright and in RGB, and clips that are stored as such: a folder of frames, or a list of their paths."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.mediafile import check_regular_file
+from qwenvl.data.media.reader import PART_BYTES, Clip, changes
+from qwenvl.data.media.source import check_regular_file, frame_list
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_IMAGE_PIXELS = 50_000_000  # a small file may unfold to gigabytes; cameras stay below this
+DEFAULT_FRAMES_FPS = 2.0  # what the model authors' own tools assume
+FRAME_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
 def load_image(path: str) -> Tensor:
@@ -65,3 +71,60 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
     return image.convert("RGB")
+
+
+class FrameFolder(Clip):
+    """A clip made of image files: frame i is shown at i / ``fps`` seconds.
+
+    The frames of a folder are ordered by the numbers in their names, 2 before 10. Those of a list keep its order.
+
+    Attributes:
+        files: the path of each frame.
+
+    Raises:
+        BadMediaError: there are no images. ``read`` raises it for a bad image, and where sizes differ.
+    """
+
+    def __init__(self, path: str, fps: float | None = None) -> None:
+        self.path = path
+        listed = frame_list(path)
+        self.files = listed if listed is not None else _images_of(Path(path))
+        if not self.files:
+            raise BadMediaError(path, f"a folder without images ({', '.join(FRAME_SUFFIXES)})")
+        fps = fps or DEFAULT_FRAMES_FPS
+        self.frame_times = tuple(i / fps for i in range(len(self.files)))
+        self.duration = len(self.files) / fps
+
+    @property
+    def size(self) -> tuple[int, int]:  # type: ignore[override]
+        """Height and width of the first frame as its header says them."""
+        return image_size(self.files[0])
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        import torch
+
+        frames = [load_image(self.files[index]) for index in indices]
+        for index, frame in zip(indices, frames, strict=True):
+            if frame.shape != frames[0].shape:
+                first, other = ("{2} x {1}".format(*f.shape) for f in (frames[0], frame))
+                raise BadMediaError(self.files[index], f"{other} pixels in a clip whose first frame has {first}")
+        return torch.stack(frames)
+
+    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
+        return changes(load_image(self.files[index])[1].numpy() for index in indices)  # by their green
+
+    def check_all(self) -> None:
+        for file in self.files:
+            load_image(file)
+
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
+        height, width = self.size
+        step = max(1, most_bytes // (3 * height * width))
+        for start in range(0, len(indices), step):
+            yield self.read(indices[start : start + step])
+
+
+def _images_of(folder: Path) -> list[str]:
+    files = [file for file in folder.iterdir() if file.suffix.lower() in FRAME_SUFFIXES]
+    numbers = lambda file: [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", file.name)]
+    return [str(file) for file in sorted(files, key=numbers)]

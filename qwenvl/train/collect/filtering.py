@@ -15,7 +15,7 @@ from transformers import TrainerState
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.difficulty import Difficulty
-from qwenvl.data.refill import RefillOrder
+from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.model.waiting_media import put_aside
 from qwenvl.option import row_of

@@ -11,12 +11,11 @@ from typing import Any
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.frames.uneven import uneven_hints
+from qwenvl.data.hints import size_hints, uneven_hints
 from qwenvl.data.media.images import image_size
 from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.parse import record_hints
 from qwenvl.data.records.record_file import spot_checked
-from qwenvl.data.seen_size import SeenSizes
 from qwenvl.hint import Hint
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.answer_form import form_hints
@@ -40,12 +39,12 @@ def first_look(dataset: Any, collator: GRPOCollator, checker: Any) -> None:
     found: Counter[Hint] = Counter()
     first: dict[Hint, str] = {}
     sampler = getattr(getattr(dataset, "options", None), "frame_sampler", "uniform")
-    seen, looked = SeenSizes.of(collator.options, collator.processor), 0
+    looked = 0
     for looked, record in enumerate(spot_checked(records), start=1):
         hints = [*record_hints(record), *form_hints(record, functions)]
         hints += uneven_hints(record, sampler, collator.processor)
         if looked <= MEASURED:
-            hints += seen.hints(_sizes(record))
+            hints += size_hints(_sizes(record), collator.options, collator.processor)
         for hint in hints:
             found[hint] += 1
             first.setdefault(hint, record.where)

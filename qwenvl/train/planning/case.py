@@ -12,7 +12,7 @@ from torch import nn
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.frames.plan import FrameRule
+from qwenvl.data.frames import FrameRule
 from qwenvl.data.options import FrameOptions, PromptOptions, SampleOptions
 from qwenvl.data.prompt_length import LengthEstimate, PromptLength, Ruler
 from qwenvl.data.records.parse import ReadOptions

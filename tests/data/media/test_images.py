@@ -1,9 +1,12 @@
+"""Still images, and clips that are stored as such."""
+
 import numpy as np
 import pytest
 from PIL import Image
 
+from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.images import load_image
+from qwenvl.data.media.images import FrameFolder, load_image
 
 
 def test_rgb_as_channels_first(tmp_path):
@@ -59,3 +62,46 @@ def test_damaged_and_foreign_files(tmp_path):
     for name, reason in (("half", "damaged image"), ("text", "not an image"), ("empty", "empty"), ("none", "No such")):
         with pytest.raises(BadMediaError, match=reason):
             load_image(str(tmp_path / f"{name}.png"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "clip"
+    path.mkdir()
+    for number in range(12):
+        Image.new("RGB", (6, 4), (number, 0, 0)).save(path / f"frame_{number}.png")
+    (path / "Thumbs.db").write_bytes(b"x")
+    return path
+
+
+def test_frames_are_ordered_by_number_and_not_by_letter(folder):
+    clip = FrameFolder(str(folder), fps=4.0)
+    assert (clip.frame_count, clip.duration, clip.frame_times[3]) == (12, 3.0, 0.75)
+    frames = clip.read([2, 10, 11])
+    assert frames.shape == (3, 3, 4, 6)
+    assert frames[:, 0, 0, 0].tolist() == [2, 10, 11]
+
+
+def test_folders_and_lists_as_clips_of_a_record(folder, write_rows, make_row, monkeypatch, tmp_path):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+    names = [f"clip/frame_{i}.png" for i in (5, 3, 1, 7)]
+    rows = [
+        make_row(prompt="<video>", video="clip", meta={"frames_fps": 2, "video_fps": 1}),
+        make_row(prompt="<video>", video=[names]),
+    ]
+    dataset = load_dataset(str(write_rows(rows)))
+    (clip,) = dataset[0].videos  # 6 s at one frame a second
+    assert clip.info.indices == (0, 2, 4, 7, 9, 11)
+    assert clip.info.times == (0.0, 1.0, 2.0, 3.5, 4.5, 5.5)
+    (clip,) = dataset[1].videos
+    assert clip.frames[:, 0, 0, 0].tolist() == [5, 3, 1, 7]
+    assert clip.info.times == (0.0, 0.5, 1.0, 1.5)
+
+
+def test_bad_folders(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadMediaError, match="a folder without images"):
+        FrameFolder(str(tmp_path / "empty"))
+    Image.new("RGB", (8, 4)).save(folder / "frame_3.png")
+    with pytest.raises(BadMediaError, match=r"frame_3.png: 8 x 4 pixels in a clip whose first frame has 6 x 4"):
+        FrameFolder(str(folder)).read([0, 3])

@@ -1,8 +1,11 @@
-"""Every frame is told by the number painted into it."""
+"""Every frame carries its number, and the bounds are real ones: children are killed, starved and crashed."""
 
+import os
 import random
+import signal
 import struct
-from itertools import accumulate
+import time
+from collections import defaultdict
 from pathlib import Path
 
 import av
@@ -10,74 +13,20 @@ import numpy as np
 import pytest
 import torch
 
+from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media import open as decode
-from qwenvl.data.media.clip import reader as clip_reader
-from qwenvl.data.media.open import open_clip, resolve_backend
+from qwenvl.data.media import open as media_open
+from qwenvl.data.media import reader
+from qwenvl.data.media.open import Decoder, GuardedClip, open_clip, resolve_backend
 
 QUIET_X265 = {"x265-params": "log-level=none"}
-UNEVEN = [gap / 1000 for gap in accumulate(random.Random(0).randrange(5, 400) for _ in range(25))]
-
-CONTAINERS = {
-    "h264.mp4": {"frame_count": 60, "gop": 12, "codec_options": {"bf": "3", "x264-params": "open-gop=1"}},
-    "mpeg4.mov": {"codec": "mpeg4"},
-    "hevc.mkv": {"codec": "libx265", "codec_options": QUIET_X265},
-    "ten_bits.mp4": {"codec": "libx265", "pix_fmt": "yuv420p10le", "codec_options": QUIET_X265},
-    "vp8.webm": {"codec": "libvpx", "codec_options": {"auto-alt-ref": "1", "lag-in-frames": "16", "cpu-used": "5"}},
-    "vp9.webm": {"codec": "libvpx-vp9", "codec_options": {"deadline": "realtime", "cpu-used": "8"}},
-    "stream.ts": {"frame_count": 40, "codec_options": {"bf": "2"}},
-    "flash.flv": {},
-    "programme.mpg": {"codec": "mpeg2video", "fps": 25},
-    "plain.avi": {"codec": "mpeg4"},
-    "reordered.avi": {"codec_options": {"bf": "2"}},
-    "packed.avi": {"codec": "mpeg4", "codec_options": {"bf": "2"}},
-    "windows.wmv": {"codec": "wmv2"},
-    "animation.gif": {"codec": "gif", "pix_fmt": "rgb8"},
-    "fragmented.mp4": {"container_options": {"movflags": "frag_keyframe+empty_moov"}},
-    "odd_size.mp4": {"size": (65, 67), "pix_fmt": "yuv444p"},
-    "one_frame.mp4": {"frame_count": 1},
-    "one_frame.mkv": {"frame_count": 1},
-    "variable_rate.mp4": {"times": UNEVEN},
-    "variable_rate.mkv": {"times": UNEVEN},
-    "late_start.mp4": {"times": [5 + i / 10 for i in range(25)]},
-}
-REFUSED_OF_TORCHCODEC = ("stream.ts", "programme.mpg", "reordered.avi", "packed.avi")  # where it is right at times only
 
 
-@pytest.fixture(params=["pyav", "torchcodec"])
-def backend(request):
-    """PyAV, which ``auto`` means, and torchcodec, which must give the same frames where it works."""
-    try:
-        return resolve_backend(request.param)
-    except ImportError as error:
-        pytest.skip(str(error))
-
-
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_the_frames_asked_for_come_at_their_times(make_clip, number_of, name, backend):
-    options = dict(CONTAINERS[name])
-    frame_count = options.pop("frame_count", 25)
-    path = make_clip(name, frame_count, **options)
-    fps = options.get("fps", 10)
-    times = options.get("times") or [i / fps for i in range(frame_count)]
-    with open_clip(str(path), backend) as clip:
-        assert clip.frame_count == frame_count
-        assert clip.frame_times == pytest.approx([t - times[0] for t in times], abs=1.5e-3)
-        draw = random.Random(0)
-        for _ in range(4):
-            wanted = sorted(draw.sample(range(frame_count), min(frame_count, 6)))
-            try:
-                frames = clip.read(wanted)
-            except BadMediaError as error:
-                assert backend == "torchcodec" and name in REFUSED_OF_TORCHCODEC, error
-            else:
-                assert [number_of(frame) for frame in frames] == wanted
-
-
-def test_any_order_and_repeats(make_clip, number_of, backend):
-    with open_clip(str(make_clip()), backend) as clip:
+@pytest.mark.parametrize("options", [{}, {"size": (65, 67), "pix_fmt": "yuv444p"}])
+def test_any_order_and_repeats(make_clip, number_of, options):
+    with open_clip(str(make_clip(**options))) as clip:
         frames = clip.read([20, 3, 3, 24])
-        assert frames.shape == (4, 3, 64, 64)
+        assert frames.shape == (4, 3, *reversed(options.get("size", (64, 64))))
         assert [number_of(frame) for frame in frames] == [20, 3, 3, 24]
         with pytest.raises(IndexError, match="expected frames from 0 to 24"):
             clip.read([25])
@@ -92,22 +41,15 @@ def test_leaving_out_frames_that_none_needs_changes_no_other(make_clip, monkeypa
         frames = clip.read(wanted)
         clip._container.seek(0)
         assert sum(1 for _ in clip._decode_for(set())) < 60, "of every four frames, two or three are never needed"
-    monkeypatch.setattr(clip_reader, "SKIPPING_CODECS", ())
+    monkeypatch.setattr(reader, "SKIPPING_CODECS", ())
     with open_clip(path, "pyav") as clip:
         assert torch.equal(clip.read(wanted), frames)
 
 
-def test_duration_counts_the_last_frame(make_clip):
-    with open_clip(str(make_clip(frame_count=25, fps=10)), "pyav") as clip:
-        assert clip.duration == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize("first", [5, 13, 30, 47])
-def test_a_stream_copied_clip_begins_at_its_cut_and_not_at_its_key_frame(
-    make_clip, cut_clip, number_of, backend, first
-):
+@pytest.mark.parametrize("first", [5, 47])
+def test_a_stream_copied_clip_begins_at_its_cut_and_not_at_its_key_frame(make_clip, cut_clip, number_of, first):
     cut = cut_clip(make_clip("source.mp4", 60, gop=12, codec_options={"bf": "2"}), first)
-    with open_clip(str(cut), backend) as clip:
+    with open_clip(str(cut)) as clip:
         assert clip.frame_count == 60 - first
         wanted = sorted(random.Random(first).sample(range(clip.frame_count), 6))
         assert [number_of(frame) for frame in clip.read(wanted)] == [first + i for i in wanted]
@@ -137,11 +79,9 @@ def set_display_matrix(path, matrix):
     ],
     ids=["90", "180", "270", "hflip", "vflip", "transpose", "antitranspose"],
 )
-def test_a_turned_or_mirrored_clip_comes_as_it_is_shown(make_clip, number_of, backend, matrix, turned_back):
+def test_a_turned_or_mirrored_clip_comes_as_it_is_shown(make_clip, number_of, matrix, turned_back):
     path = set_display_matrix(make_clip(size=(96, 64)), matrix)
-    with open_clip(path, backend) as clip:
-        if backend != "pyav" and np.linalg.det(np.reshape(matrix[:4], (2, 2))) < 0:
-            pytest.skip("others than PyAV turn clips but do not mirror them")
+    with open_clip(path) as clip:
         (frame,) = clip.read([5])
     assert frame.shape == ((3, 96, 64) if matrix[0] == 0 else (3, 64, 96))
     assert number_of(turned_back(frame.permute(1, 2, 0).numpy())) == 5
@@ -150,13 +90,13 @@ def test_a_turned_or_mirrored_clip_comes_as_it_is_shown(make_clip, number_of, ba
 def test_a_mirrored_clip_is_refused_of_decoders_that_do_not_mirror(make_clip):
     pytest.importorskip("decord")
     path = set_display_matrix(make_clip(size=(96, 64)), (-1, 0, 0, 1, 96, 0))
-    with clip_reader.ClipReader(path, "decord") as clip, pytest.raises(BadMediaError, match="use pyav"):
+    with reader.ClipReader(path, "decord") as clip, pytest.raises(BadMediaError, match="use pyav"):
         clip.read([5])
 
 
-def test_a_clip_that_is_shown_slanted_is_refused(make_clip, backend):
+def test_a_clip_that_is_shown_slanted_is_refused(make_clip):
     path = set_display_matrix(make_clip(), (0.7071, 0.7071, -0.7071, 0.7071, 32, 0))
-    with open_clip(path, backend) as clip, pytest.raises(BadMediaError, match="45 degrees"):
+    with open_clip(path) as clip, pytest.raises(BadMediaError, match="45 degrees"):
         clip.read([5])
 
 
@@ -247,14 +187,165 @@ def test_no_descriptor_is_left_behind(make_clip):
 
 
 class TestBackends:
-    def test_unknown_name(self):
-        with pytest.raises(ValueError, match="video_backend: expected one of auto, torchcodec, pyav"):
+    def test_names(self):
+        assert resolve_backend("auto") == "pyav", "on every machine"
+        with pytest.raises(ValueError, match="video_backend: expected one of auto, pyav, decord"):
             resolve_backend("opencv")
 
-    def test_auto_is_the_same_on_every_machine(self):
-        assert resolve_backend("auto") == "pyav"
 
-    def test_torchcodec_where_it_does_not_work_says_what_it_needs(self, make_clip, monkeypatch):
-        monkeypatch.setattr(decode, "_torchcodec_works", lambda: False)
-        with pytest.raises(ImportError, match=r"qwenvl\[torchcodec\]"):
-            open_clip(str(make_clip()), "torchcodec")
+def test_frames_are_those_of_the_plain_reader(make_clip):
+    path = str(make_clip())
+    with open_clip(path) as plain, open_clip(path, timeout=60) as guarded:
+        assert isinstance(guarded, GuardedClip)
+        assert guarded.frame_times == plain.frame_times
+        assert (guarded.frame_count, guarded.duration) == (plain.frame_count, plain.duration) == (25, 2.5)
+        assert torch.equal(guarded.read([20, 3, 3]), plain.read([20, 3, 3]))
+
+
+def test_frames_outlive_their_clip_and_the_next_reading(make_clip, number_of):
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        first = clip.read([3, 7])
+        second = clip.read([9])
+        child = clip._child
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        clip.read([20])
+    child.kill()
+    assert [number_of(frame) for frame in (*first, *second)] == [3, 7, 9]
+
+
+def test_errors_are_those_of_the_plain_reader(make_clip, tmp_path):
+    (tmp_path / "words.mp4").write_text("words, only words")
+    with pytest.raises(BadMediaError, match=r"words.mp4: not a video: it is text"):
+        open_clip(str(tmp_path / "words.mp4"), "pyav", timeout=60)
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip, pytest.raises(IndexError, match="from 0 to 24"):
+        clip.read([25])
+
+
+def test_two_clips_at_once_and_one_after_the_other(make_clip, number_of):
+    paths = [str(make_clip(name)) for name in ("a.mp4", "b.mp4")]
+    with open_clip(paths[0], "pyav", timeout=60) as first, open_clip(paths[1], "pyav", timeout=60) as second:
+        assert [number_of(clip.read([5])[0]) for clip in (first, second, first)] == [5, 5, 5]
+        assert first._child is not second._child
+        children = {first._child, second._child}
+    with open_clip(paths[0], "pyav", timeout=60) as third:
+        assert third._child in children, "children are used again"
+
+
+def test_a_clip_that_takes_too_long_is_killed_and_the_next_one_is_read(make_clip, number_of):
+    with open_clip(str(make_clip("slow.mp4")), "pyav", timeout=60) as clip:
+        child = clip._child
+        hang(clip)
+        with pytest.raises(BadMediaError, match=r"slow.mp4: not decoded within 60 s \(--decode_timeout\)"):
+            clip.read([1])
+    assert not child.alive
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        assert number_of(clip.read([7])[0]) == 7
+
+
+def hang(clip):
+    """Let a clip's child do nothing more, and the clip's time be over."""
+    os.kill(clip._child.pid, signal.SIGSTOP)
+    clip._deadline = time.monotonic()
+
+
+@pytest.mark.parametrize("gigabytes", [0.01, 0.02, 0.06])
+def test_a_clip_that_there_is_no_memory_for_is_not_called_damaged(make_clip, gigabytes):
+    """FFmpeg itself says that a packet is damaged, or gives no frame, where it has no memory for that."""
+    path = str(make_clip("large.mp4", 2, size=(3840, 2160), codec_options={"preset": "ultrafast"}))
+    told = rf"takes more than {gigabytes} GB to decode \(--decode_memory_gb\)"
+    with (
+        pytest.raises(BadMediaError, match=told),
+        open_clip(path, "pyav", timeout=60, memory_gb=gigabytes) as clip,
+    ):
+        clip.read([0])
+
+
+def test_a_decoder_that_crashes_is_named(make_clip):
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        os.kill(clip._child.pid, signal.SIGSEGV)
+        with pytest.raises(BadMediaError, match=r"its decoder crashed \(exit code -11\)"):
+            clip.read([1])
+
+
+def test_a_child_that_the_system_kills_is_replaced(make_clip, number_of):
+    path, indices = str(make_clip(size=(160, 96))), range(0, 25, 3)
+    with open_clip(path, "pyav", timeout=60) as clip:
+        os.kill(clip._child.pid, signal.SIGKILL)
+        assert number_of(clip.read([4])[0]) == 4
+        numbers = []
+        for part in clip.parts(indices, most_bytes=2 * 160 * 96 * 3):  # killed before each part, it decodes on
+            numbers += map(number_of, part)
+            os.kill(clip._child.pid, signal.SIGKILL)
+    assert numbers == [*indices]
+
+
+@pytest.mark.parametrize("when", ["while it starts", "while it decodes"])
+def test_a_child_that_is_killed_twice_is_a_lack_of_memory_and_no_fault_of_the_clip(
+    make_clip, write_rows, make_row, monkeypatch, tmp_path, when
+):
+    class KilledDecoder(Decoder):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            os.kill(self.pid, signal.SIGKILL)
+
+    if when == "while it starts":
+        (tmp_path / "sitecustomize.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(media_open, "_idle", defaultdict(list))
+    monkeypatch.setattr(media_open, "Decoder", KilledDecoder)
+    make_clip()
+    path = str(write_rows([make_row(prompt="<video>", video="clip.mp4")]))
+    dataset = load_dataset(path, on_bad_sample="skip", decode_timeout=60, decode_memory_gb=3)
+    with pytest.raises(MemoryError, match=r"json\[0\] \(id data-0\): \S*clip\.mp4: .*--decode_memory_gb, now 3"):
+        dataset[0]
+
+
+def test_an_idle_child_that_died_is_replaced(make_clip, number_of):
+    path = str(make_clip())
+    with open_clip(path, "pyav", timeout=60) as clip:
+        child = clip._child
+    os.kill(child._process.pid, signal.SIGKILL)
+    child._process.wait()
+    with open_clip(path, "pyav", timeout=60) as clip:
+        assert number_of(clip.read([4])[0]) == 4
+
+
+class HangsOnSlow(GuardedClip):
+    def read(self, indices):
+        if self.path.endswith("slow.mp4"):
+            hang(self)
+        return super().read(indices)
+
+
+def test_a_data_set_goes_on_after_a_clip_that_was_killed(make_clip, write_rows, make_row, monkeypatch):
+    monkeypatch.setattr("qwenvl.data.media.open.GuardedClip", HangsOnSlow)
+    make_clip("slow.mp4"), make_clip("good.mp4")
+    path = str(write_rows([make_row(prompt="<video>", video=name) for name in ("slow.mp4", "good.mp4")]))
+    dataset = load_dataset(path, decode_timeout=60, on_bad_sample="skip", video_backend="pyav")
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=1, num_workers=1, collate_fn=list, multiprocessing_context="fork"
+    )
+    (bad,), (good,) = list(loader)
+    assert "not decoded within 60 s" in bad.error
+    assert good.videos[0].info.indices == (0, 8, 16, 24)
+    with pytest.raises(BadMediaError, match="not decoded within"):
+        load_dataset(path, decode_timeout=60, video_backend="pyav")[0]
+
+
+def test_a_failure_of_our_own_is_no_fault_of_the_clip(make_clip, number_of):
+    with open_clip(str(make_clip()), "pyav", timeout=60) as clip:
+        with pytest.raises(RuntimeError, match=r"(?s)clip.mp4: the decoding process failed:.*TypeError"):
+            clip.read(["third"])
+        assert number_of(clip.read([3])[0]) == 3
+
+
+class TestDecord:
+    decord = pytest.importorskip("decord")
+
+    def test_it_reads_an_ordinary_clip(self, make_clip, number_of):
+        with open_clip(str(make_clip()), "decord", timeout=60) as clip:
+            assert [number_of(frame) for frame in clip.read([3, 17])] == [3, 17]
+
+    def test_never_in_this_process(self, make_clip):
+        with pytest.raises(ValueError, match="needs --decode_timeout above 0"):
+            open_clip(str(make_clip()), "decord")

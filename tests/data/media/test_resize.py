@@ -8,27 +8,13 @@ import torch
 from PIL import Image
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media import guarded
-from qwenvl.data.media.clip import reader as clip_reader
 from qwenvl.data.media.open import open_clip
+from qwenvl.data.media.reader import PART_BYTES
 from qwenvl.data.media.resize import Thumbnails, read_resized, resize
 
 PROCESSOR = SimpleNamespace(resample=Image.Resampling.BICUBIC)
 FRAME = 3 * 64 * 96
 WANTED = [2, 3, 11, 12, 12, 24]
-
-
-@pytest.fixture
-def sizes_read(monkeypatch):
-    """The frames of each part that the parent gets."""
-    sizes, plain = [], guarded.map_frames
-
-    def counting(descriptor, shape):
-        sizes.append(shape[0])
-        return plain(descriptor, shape)
-
-    monkeypatch.setattr(guarded, "map_frames", counting)
-    return sizes
 
 
 @pytest.mark.parametrize("timeout", [0, 60])
@@ -78,11 +64,17 @@ def test_thumbnails_keep_their_shape():
     assert Thumbnails(64).frame_size((4000, 20)) == (64, 1)
 
 
-def test_the_child_hands_over_no_more_than_a_part_at_a_time(make_clip, sizes_read):
-    with open_clip(str(make_clip(size=(96, 64))), "pyav", timeout=60) as clip:
-        list(clip.parts(range(20), 8 * FRAME))
-    assert sizes_read == [8, 8, 4]
-    assert guarded.REUSED_BYTES >= clip_reader.PART_BYTES, "so that the memory of a part is used again for the next"
+def test_the_child_shares_the_memory_of_a_part_and_sends_larger_ones(make_clip):
+    frame = 3 * 1920 * 1080
+    path = str(make_clip("large.mp4", 4, size=(1920, 1080), codec_options={"preset": "ultrafast"}))
+    with open_clip(path, "pyav", timeout=60) as clip, open_clip(path, "pyav") as plain:
+        whole, places = plain.read([0, 1, 2]), set()
+        for part, expected in zip(clip.parts([0, 1, 2]), whole, strict=True):
+            assert torch.equal(part[0], expected)
+            places.add(part.data_ptr())
+        assert len(places) == 1 and 2 * frame > PART_BYTES
+        (part,) = clip.parts([0, 1, 2], 3 * frame)
+        assert torch.equal(part, whole)
 
 
 def test_a_clip_of_images_comes_in_parts_too(tmp_path):

@@ -7,13 +7,12 @@ import pytest
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.fit import PromptLimit
-from qwenvl.data.frames.plan import FrameRule
-from qwenvl.data.frames.uneven import uneven_hints
-from qwenvl.data.media.clip.reader import ClipReader
+from qwenvl.data.frames import FrameRule
+from qwenvl.data.hints import uneven_hints
 from qwenvl.data.media.frame_cache import FrameCache
+from qwenvl.data.media.reader import ClipReader
 from qwenvl.data.options import FrameOptions
-from qwenvl.data.prompt_length import LengthEstimate
+from qwenvl.data.prompt_length import LengthEstimate, PromptLimit
 from qwenvl.data.saved_processor import PromptSettings, read_clip
 from qwenvl.demo.clips import encode
 from qwenvl.demo.tiny import make_processor

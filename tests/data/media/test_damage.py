@@ -5,7 +5,7 @@ import json
 import pytest
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.clip.strict import _hole
+from qwenvl.data.media.damage import _hole
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.options import DataOptions, SampleOptions
 from qwenvl.doctor.commands import main

@@ -3,24 +3,24 @@
 import av
 import pytest
 
-from qwenvl.data.media.clip import mp4_times
-from qwenvl.data.media.clip.index import index_clip
-from qwenvl.data.media.clip.mp4_times import table_times
+from qwenvl.data.media import container as media_container
+from qwenvl.data.media.container import table_packets
+from qwenvl.data.media.index import index_clip
 from qwenvl.data.media.open import open_clip
 
 
 @pytest.fixture(autouse=True)
 def _short_clips_too(monkeypatch):
-    monkeypatch.setattr(mp4_times, "MIN_FRAMES", 1)
+    monkeypatch.setattr(media_container, "MIN_TABLE_FRAMES", 1)
 
 
 def tables_and_packets(path):
     with av.open(str(path)) as container:
-        tables = table_times(container, container.streams.video[0], str(path))
+        tables = table_packets(container, container.streams.video[0], str(path))
     with av.open(str(path)) as container:
         packets = [packet for packet in container.demux(container.streams.video[0]) if packet.size]
     kinds = ([p.pts for p in packets], [p.is_keyframe for p in packets], [p.is_discard for p in packets])
-    return tables, kinds
+    return tables and (tables.pts, tables.keys, tables.hidden), kinds
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_file_cut_short_is_left_to_its_packets(make_clip):
 
 
 def test_short_clips_are_left_to_their_packets(make_clip, monkeypatch):
-    monkeypatch.setattr(mp4_times, "MIN_FRAMES", 26)
+    monkeypatch.setattr(media_container, "MIN_TABLE_FRAMES", 26)
     assert tables_and_packets(make_clip())[0] is None
 
 
@@ -75,8 +75,8 @@ def test_where_the_first_packets_say_otherwise_they_are_believed(make_clip, numb
     path = make_clip("a.mp4", 40, codec_options={"bf": "2"})
     with av.open(str(path)) as container:
         expected = index_clip(container, container.streams.video[0], str(path))
-    real = mp4_times._composition_offsets
-    monkeypatch.setattr(mp4_times, "_composition_offsets", lambda *args: real(*args)[::-1])
+    real = media_container._composition_offsets
+    monkeypatch.setattr(media_container, "_composition_offsets", lambda *args: real(*args)[::-1])
     with open_clip(str(path), "pyav") as clip:
         assert clip._index == expected
         assert [number_of(frame) for frame in clip.read([0, 21, 39])] == [0, 21, 39]

@@ -6,10 +6,10 @@ player would show, whatever the container says of counts or rates. Each decoded 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from av.packet import Packet
@@ -18,55 +18,126 @@ from av.video.reformatter import VideoReformatter
 from PIL import Image
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.backends import FOREIGN_DECODERS
-from qwenvl.data.media.clip.container import (
+from qwenvl.data.media.container import (
     READING_ERRORS,
     TURNS,
+    decoded,
     frame_size,
     in_square_pixels,
     open_video,
     pixel_shape,
+    play,
     reason_of,
     transposition,
 )
-from qwenvl.data.media.clip.index import index_clip
-from qwenvl.data.media.clip.look import changes, luma_of
-from qwenvl.data.media.clip.playing import decoded, play
-from qwenvl.data.media.clip.strict import check_all_frames, check_packets, damage
+from qwenvl.data.media.damage import check_all_frames, check_packets, damage
+from qwenvl.data.media.index import ClipIndex, index_clip
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Some = TypeVar("Some", bound="Clip")
 PART_BYTES = 8 * 2**20  # of the frames that are in memory at full size at a time
-Empty = Callable[[tuple[int, ...]], np.ndarray]
-"""A shape to an array of uint8."""
 SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
+FIELDS = 32  # across and down of the small pictures by which frames are compared
+IGNORED = 4  # levels of 255 by which noise, flicker and coding change a field
 
 
-class ClipReader:
-    """An open clip, and a context manager. Opening it indexes the frames and decodes nothing.
+class Clip(ABC):
+    """An open clip, and a context manager.
+
+    Attributes:
+        path: the file or folder.
+        frame_times: seconds of every frame after the first one, strictly rising.
+        duration: seconds from the first frame to the end of the last, which is taken to last as long as the mean one.
+        size: height and width of a frame as the header says them, in square pixels. Decoding may turn the frame.
+        notes: what the file says wrongly of its frames, in words.
+    """
+
+    path: str
+    frame_times: tuple[float, ...]
+    duration: float
+    size: tuple[int, int]
+    notes: tuple[str, ...] = ()
+
+    def __enter__(self: Some) -> Some:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def frame_count(self) -> int:
+        """How many frames the clip has."""
+        return len(self.frame_times)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """Decode frames by number: len(indices) x 3 x H x W, uint8 RGB, upright, in square pixels, in this order.
+
+        Raises:
+            IndexError: a number is outside the clip.
+            BadMediaError: a frame can't be decoded, or comes out damaged.
+        """
+        import torch
+
+        rising = sorted(indices)
+        frames: Tensor | None = None
+        done = 0
+        for part in self.parts(rising):
+            if frames is None:  # in the memory layout of a decoded frame
+                frames = torch.empty(len(rising), *part.shape[2:], 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+            frames[done : done + len(part)] = part
+            done += len(part)
+        assert frames is not None  # `parts` refuses to read no frames
+        return frames if rising == list(indices) else frames[[rising.index(number) for number in indices]]
+
+    @abstractmethod
+    def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
+        """Decode as ``read`` does, but a few frames at a time, so that a long clip is never in memory as a whole.
+
+        Args:
+            indices: rising. A number may come again.
+            most_bytes: of a part. A frame that is larger is a part of its own.
+        """
+
+    @abstractmethod
+    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """Return how much the picture changes up to each of these rising frames since the one before: see ``changes``.
+
+        Raises:
+            IndexError, BadMediaError: as ``read`` raises them.
+        """
+
+    @abstractmethod
+    def check_all(self) -> None:
+        """Decode all frames and keep none.
+
+        Raises:
+            BadMediaError: one of them is damaged, or hides damage.
+        """
+
+    def close(self) -> None:  # noqa: B027 (nothing to free)
+        """Free the file and the decoder."""
+
+
+class ClipReader(Clip):
+    """A video file decoded in this process. Opening it indexes the frames and decodes nothing.
 
     Args:
         path: the file.
-        backend: ``pyav``, ``torchcodec`` or ``decord``.
+        backend: ``pyav`` or ``decord``.
         strict: also look for damage that PyAV's decoder would hide.
-        may_be_cut: take what is left of a file that was cut short.
-
-    Attributes:
-        frame_times: seconds of every frame after the first one, strictly rising.
-        size: height and width of a frame as the header says them, in square pixels. Decoding may turn the frame.
-        notes: what the file says wrongly of its frames, in words.
 
     Raises:
         BadMediaError: the file is not a video, is damaged or cut short, or has no pictures.
     """
 
-    def __init__(self, path: str, backend: str = "pyav", strict: bool = False, may_be_cut: bool = False) -> None:
+    def __init__(self, path: str, backend: str = "pyav", strict: bool = False) -> None:
         self.path = path
         self._backend, self._strict = backend, strict
         self._container, self._stream = open_video(path, strict=strict)
         try:
-            self._index = index_clip(self._container, self._stream, path, may_be_cut)
+            self._index = index_clip(self._container, self._stream, path)
             if strict:
                 check_packets(path, self._index.times)
         except READING_ERRORS as error:
@@ -75,113 +146,43 @@ class ClipReader:
         except BaseException:
             self.close()
             raise
-        self.frame_times = self._index.times
+        self.frame_times, self.duration = self._index.times, self._index.duration
         self.size = frame_size(self._stream)
         self.notes = self._index.notes
 
-    def __enter__(self) -> ClipReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Free the file and the decoder. PyAV leaks descriptors and threads without it."""
-        self._container.close()
-
-    @property
-    def frame_count(self) -> int:
-        """How many frames the clip has."""
-        return len(self.frame_times)
-
-    @property
-    def duration(self) -> float:
-        """Seconds from the first frame to the end of the last, which is taken to last as long as the mean one."""
-        return self._index.duration
-
-    def read(self, indices: Sequence[int]) -> Tensor:
-        """Decode frames by number: len(indices) x 3 x H x W, uint8 RGB, upright, in square pixels, in the order asked.
-
-        Raises:
-            IndexError: a number is outside the clip.
-            BadMediaError: a frame can't be decoded, or comes out damaged.
-        """
-        import torch
-
-        return torch.from_numpy(self.read_array(indices)).permute(0, 3, 1, 2)
-
-    def read_array(self, indices: Sequence[int], empty: Empty | None = None) -> np.ndarray:
-        """Decode as ``read`` does, but without torch and to len(indices) x H x W x 3, into what ``empty`` makes."""
-        empty = empty or partial(np.empty, dtype=np.uint8)
-        self._check_numbers(indices)
-        rows = defaultdict(list)
-        for row, index in enumerate(indices):
-            rows[index].append(row)
-        frames: Any = None
-        for index, picture in zip(sorted(rows), self._decode(sorted(rows)), strict=True):
-            if frames is None:
-                frames = empty((len(indices), *picture.shape))
-            if picture.shape != frames.shape[1:]:
-                raise BadMediaError(self.path, "the size of the picture changes within the clip")
-            for row in rows[index]:
-                frames[row] = picture
-        return frames
-
-    @property
-    def stream_times(self) -> tuple[int, ...]:
-        """When each frame is shown, in units of the stream."""
-        return self._index.pts
-
-    def pictures(self) -> Iterator[np.ndarray]:
-        """All frames one by one, H x W x 3 each, as ``read`` has them. It raises as ``read`` does."""
-        yield from self._decode(list(range(self.frame_count)))
+        self._container.close()  # PyAV leaks descriptors and threads without it
 
     def look(self, indices: Sequence[int]) -> tuple[int, ...]:
-        """Return how much the picture changes up to each of these rising frames since the one before: see ``changes``.
-
-        PyAV decodes them, whatever the backend.
-
-        Raises:
-            IndexError, BadMediaError: as ``read`` raises them.
-        """
         self._check_numbers(indices)
-        return changes(map(luma_of, self._found(list(indices))))
+        return changes(map(luma_of, self._found(list(indices))))  # by PyAV, whatever the backend
 
     def check_all(self) -> None:
-        """Decode all frames and keep none.
-
-        Raises:
-            BadMediaError: one of them is damaged, or hides damage.
-        """
         check_all_frames(self.path, self.frame_times, self._strict)
 
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
-        """Decode as ``read`` does, but a few frames at a time, so that a long clip is never in memory as a whole.
-
-        Args:
-            indices: rising. A number may come again.
-            most_bytes: of a part. A frame that is larger is a part of its own.
-        """
         import torch
 
         for part in self.array_parts(indices, most_bytes):
             yield torch.from_numpy(part).permute(0, 3, 1, 2)
 
-    def array_parts(self, indices: Sequence[int], most_bytes: int, empty: Empty | None = None) -> Iterator[np.ndarray]:
-        """The parts of ``parts``, rows x H x W x 3. The memory of one may be used again for the next by ``empty``."""
-        empty = empty or partial(np.empty, dtype=np.uint8)
+    def array_parts(
+        self, indices: Sequence[int], most_bytes: int = PART_BYTES, memory: Any = b""
+    ) -> Iterator[np.ndarray]:
+        """The parts of ``parts``, rows x H x W x 3, without torch. Each is in ``memory`` if that is large enough."""
         self._check_numbers(indices)
         times = Counter(indices)
-        wanted = sorted(times)
         part: Any = None
         shape, filled, left = None, 0, len(indices)
-        for index, picture in zip(wanted, self._decode(wanted), strict=True):
+        for index, picture in zip(sorted(times), self._decode(sorted(times)), strict=True):
             shape = shape or picture.shape
             if picture.shape != shape:
                 raise BadMediaError(self.path, "the size of the picture changes within the clip")
             for _ in range(times[index]):
                 if part is None:
-                    part, filled = empty((min(left, max(1, most_bytes // picture.nbytes)), *shape)), 0
+                    rows, filled = min(left, max(1, most_bytes // picture.nbytes)), 0
+                    shared = rows * picture.nbytes <= len(memory)
+                    part = np.ndarray((rows, *shape), np.uint8, memory if shared else None)
                 part[filled] = picture
                 filled, left = filled + 1, left - 1
                 if filled == len(part):
@@ -197,17 +198,17 @@ class ClipReader:
         if self._backend == "pyav":
             return self._decode_with_pyav(wanted)
         if pixel_shape(self._stream) != 1:
-            raise BadMediaError(self.path, f"{self._backend} squeezes its pixels, which are not square: use pyav")
+            raise BadMediaError(self.path, "decord squeezes its pixels, which are not square: use pyav")
         if self._index.by_count:  # the right times may stand at the wrong frames
-            raise BadMediaError(self.path, f"the times that {self._backend} gives prove nothing in it: use pyav")
+            raise BadMediaError(self.path, "the times that decord gives prove nothing in it: use pyav")
         if transposition(next(iter(self._found(wanted[:1]))), self.path) not in TURNS:
-            raise BadMediaError(self.path, f"{self._backend} does not mirror it as its header says: use pyav")
+            raise BadMediaError(self.path, "decord does not mirror it as its header says: use pyav")
         try:
-            return FOREIGN_DECODERS[self._backend](self.path, self._index, wanted)
+            return decode_with_decord(self.path, self._index, wanted)
         except MemoryError:
             raise
-        except Exception as error:  # these raise whatever their C++ side does
-            raise BadMediaError(self.path, f"{self._backend}: {reason_of(error)}") from error
+        except Exception as error:  # it raises whatever its C++ side does
+            raise BadMediaError(self.path, f"decord: {reason_of(error)}") from error
 
     def _decode_with_pyav(self, wanted: list[int]) -> Iterator[np.ndarray]:
         reformatter = VideoReformatter()  # one for all frames: it keeps its tables
@@ -305,3 +306,58 @@ def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
         if frame.pts is not None and frame.pts >= target:
             return frame if frame.pts == target else None
     return None
+
+
+def decode_with_decord(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:
+    """The frames with these rising numbers, F x H x W x 3 uint8. decord may never return: call it in a child.
+
+    It may count or order frames in another way than the index does, so it has to prove by times that they are right.
+    """
+    import decord
+
+    reader = decord.VideoReader(path, ctx=decord.cpu(0), num_threads=1)
+    if len(reader) != len(index.pts):
+        raise ValueError(f"counts {len(reader)} frames where the stream has {len(index.pts)}")
+    frames = reader.get_batch(wanted).asnumpy()
+    times = reader.get_frame_timestamp(wanted)[:, 0].tolist()
+    true_times = [float(index.pts[i] * index.time_base) for i in wanted]
+    if len(times) != len(wanted) or not np.allclose(times, true_times, rtol=0, atol=1e-3):
+        raise ValueError("gave other frames than those asked for, judged by their times")
+    return frames
+
+
+def luma_of(frame: VideoFrame) -> np.ndarray:
+    """The brightness of a frame, H x W uint8."""
+    if frame.format.name.startswith("yuv") and frame.format.components[0].bits == 8 and frame.format.is_planar:
+        plane = frame.planes[0]
+        return np.ndarray((frame.height, frame.width), np.uint8, plane, strides=(plane.line_size, 1))
+    return frame.to_ndarray(format="gray")
+
+
+def small_picture(luma: np.ndarray) -> np.ndarray:
+    """The means of ``FIELDS`` x ``FIELDS`` fields of a picture, H x W uint8, as int16. Left-over edges are cut."""
+    rows, columns = (min(FIELDS, side) for side in luma.shape)
+    height, width = luma.shape[0] // rows, luma.shape[1] // columns
+    lines = luma[: rows * height, : columns * width].reshape(rows, height, -1).sum(1, dtype=np.uint32)
+    return (lines.reshape(rows, columns, width).sum(2) // (height * width)).astype(np.int16)
+
+
+def changes(pictures: Iterable[np.ndarray]) -> tuple[int, ...]:
+    """How much each picture, H x W uint8, differs from the one before. 0 for the first.
+
+    It is the sum over the fields of ``small_picture`` of the levels by which they differ beyond ``IGNORED``. Small
+    pictures were measured against the sizes of the encoded frames, which cost no decoding: sizes said little where the
+    camera has noise, the encoder holds a bit rate, or each frame is coded by itself (docs/benchmarks.md).
+
+    Example:
+        >>> black, white = np.zeros((64, 64), np.uint8), np.full((64, 64), 255, np.uint8)
+        >>> changes([black, black + 4, black, white])  # 32 x 32 fields by 255 - 4
+        (0, 0, 0, 257024)
+    """
+    found: list[int] = []
+    before: Any = None
+    for small in map(small_picture, pictures):
+        same = before is not None and before.shape == small.shape
+        found.append(int(np.maximum(np.abs(small - before) - IGNORED, 0).sum()) if same else 0)
+        before = small
+    return tuple(found)

@@ -7,11 +7,12 @@ of the clip is decoded, or all of it, and what comes out decides.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice, pairwise
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,8 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.clip.packets import JOINABLE, Packets, has_instant_refresh, read_packets
-from qwenvl.data.media.clip.playing import frame_step, play, times_when_played
-from qwenvl.data.media.clip.promise import check_promise
+from qwenvl.data.media.container import JOINABLE, Packets, has_instant_refresh, play, read_packets
+from qwenvl.data.media.damage import check_promise
 
 # Streams without a container: there is nothing to seek by, and times are counted from wherever reading begins.
 RAW_FORMATS = ("h264", "hevc", "mpegvideo", "m4v", "obu", "mjpeg")
@@ -72,11 +72,8 @@ class ClipIndex:
         return self.key_pts[max(0, bisect_right(self.key_pts, pts) - 1)]
 
 
-def index_clip(container: InputContainer, stream: VideoStream, path: str, may_be_cut: bool = False) -> ClipIndex:
+def index_clip(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
     """Find the frames that are shown of a clip and their times. The container's position changes.
-
-    Args:
-        may_be_cut: take what is left of a file that was cut short, and note it.
 
     Raises:
         BadMediaError: the clip has no frames, or the file is cut short.
@@ -96,14 +93,10 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str, may_be
     notes = [*index.notes]
     if not packets.beginnings:
         gap = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1)) or frame_step(stream)
-        end = (_last(packets, index) + gap) * index.time_base
+        times = (index.pts[-1], *packets.pts[-TRIED_FRAMES:], *packets.dts[-TRIED_FRAMES:])  # unshown frames too
+        end = (max(time for time in times if time is not None) + gap) * index.time_base
         seconds = float(gap * len(index.pts) * index.time_base)
-        try:
-            notes += check_promise(container, stream, len(packets), end, seconds, path)
-        except BadMediaError as error:
-            if not may_be_cut:
-                raise
-            notes.append(str(error).removeprefix(f"{path}: "))
+        notes += check_promise(container, stream, len(packets), end, seconds, path)
     return replace(index, by_count=index.by_count or by_count, notes=tuple(notes))
 
 
@@ -177,7 +170,8 @@ def _index_by_playing(container: InputContainer, stream: VideoStream, path: str)
     has_order = container.format.name not in RAW_FORMATS
     has_times = has_order and not _lacks_display_times(container, stream)
     for frame, part, offset in play(path):
-        pairs.append((_plus(offset, frame.pts) if has_times else None, _plus(offset, frame.dts) if has_order else None))
+        known = (frame.pts if has_times else None, frame.dts if has_order else None)
+        pairs.append(tuple(None if time is None else time + offset for time in known))  # type: ignore[arg-type]
         parts = part
         if frame.key_frame and frame.pts is not None:
             keys.append(frame.pts)
@@ -185,9 +179,9 @@ def _index_by_playing(container: InputContainer, stream: VideoStream, path: str)
         raise BadMediaError(path, "none of its frames can be decoded")
     pts = times_when_played(pairs, frame_step(stream))
     mended = sum(pair[0] != time for pair, time in zip(pairs, pts, strict=True))
-    notes = [f"it is {parts + 1} files in one, each with its own times: they are shown one after the other"] * bool(
-        parts
-    )
+    notes = []
+    if parts:
+        notes.append(f"it is {parts + 1} files in one, each with its own times: they are shown one after the other")
     if mended and has_times:
         notes.append(f"{mended} frames have no time, or a wrong one: they are spread between their neighbours")
     assert stream.time_base is not None  # of a stream that was opened
@@ -196,11 +190,66 @@ def _index_by_playing(container: InputContainer, stream: VideoStream, path: str)
     )
 
 
-def _last(packets: Packets, index: ClipIndex) -> int:
-    """The latest time in the file, that of a frame which is not shown among them."""
-    times = (*packets.pts[-TRIED_FRAMES:], *packets.dts[-TRIED_FRAMES:])
-    return max([index.pts[-1], *(time for time in times if time is not None)])
+def times_when_played(frames: Sequence[tuple[int | None, int | None]], step: Fraction) -> list[int]:
+    """When frames are shown, in the stream's units: strictly rising, one for each.
+
+    Decoders give frames in the order in which they are shown, so times that do not rise are wrong. Taken are the
+    presentation times or the decoding times, whichever rise oftener. Frames without a time, or with a wrong one, are
+    spread evenly between their neighbours, at most the median distance of frames apart.
+
+    Args:
+        frames: presentation and decoding time of each, None where it has none.
+        step: units from frame to frame, for where no frame has a time.
+
+    Example:
+        >>> times_when_played([(10, 0), (None, 10), (30, 20), (20, 30), (50, 40)], Fraction(10))
+        [10, 20, 30, 40, 50]
+    """
+    by_pts, by_dts = ([frame[kind] for frame in frames] for kind in (0, 1))
+    wrong = lambda times: sum(b <= a for a, b in pairwise(t for t in times if t is not None))
+    has = lambda times: any(t is not None for t in times)
+    times = by_pts if has(by_pts) and (wrong(by_pts) <= wrong(by_dts) or not has(by_dts)) else by_dts
+    known = _rising(times)
+    if not known:
+        return [round(i * step) for i in range(len(times))]
+    places = list(known)
+    if len(places) > 1:  # a gap is not the distance from frame to frame
+        step = median(Fraction(known[b] - known[a], b - a) for a, b in pairwise(places))
+    first, last = places[0], places[-1]
+    spread = {place: Fraction(known[place]) for place in places}
+    spread |= {i: known[first] - (first - i) * step for i in range(first)}
+    spread |= {i: known[last] + (i - last) * step for i in range(last + 1, len(times))}
+    for a, b in pairwise(places):
+        own = min(step, Fraction(known[b] - known[a], b - a))
+        spread |= {i: known[a] + (i - a) * own for i in range(a + 1, b)}
+    return [round(spread[i]) for i in range(len(times))]
 
 
-def _plus(offset: int, time: int | None) -> int | None:
-    return None if time is None else time + offset
+def frame_step(stream: VideoStream) -> Fraction:
+    """Units of a stream from frame to frame, by the rate in its header."""
+    rate = stream.average_rate or stream.base_rate or Fraction(25)
+    assert stream.time_base is not None  # of a stream that was opened
+    return 1 / (rate * stream.time_base)
+
+
+def _rising(times: Sequence[int | None]) -> dict[int, int]:
+    """Places and values of the longest strictly rising choice of times.
+
+    There must be room for the frames between two chosen ones, a unit for each.
+    """
+    ends: list[int] = []  # the least value, less its place, that a choice of each length ends with
+    places: list[int] = []
+    before: dict[int, int | None] = {}
+    for place, time in enumerate(times):
+        if time is None:
+            continue
+        room = time - place
+        at = bisect_right(ends, room)  # equal ones may follow each other
+        before[place] = places[at - 1] if at else None
+        ends[at : at + 1], places[at : at + 1] = [room], [place]
+    chosen: list[int] = []
+    last = places[-1] if places else None
+    while last is not None:
+        chosen.append(last)
+        last = before[last]
+    return {place: times[place] for place in reversed(chosen)}  # type: ignore[misc]

@@ -1,6 +1,6 @@
+from qwenvl.data.hints import size_hints
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import MediaSizes
-from qwenvl.data.seen_size import SeenSizes
 from qwenvl.types import ClipMeta
 
 LARGE = (720, 1280)
@@ -8,7 +8,7 @@ LARGE = (720, 1280)
 
 def test_a_large_clip_is_told_with_the_flag_and_its_cost():
     """16 : 9 below 32 * 28 * 28 pixels in multiples of 28: 7 x 4 tokens. Below four times as many: 15 x 8."""
-    ((kind, message),) = SeenSizes(PromptOptions()).hints(MediaSizes((LARGE, LARGE), (None, ClipMeta()), ()))
+    ((kind, message),) = size_hints(MediaSizes((LARGE, LARGE), (None, ClipMeta()), ()), PromptOptions())
     assert kind == "seen small"
     assert message == (
         "clips of 1280 x 720 pixels are seen at 196 x 112; --video_max_frame_pixels 100352 shows 420 x 224, for 120 "
@@ -17,18 +17,18 @@ def test_a_large_clip_is_told_with_the_flag_and_its_cost():
 
 
 def test_a_large_image_is_told_too():
-    ((_, message),) = SeenSizes(PromptOptions()).hints(MediaSizes((), (), ((3000, 4000),)))
+    ((_, message),) = size_hints(MediaSizes((), (), ((3000, 4000),)), PromptOptions())
     assert "images of 4000 x 3000 pixels are seen at 756 x 560; --max_pixels 1806336 shows 1540 x 1148" in message
 
 
 def test_what_is_meant_or_not_shrunk_much_is_not_told():
-    seen = SeenSizes(PromptOptions())
-    assert seen.hints(MediaSizes(((200, 300),), (None,), ((720, 1280),))) == []
-    assert seen.hints(MediaSizes((LARGE,), (ClipMeta(max_pixels=9999),), ())) == [], "the record's own bound"
-    assert SeenSizes(PromptOptions(video_max_frame_pixels=9999)).hints(MediaSizes((LARGE,), (None,), ())) == []
+    options, large = PromptOptions(), MediaSizes((LARGE,), (None,), ())
+    assert size_hints(MediaSizes(((200, 300),), (None,), ((720, 1280),)), options) == []
+    assert size_hints(large._replace(metas=(ClipMeta(max_pixels=9999),)), options) == [], "the record's own bound"
+    assert size_hints(large, PromptOptions(video_max_frame_pixels=9999)) == []
 
 
 def test_the_tokens_of_another_family(tiny_pair):
     _, processor = tiny_pair("qwen3_vl")
-    ((_, message),) = SeenSizes.of(PromptOptions(), processor).hints(MediaSizes((LARGE,), (None,), ()))
+    ((_, message),) = size_hints(MediaSizes((LARGE,), (None,), ()), PromptOptions(), processor)
     assert "are seen at 192 x 96; --video_max_frame_pixels 100352 shows 416 x 224, for 91 tokens" in message

@@ -1,6 +1,6 @@
 """The clips of the example give the frames that they gave when this was written: numbers, times, and what is on them.
 
-Write the record anew, after a change that is meant, with ``python -m tests.data.frames.test_recorded``.
+Write the record anew, after a change that is meant, with ``python -m tests.data.test_recorded``.
 """
 
 import json

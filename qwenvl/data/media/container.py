@@ -1,0 +1,385 @@
+"""A video file opened by FFmpeg: its stream, its packets, and its frames as a player decodes them from the start."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from itertools import compress, islice
+from typing import BinaryIO, NamedTuple
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from PIL.Image import Transpose
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.source import video_format
+
+MAX_FRAME_PIXELS = 50_000_000  # 8K video has 33 million; headers that claim more are bombs or noise
+READING_ERRORS = (av.FFmpegError, IndexError)  # PyAV raises the second where streams turn up in a damaged file
+CHECKSUMS = "crccheck+bitstream+buffer"
+MAX_PIXEL_SHAPE = 4  # real pixels are at most twice as wide as high; what headers claim beyond this is noise
+MAX_SLANT = 0.035  # the sine of 2 degrees, which players ignore too
+# In these a file may be made of several, one after the other, each with times of its own.
+JOINABLE = ("mpegts", "mpeg")
+MAX_GAP_SECONDS = 10.0  # players take a longer jump in such a file for the beginning of another one
+MAX_BACK_SECONDS = 0.1  # and so a jump back by more than this
+MIN_TABLE_FRAMES = 2000  # reading the packets of shorter clips takes a few milliseconds
+CHECKED_PACKETS = 64
+
+# By a, b, c, d of a display matrix, which shows the point (x, y) at (a x + c y, b x + d y).
+TRANSPOSITIONS = {
+    (1, 0, 0, 1): None,
+    (0, 1, -1, 0): Transpose.ROTATE_270,
+    (-1, 0, 0, -1): Transpose.ROTATE_180,
+    (0, -1, 1, 0): Transpose.ROTATE_90,
+    (-1, 0, 0, 1): Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Transpose.TRANSVERSE,
+}
+TURNS = (None, Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)
+
+
+def open_video(path: str, timeout: float | None = None, strict: bool = False) -> tuple[InputContainer, VideoStream]:
+    """Open a file and find its video stream. The caller closes the container: PyAV leaks descriptors without it.
+
+    Args:
+        timeout: seconds that reading may block. None for no bound.
+        strict: let the decoder stop at errors that it would else hide.
+
+    Raises:
+        BadMediaError: the file is not a video, or has no pictures.
+    """
+    container_format = video_format(path)
+    try:
+        # The format is forced: left to guess, FFmpeg would follow a playlist to other files.
+        options = {"err_detect": CHECKSUMS} if strict else {}
+        container = av.open(path, format=container_format, timeout=timeout, options=options)
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise BadMediaError(path, f"can't be opened as {container_format}: {reason_of(error)}") from None
+    try:
+        stream = _video_stream(container, path)
+    except BaseException:
+        container.close()
+        raise
+    stream.codec_context.thread_count = 1  # workers are the parallelism
+    if strict:
+        stream.codec_context.options = {"err_detect": f"{CHECKSUMS}+explode"}
+    return container, stream
+
+
+def _video_stream(container: InputContainer, path: str) -> VideoStream:
+    """The first video stream that is not a cover picture."""
+    for stream in container.streams.video:
+        if Disposition.attached_pic not in stream.disposition:
+            if stream.codec_context is None:
+                raise BadMediaError(path, "no decoder is known for its pictures: fetch it again, or encode it anew")
+            width, height = stream.width, stream.height
+            if not 0 < width * height <= MAX_FRAME_PIXELS:
+                raise BadMediaError(
+                    path, f"claims frames of {width} x {height} pixels; expected 1 to {MAX_FRAME_PIXELS:,} pixels"
+                )
+            return stream
+    kinds = sorted({stream.type for stream in container.streams})
+    if not kinds:
+        raise BadMediaError(path, "has no streams: it was probably cut short and lost its index", "cut short")
+    raise BadMediaError(path, f"has no video stream, only {' and '.join(kinds)}")
+
+
+def frame_size(stream: VideoStream) -> tuple[int, int]:
+    """Height and width of a frame in square pixels, as the header says them."""
+    return in_square_pixels(stream.height, stream.width, pixel_shape(stream))
+
+
+def in_square_pixels(height: int, width: int, shape: Fraction) -> tuple[int, int]:
+    """Height and width at which a picture is shown. One side is stretched and none is shrunk.
+
+    Args:
+        shape: of a stored pixel, its width by its height.
+
+    Example:
+        >>> in_square_pixels(576, 720, Fraction(16, 15))  # PAL in 4 : 3
+        (576, 768)
+    """
+    return (height, round(width * shape)) if shape > 1 else (round(height / shape), width)
+
+
+def pixel_shape(stream: VideoStream) -> Fraction:
+    """How many times as wide as high a pixel is shown, 1 where the header does not say it or makes no sense."""
+    shape = stream.sample_aspect_ratio
+    return shape if shape and Fraction(1, MAX_PIXEL_SHAPE) <= shape <= MAX_PIXEL_SHAPE else Fraction(1)
+
+
+def transposition(frame: VideoFrame, path: str) -> Transpose | None:
+    """How a decoded frame is turned or mirrored to what is shown, by Pillow, which is faster than numpy.
+
+    Raises:
+        BadMediaError: it is shown slanted.
+    """
+    data = frame.side_data.get("DISPLAYMATRIX")
+    if data is None:
+        return None
+    axes = np.frombuffer(data, np.int32).reshape(3, 3)[:2, :2].astype(float)
+    lengths = np.hypot(*axes.T)
+    if not lengths.all():  # no matrix at all, to players as well
+        return None
+    axes /= lengths[:, None]
+    nearest = tuple(axes.round().astype(int).ravel().tolist())
+    if nearest not in TRANSPOSITIONS or np.abs(axes.ravel() - nearest).max() > MAX_SLANT:
+        degrees = round(np.degrees(np.arctan2(axes[0, 1], axes[0, 0]))) % 360
+        reason = f"its header turns it by {degrees} degrees or slants it; expected a multiple of 90 degrees"
+        raise BadMediaError(path, f"{reason}: encode it anew as it is to be seen")
+    return TRANSPOSITIONS[nearest]
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of a decoder's error, without the path that our message already begins with."""
+    if isinstance(error, IndexError):
+        return "streams turn up in it that it did not begin with"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().splitlines()[0]
+
+
+@dataclass
+class Packets:
+    """The packets of a clip in decoding order.
+
+    Attributes:
+        pts: presentation times in the stream's units, None where the file does not say it.
+        dts: decoding times, as ``pts``. Empty for an MP4 whose times stand in its header.
+        keys: whether decoding can start at the packet.
+        hidden: whether an edit list hides its frame, as it does when players show the file.
+        beginnings: how often times begin anew.
+        first: the bytes of the first one, empty for such an MP4.
+    """
+
+    pts: list[int | None] = field(default_factory=list)
+    dts: list[int | None] = field(default_factory=list)
+    keys: list[bool] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)
+    beginnings: int = 0
+    first: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.pts)
+
+    @cached_property
+    def shown(self) -> list[int | None]:
+        """Presentation times of the frames that are not hidden."""
+        if not any(self.hidden):
+            return self.pts
+        return [pts for pts, hidden in zip(self.pts, self.hidden, strict=True) if not hidden]
+
+    @cached_property
+    def key_pts(self) -> list[int]:
+        """Presentation times of the key frames, as far as they are known, rising."""
+        return sorted(pts for pts in compress(self.pts, self.keys) if pts is not None)
+
+
+class Clock:
+    """Notices where the times of a file begin anew, as they do where several files were joined.
+
+    Attributes:
+        offset: units to add to the times of the packets from here on, so that they go on without a gap.
+    """
+
+    def __init__(self, container: InputContainer, stream: VideoStream) -> None:
+        self.offset = 0
+        self._joinable = container.format.name in JOINABLE
+        seconds = 1 / stream.time_base if stream.time_base else 0
+        self._most, self._least = MAX_GAP_SECONDS * seconds, -MAX_BACK_SECONDS * seconds
+        self._frame = round(seconds / stream.average_rate) if stream.average_rate else 1
+        self._next: int | None = None
+
+    def begins_anew(self, packet: Packet) -> bool:
+        """Whether the packet begins another file."""
+        if not self._joinable or packet.dts is None:
+            return False
+        jump = packet.dts - self._next if self._next is not None else 0
+        self._next = packet.dts + (packet.duration or self._frame)
+        if self._least <= jump <= self._most:
+            return False
+        self.offset -= jump
+        return True
+
+
+def read_packets(container: InputContainer, stream: VideoStream, path: str) -> Packets:
+    """Read the packets of a clip, or the tables in the header of a long MP4. The container's position changes."""
+    if (table := table_packets(container, stream, path)) is not None:
+        return table
+    packets, clock = Packets(), Clock(container, stream)
+    for packet in container.demux(stream):
+        if packet.size == 0:  # the flush at the end, or an AVI's "repeat the last frame"
+            continue
+        if not packets.pts:
+            packets.first = bytes(packet)
+        packets.beginnings += clock.begins_anew(packet)
+        packets.pts.append(packet.pts)
+        packets.dts.append(packet.dts)
+        packets.keys.append(packet.is_keyframe)
+        packets.hidden.append(packet.is_discard)
+    return packets
+
+
+class Played(NamedTuple):
+    """A frame that was shown.
+
+    Attributes:
+        part: of a file that several were joined to, which one it comes from.
+        offset: units to add to its times, so that this part goes on where the last one ended.
+    """
+
+    frame: VideoFrame
+    part: int
+    offset: int
+
+
+def play(path: str, most_packets: int | None = None, strict: bool = False) -> Iterator[Played]:
+    """Decode a clip from its beginning. Parts that were joined are decoded each on its own.
+
+    Args:
+        most_packets: only so many of them.
+        strict: as of ``open_video``.
+
+    Raises:
+        BadMediaError: as ``open_video`` raises it.
+        av.FFmpegError: a packet can't be decoded, after others could.
+    """
+    container, stream = open_video(path, strict=strict)
+    with closing(container):
+        clock, context = Clock(container, stream), stream.codec_context
+        part, offset, began = 0, 0, False
+        packets = (packet for packet in container.demux(stream) if packet.size)
+        for packet in islice(packets, most_packets):
+            if clock.begins_anew(packet):
+                yield from [Played(frame, part, offset) for frame in context.decode(None)]
+                context.flush_buffers()
+                part, began = part + 1, False
+            offset = clock.offset
+            frames = _frames_in(packet, began)
+            began = began or bool(frames)
+            yield from [Played(frame, part, offset) for frame in frames]
+        yield from [Played(frame, part, offset) for frame in context.decode(None)]
+
+
+def decoded(packets: Iterable[Packet]) -> Iterator[VideoFrame]:
+    """Decode packets one by one, whatever their times."""
+    began = False
+    for packet in packets:
+        frames = _frames_in(packet, began)
+        began = began or bool(frames)
+        yield from frames
+
+
+def _frames_in(packet: Packet, began: bool) -> Sequence[VideoFrame]:
+    """Decode a packet. Where no frame came out before it may fail: a recording that joins midway begins with such."""
+    try:
+        return packet.decode()
+    except av.InvalidDataError:
+        if began:
+            raise
+        return ()
+
+
+def has_instant_refresh(packet: bytes, extradata: bytes | None) -> bool:
+    """Whether an H.264 packet holds a picture that needs no other and that no later one looks behind (IDR).
+
+    Args:
+        extradata: of the stream. Containers that keep headers apart write there how long the lengths of units are.
+    """
+    if packet.startswith((b"\0\0\1", b"\0\0\0\1")):
+        return any(unit[:1] and unit[0] & 0x1F == 5 for unit in packet.split(b"\0\0\1"))
+    width = (extradata[4] & 3) + 1 if extradata and len(extradata) > 4 else 4
+    at = 0
+    while at + width < len(packet):
+        if packet[at + width] & 0x1F == 5:
+            return True
+        at += width + int.from_bytes(packet[at : at + width], "big")
+    return False
+
+
+def table_packets(container: InputContainer, stream: VideoStream, path: str) -> Packets | None:
+    """The packets of a long MP4 or MOV clip by the tables in its header, which are read faster than the packets.
+
+    FFmpeg keeps the decoding times, key frames and edit list of these files in memory, but it hands out presentation
+    times with the packets alone. The difference between the two is in the table ``ctts`` of the header (ISO/IEC
+    14496-12, 8.6.1.3).
+
+    None where the packets have to be read: the file is of another kind, is short or fragmented, has an edit list that
+    leaves frames out, or ends early, or its first packets do not bear the times found.
+    """
+    if not container.format.name.startswith("mov") or stream.frames < MIN_TABLE_FRAMES:
+        return None
+    entries = stream.index_entries
+    if len(entries) != stream.frames:
+        return None
+    rows = [(e.timestamp, e.is_keyframe, e.is_discard, e.pos + e.size) for e in entries]
+    decoded, keys, hidden, ends = np.array(rows, np.int64).T
+    with open(path, "rb") as file:
+        offsets = _composition_offsets(file, stream.id)
+        if offsets is None or len(offsets) not in (0, len(decoded)) or ends.max() > file.seek(0, 2):
+            return None
+    times = decoded + offsets - min(0, offsets.min()) if len(offsets) else decoded
+    for packet, time in zip(container.demux(stream), times[:CHECKED_PACKETS].tolist(), strict=False):
+        if packet.pts != time:
+            container.seek(entries[0].timestamp, stream=stream)
+            return None
+    return Packets(times.tolist(), [], (keys != 0).tolist(), (hidden != 0).tolist())
+
+
+def _composition_offsets(file: BinaryIO, track_id: int) -> np.ndarray | None:
+    """Presentation minus decoding time of each sample. Empty where all are equal, None without such a track."""
+    for moov in islice(_boxes(file, 0, file.seek(0, 2), b"moov"), 1):
+        for trak in _boxes(file, *moov, b"trak"):
+            header = next(_boxes(file, *trak, b"tkhd"), None)
+            if header is None or _track_id(file, header[0]) != track_id:
+                continue
+            span = trak
+            for kind in (b"mdia", b"minf", b"stbl"):
+                inner = next(_boxes(file, *span, kind), None)
+                if inner is None:
+                    return None
+                span = inner
+            table = next(_boxes(file, *span, b"ctts"), None)
+            if table is None:
+                return np.empty(0, np.int64)
+            file.seek(table[0] + 4)  # after version and flags
+            (runs,) = struct.unpack(">I", file.read(4))
+            pairs = np.frombuffer(file.read(8 * runs), ">u4").reshape(-1, 2)
+            # Version 0 has unsigned offsets, but writers put negative ones there too, and readers take them as such.
+            return pairs[:, 1].astype(np.int32).astype(np.int64).repeat(pairs[:, 0])
+    return None
+
+
+def _track_id(file: BinaryIO, start: int) -> int:
+    file.seek(start)
+    version = file.read(4)[0]
+    file.seek(16 if version == 1 else 8, 1)  # times of creation and change
+    return struct.unpack(">I", file.read(4))[0]
+
+
+def _boxes(file: BinaryIO, start: int, end: int, kind: bytes) -> Iterator[tuple[int, int]]:
+    """Where the contents of an MP4's boxes of a kind begin and end."""
+    while start + 8 <= end:
+        file.seek(start)
+        size, found = struct.unpack(">I4s", file.read(8))
+        head = 8
+        if size == 1:
+            (size,) = struct.unpack(">Q", file.read(8))
+            head = 16
+        elif size == 0:
+            size = end - start
+        if size < head:
+            return
+        if found == kind:
+            yield start + head, min(start + size, end)
+        start += size

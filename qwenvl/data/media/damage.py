@@ -1,0 +1,297 @@
+"""Damage of clips: files that were cut short, and errors that decoders hide by filling what they can't read.
+
+Most decoders play a file that was cut short without a word. Headers that promise too much are no proof of that: they
+often stay as they were when a clip is cut. So a file is cut short where it ends before its own structure does.
+Nothing here sees damage that still decodes: of video without checksums a wrong bit may be another picture.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from fractions import Fraction
+from itertools import pairwise
+from statistics import median
+
+import av
+from av.container import InputContainer
+from av.video.stream import VideoStream
+
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.container import READING_ERRORS, Clock, open_video, play, reason_of
+
+# A container may hold this much less than its header promises: a last packet or two are often lost when clips are cut.
+MAX_MISSING_FRAMES = 2
+MAX_MISSING_SHARE = 0.10
+_SEGMENT = 0x18538067  # the element of Matroska that holds all others
+# A clip of constant rate, in which at least this share of the distances from frame to frame is the usual one ...
+STEADY_SHARE = 0.95
+# ... has no pause as long as this many of them. It is a hole.
+HOLE_FRAMES = 5
+HOLE_SECONDS = 0.5
+MARKED_AT_A_JOINT = 2  # packets
+# By FFmpeg's name of a codec the decoder of the format's authors, which notices that it has lost its place in the data.
+WATCHFUL_DECODERS = {"vp9": "libvpx-vp9"}
+
+
+def check_promise(
+    container: InputContainer, stream: VideoStream, packets: int, end: Fraction, seconds: float, path: str
+) -> list[str]:
+    """What a header says wrongly of a clip's length, in words. The file itself is whole.
+
+    Args:
+        packets: how many it has.
+        end: the time at which the last frame ends, in the container's own time.
+        seconds: that the clip lasts.
+
+    Raises:
+        BadMediaError: it is cut short.
+    """
+    name = container.format.name
+    whole = _is_whole(path, name)
+    frame = seconds / max(1, packets)
+    if name.startswith("mov"):
+        if stream.frames - packets > MAX_MISSING_FRAMES and whole is not True:
+            raise _cut_short(path, f"{stream.frames} frames", str(packets))
+        if whole is False and not stream.frames:  # in fragments, each with a header of its own
+            raise BadMediaError(path, "is cut short: its last part is not whole", "cut short")
+        return []
+    if name == "gif" and not whole:
+        raise BadMediaError(path, "is cut short: the block that ends a GIF is missing", "cut short")
+    promised = _promised_end(container, stream)
+    missing = promised - float(end)
+    if abs(missing) <= max(MAX_MISSING_SHARE * seconds, MAX_MISSING_FRAMES * frame) or promised <= 0:
+        return []
+    if missing > 0 and (whole is False or (whole is None and name.startswith("matroska"))):
+        raise _cut_short(path, f"{promised:.2f} s", f"{float(end):.2f} s")
+    return [f"its header says that it ends at {promised:.2f} s, and it ends at {float(end):.2f} s"]
+
+
+def _is_whole(path: str, container_format: str) -> bool | None:
+    """Whether a file is as long as its outermost parts say, or None where these don't say it."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        if container_format == "avi":
+            return _riff_end(file, size) <= size
+        if container_format.startswith("matroska"):
+            end = _segment_end(file)
+            return None if end is None else end <= size
+        if container_format.startswith("mov"):
+            return _last_box_end(file, size) <= size
+        if container_format == "gif":
+            return _has_gif_trailer(file)
+    return None
+
+
+def _promised_end(container: InputContainer, stream: VideoStream) -> float:
+    """The second at which the video stream ends by its header, or 0.0 where that can't be relied on."""
+    if container.format.name == "avi":
+        return float((stream.start_time or 0) + stream.frames) * float(stream.time_base or 0)
+    if tag := stream.metadata.get("DURATION"):  # Matroska, "00:00:01.500000000": not a length, but when it ends
+        hours, minutes, seconds = tag.split(":")
+        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    # Other containers have durations that FFmpeg estimates from the file itself.
+    if container.format.name.startswith("matroska") and len(container.streams) == 1 and container.duration:
+        return container.duration / 1_000_000
+    return 0.0
+
+
+def _cut_short(path: str, promised: str, held: str) -> BadMediaError:
+    return BadMediaError(path, f"is cut short: its header promises {promised}, the file holds {held}", "cut short")
+
+
+def _riff_end(file, size: int) -> int:
+    """Where the last part of an AVI ends. Large ones have several parts."""
+    end = 0
+    while end + 12 <= size:
+        file.seek(end)
+        kind, length = struct.unpack("<4sI", file.read(8))
+        if kind != b"RIFF":
+            break  # what stands behind it is no part of it
+        end += 8 + length + length % 2
+    return min(end, size) if end - size == 1 else end  # a last byte that pads
+
+
+def _segment_end(file) -> int | None:
+    """Where a Matroska file ends by its header, or None where that was left open."""
+    head, _ = _element(file, 0)
+    if head is None:
+        return None
+    segment, kind = _element(file, head)
+    return segment if kind == _SEGMENT else None
+
+
+def _element(file, start: int) -> tuple[int | None, int]:
+    """Where an element of Matroska ends, None where it does not say it, and its kind."""
+    file.seek(start)
+    data = file.read(12)
+    if len(data) < 12 or not data[0]:
+        return None, 0
+    id_length = 9 - data[0].bit_length()
+    first = data[id_length]
+    length = 9 - first.bit_length()
+    if length > 8 or id_length + length > 12:
+        return None, 0
+    value = int.from_bytes(data[id_length : id_length + length], "big") & ((1 << 7 * length) - 1)
+    unknown = value == (1 << 7 * length) - 1
+    return None if unknown else start + id_length + length + value, int.from_bytes(data[:id_length], "big")
+
+
+def _last_box_end(file, size: int) -> int:
+    """Where the last of an MP4's outermost boxes ends."""
+    at = 0
+    while at + 8 <= size:
+        file.seek(at)
+        (length,) = struct.unpack(">I4x", file.read(8))
+        if length == 1:
+            (length,) = struct.unpack(">Q", file.read(8))
+        if length == 0:  # to the end of the file
+            return size
+        if length < 8:
+            return at  # padding
+        at += length
+    return at
+
+
+def _has_gif_trailer(file) -> bool:
+    """Whether the blocks of a GIF lead to the one that ends it."""
+
+    def pass_colours(flags: int) -> None:
+        if flags & 0x80:
+            file.seek(3 * 2 ** (flags % 8 + 1), os.SEEK_CUR)
+
+    pass_colours(file.read(13)[10])
+    while (kind := file.read(1)) in (b"!", b","):
+        if kind == b",":
+            head = file.read(9)
+            if len(head) < 9:
+                return False
+            pass_colours(head[8])
+        file.seek(1, os.SEEK_CUR)  # the label of an extension, or how wide codes are
+        while length := int.from_bytes(file.read(1), "big"):
+            file.seek(length, os.SEEK_CUR)
+    return kind == b";"
+
+
+def check_packets(path: str, times: Sequence[float]) -> None:
+    """Read all packets of a clip and decode none of them.
+
+    Args:
+        times: of the clip's frames, in seconds.
+
+    Raises:
+        BadMediaError: the container is damaged, or frames are missing within the clip.
+    """
+    with _errors_told() as errors:
+        container, stream = open_video(path, strict=True)
+        with closing(container):
+            try:
+                damaged = _first_damaged(container, stream)
+            except READING_ERRORS as error:
+                raise damage(path, f"its container is damaged: {reason_of(error)}") from None
+        own = [text for name, text in errors if name == container.format.name]
+    if own:
+        raise damage(path, f"its container is damaged: {own[0]}")
+    if damaged is not None:
+        raise damage(path, f"a packet at {damaged:.2f} s of its container's time is damaged, or the next one is lost")
+    if hole := _hole(times):
+        raise damage(path, f"it has no frames from {hole[0]:.2f} s to {hole[1]:.2f} s, at an otherwise constant rate")
+
+
+def check_all_frames(path: str, times: Sequence[float], strict: bool) -> None:
+    """Decode a clip from its beginning to its end.
+
+    Args:
+        times: of the clip's frames, in seconds.
+        strict: by a decoder that stops at errors which it would else hide.
+
+    Raises:
+        BadMediaError: a frame is damaged, or can't be decoded, or there are more or fewer of them.
+    """
+    count = 0
+    try:
+        for frame, _, _ in play(path, strict=strict):
+            if frame.is_corrupt:
+                raise damage(path, f"the frame at {times[min(count, len(times) - 1)]:.3f} s is damaged")
+            count += 1
+    except READING_ERRORS as error:
+        at = times[min(count, len(times) - 1)]
+        raise damage(path, f"can't be decoded without errors from about {at:.2f} s on: {reason_of(error)}") from None
+    if count != len(times):
+        raise damage(path, f"{len(times)} frames were expected, {count} come out of the decoder")
+    if strict:
+        _check_by_watchful_decoder(path)
+
+
+def _check_by_watchful_decoder(path: str) -> None:
+    """Decode a clip once more where another decoder than FFmpeg's own sees what that one hides."""
+    container, stream = open_video(path)
+    with closing(container):
+        own = stream.codec_context
+        name = WATCHFUL_DECODERS.get(own.name)
+        if name is None or name not in av.codecs_available or any(each.bits > 8 for each in own.format.components):
+            return
+        decoder, at = av.CodecContext.create(name, "r"), 0.0
+        decoder.extradata, decoder.thread_count = own.extradata, 1
+        try:
+            for packet in container.demux(stream):
+                at = float(packet.pts * stream.time_base) if packet.pts is not None and stream.time_base else at
+                decoder.decode(packet)
+        except READING_ERRORS as error:
+            reason = f"can't be decoded without errors at {at:.2f} s of its container's time: {reason_of(error)}"
+            raise damage(path, reason) from None
+
+
+def damage(path: str, reason: str) -> BadMediaError:
+    """The error of a clip that is damaged."""
+    return BadMediaError(path, reason, "damaged media")
+
+
+def _first_damaged(container: InputContainer, stream: VideoStream) -> float | None:
+    """The second of the first packet that is marked as damaged, as is one before a lost one of a broadcast.
+
+    One of the last packets of a part is marked too, where another file was joined to it.
+    """
+    clock = Clock(container, stream)
+    marked: list[tuple[int, float]] = []
+    for number, packet in enumerate(container.demux(stream)):
+        if clock.begins_anew(packet):
+            marked = [mark for mark in marked if number - mark[0] > MARKED_AT_A_JOINT]
+        if marked and number - marked[0][0] > MARKED_AT_A_JOINT:
+            break
+        if packet.size and packet.is_corrupt:
+            marked.append((number, float((packet.dts or 0) * (stream.time_base or 0))))
+    return marked[0][1] if marked else None
+
+
+def _hole(times: Sequence[float]) -> tuple[float, float] | None:
+    """The first pause in a clip of constant rate."""
+    gaps = [b - a for a, b in pairwise(times)]
+    if len(gaps) < 2:
+        return None
+    usual = median(gaps)
+    steady = sum(abs(gap - usual) <= 0.1 * usual for gap in gaps)
+    if steady < STEADY_SHARE * len(gaps):
+        return None
+    most = max(HOLE_SECONDS, HOLE_FRAMES * usual)
+    return next((pair for pair in pairwise(times) if pair[1] - pair[0] > most), None)
+
+
+@contextmanager
+def _errors_told() -> Iterator[list[tuple[str, str]]]:
+    """What FFmpeg logs as errors: the name of the part that does, and the text."""
+    told: list[tuple[str, str]] = []
+    level, repeats = av.logging.get_level(), av.logging.get_skip_repeated()
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    try:
+        with av.logging.Capture() as lines:
+            try:
+                yield told
+            finally:
+                told += [(name, text.strip()) for _, name, text in lines]
+    finally:
+        av.logging.set_level(level)
+        av.logging.set_skip_repeated(repeats)
