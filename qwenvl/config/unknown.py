@@ -42,6 +42,7 @@ SUCCESSORS = {
     "vllm_server_base_url": "--vllm_server HOST:PORT",
     "vllm_server_timeout": "--vllm_patience",
     "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
+    "vllm_weights": "no flag: a server on this machine reads weights from memory, another gets messages",
     "vllm_importance_sampling_mode": "--importance_correction",
     "vllm_importance_sampling_clip_max": "--importance_correction_max",
     "vllm_importance_sampling_clip_min": "--importance_correction_min",

@@ -22,8 +22,8 @@ from qwenvl.model.loading import evaluating
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.rollout.decoding import require_compiler
-from qwenvl.rollout.drawing import Drawing
 from qwenvl.rollout.engine import (
+    Drawing,
     EnginePrompts,
     SamplingParams,
     completion_mask,

@@ -38,12 +38,6 @@ class EngineOptions(Options):
         "weights and goes on. Otherwise the run saves a checkpoint and ends with the reason.",
         least=0,
     )
-    vllm_weights: Literal["host", "direct"] = option(
-        "host",
-        "How servers get weights. host: by a file in shared memory, or in messages where they run on another host. "
-        "direct: from device to device of one host, by NCCL between GPUs, by gloo between CPUs. Less time for a sync. "
-        "NCCL was not run so far.",
-    )
     vllm_gpu_memory: float = option(
         0.4,
         "Share of the GPU's memory that vLLM takes with --rollout_engine vllm_colocate, above 0 and below 1. More: "
@@ -65,7 +59,6 @@ class EngineOptions(Options):
             "vllm_server": ("vllm_server",),
             "vllm_deadline": ("vllm_server", "vllm_colocate"),
             "vllm_patience": ("vllm_server", "vllm_colocate"),
-            "vllm_weights": ("vllm_server",),
             "vllm_gpu_memory": ("vllm_colocate",),
         }
         for name, engines in readers.items():

@@ -28,8 +28,7 @@ from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.decoding import Decoder
-from qwenvl.rollout.drawing import Drawing
-from qwenvl.rollout.engine import SamplingParams, joined_draws, within_budget
+from qwenvl.rollout.engine import Drawing, SamplingParams, joined_draws, within_budget
 
 
 def logits_processors(

@@ -21,8 +21,7 @@ from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision.cache import VisionCache
 from qwenvl.model.vision.tower import accept_features, blank_vision, encode_vision, supports_encode_once
-from qwenvl.rollout.drawing import Drawing
-from qwenvl.rollout.engine import RolloutEngine
+from qwenvl.rollout.engine import Drawing, RolloutEngine
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 
 logger = logging.getLogger(__name__)
@@ -115,10 +114,10 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
     """The servers that the flags ask for."""
-    from qwenvl.rollout.remote.colocate import remote_engine
+    from qwenvl.rollout.vllm import vllm_engine
 
     prompt = args.max_prompt_length
-    return remote_engine(
+    return vllm_engine(
         args,
         local,
         model=unwrap(policy).name_or_path,

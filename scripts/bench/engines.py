@@ -36,9 +36,8 @@ from qwenvl.model.options import TuneOptions  # noqa: E402
 from qwenvl.model.vision.tower import encode_vision  # noqa: E402
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams  # noqa: E402
 from qwenvl.rollout.local import SharedPrefixEngine  # noqa: E402
-from qwenvl.rollout.remote.engine import VllmEngine  # noqa: E402
-from qwenvl.rollout.remote.server import Server  # noqa: E402
-from qwenvl.rollout.remote.servers import Servers  # noqa: E402
+from qwenvl.rollout.servers import Server, Servers  # noqa: E402
+from qwenvl.rollout.vllm import VllmEngine  # noqa: E402
 from qwenvl.types import RolloutBatch  # noqa: E402
 
 TEMPERATURE = 1.0

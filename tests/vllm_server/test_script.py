@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from qwenvl.vllm_server.__main__ import VLLM
 from qwenvl.vllm_server.server import RESTART
-from qwenvl.vllm_server.settings import VLLM
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "serve_vllm.sh"

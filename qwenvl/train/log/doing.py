@@ -10,7 +10,7 @@ from typing import Protocol
 
 from transformers import TrainerCallback
 
-from qwenvl.rollout.drawing import Drawing
+from qwenvl.rollout.engine import Drawing
 from qwenvl.train.log.meter import Meter
 
 PHASES = {

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from qwenvl.rollout.drawing import Drawing
+from qwenvl.rollout.engine import Drawing
 from qwenvl.train.display.board import Board
 from qwenvl.train.display.live import LiveBoard
 from qwenvl.train.display.progress import ProgressBar, ProgressLines
