@@ -43,6 +43,7 @@ SUCCESSORS = {
     "vllm_server_timeout": "--vllm_patience",
     "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
     "vllm_weights": "no flag: a server on this machine reads weights from memory, another gets messages",
+    "vision_cache": "--frame_cache, which spares the decoding; the tower runs once per prompt and step",
     "vllm_importance_sampling_mode": "--importance_correction",
     "vllm_importance_sampling_clip_max": "--importance_correction_max",
     "vllm_importance_sampling_clip_min": "--importance_correction_min",

@@ -131,15 +131,6 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
         unset="the one of --learning_rate",
         above=0,
     )
-    vision_cache: str | None = option(
-        None,
-        "Folder that keeps the features of a frozen vision tower over epochs and runs, by content. It pays where a "
-        "tower takes longer than a read; frames drawn anew each epoch (dynamic_sample) are rarely found again.",
-        unset="not kept",
-    )
-    vision_cache_gb: float = option(
-        50.0, "Most that --vision_cache may hold, in GB, above 0; what is old goes first.", above=0
-    )
     shared_prefix: Literal["auto", "off"] = option(
         "auto",
         "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "
@@ -168,9 +159,3 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
             yield "--vision_tower_lr has no effect on a frozen vision tower: set --tune_mm_vision True or leave it out"
         if self.mm_projector_lr is not None and not self.tune_mm_mlp:
             yield "--mm_projector_lr has no effect on a frozen merger: set --tune_mm_mlp True or leave it out"
-        if self.vision_cache is not None and self.tune_mm_vision:
-            yield "--vision_cache has no effect on a vision tower that learns: leave it out or freeze the tower"
-        if self.vision_cache is None and was_set(self, "vision_cache_gb"):
-            yield "--vision_cache_gb has no effect without --vision_cache"
-        if self.shared_prefix == "off" and self.vision_cache is not None:
-            yield "--vision_cache has no effect with --shared_prefix off: the tower then runs in every pass"

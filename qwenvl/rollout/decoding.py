@@ -1,4 +1,4 @@
-"""One token of every completion to the logits of the next: the stock forward, eager, compiled or as a CUDA graph."""
+"""The decode step, from one token of every completion to the logits of the next: eager, compiled or a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qwenvl.model.sharing.prefix_cache import LayerCache, PrefixCache
 
 
 class Decoder:
-    """Takes the newest token of every completion that goes on.
+    """Runs the decode step of all unfinished completions.
 
-    Completions lie in the P x G slots of the cache. Those that have ended leave it as soon as the grid can be smaller.
-    With one prompt that is at once. With several, a prompt's slots stay while another prompt has as many completions.
+    Completions are in the P x G slots of the cache. Finished ones leave it as soon as the grid can be smaller: with one
+    prompt at once, with several as soon as no other prompt has as many completions.
     """
 
     def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool, cuda_graph: bool = False):
@@ -51,13 +51,13 @@ class Decoder:
             return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
 
     def keep(self, rows: Tensor) -> None:
-        """Goes on with the completions where ``rows`` (R bool) is True."""
+        """Continues with the completions where ``rows`` (R bool) is True."""
         self._slots = self._slots[rows]
         prompts, group_size = self._cache.slots
-        counts = (self._slots // group_size).unique_consecutive(return_counts=True)[1]  # of each prompt that goes on
+        counts = (self._slots // group_size).unique_consecutive(return_counts=True)[1]  # of each unfinished prompt
         width = int(counts.max())
         if self._compiled:
-            width = max(width, 2)  # a size of 1 would be compiled by itself
+            width = max(width, 2)  # a size of 1 would be compiled separately
         smaller = len(counts) * width
         # Each size needs a capture of its own, which takes about as long as five tokens: the grid is halved at least.
         if smaller >= prompts * group_size or (self._cuda_graph and 2 * smaller > prompts * group_size):
@@ -71,7 +71,7 @@ class Decoder:
 
 
 class GraphedForward:
-    """A forward of fixed sizes that is captured as a CUDA graph in its second call and replayed in every later one.
+    """A forward of fixed sizes, captured as a CUDA graph in its second call and replayed in every later one.
 
     Launching a token's kernels one by one takes several times as long as running them (docs/benchmarks.md). The first
     call is eager: libraries load and tune their kernels in it, which a capture does not allow.
@@ -106,7 +106,7 @@ def require_compiler(device: torch.device) -> None:
     """
     try:
         torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
-    except Exception as error:  # whatever a compiler's absence brings about
+    except Exception as error:  # a missing compiler raises many kinds
         raise RuntimeError(
             f"decoding cannot be compiled on this machine: torch.compile failed: {str(error).splitlines()[0]}. "
             "On a CPU it needs a C++ compiler (g++), on a GPU Triton; or leave out --compile_decoding."
@@ -115,7 +115,7 @@ def require_compiler(device: torch.device) -> None:
 
 @contextmanager
 def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
-    """Layers that run compiled. All of them share one compilation, which sees a layer and its own part of the cache."""
+    """Context manager with compiled layers. All of them share one compilation, of a layer and its part of the cache."""
     layers = model.model.language_model.layers
     for number, layer in enumerate(layers):
         layer.forward = _CompiledLayer(layer, cache.of(number))
@@ -123,7 +123,7 @@ def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the class's is found again
+            del layer.forward  # which uncovers the class's
 
 
 class _CompiledLayer:
@@ -139,7 +139,7 @@ class _CompiledLayer:
         self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], shared_prefix: PrefixCache, **arguments
     ) -> Tensor:
         slots = shared_prefix.slots
-        # P and G come apart: as the one size P G they would be compiled for each product anew.
+        # P and G separately: the one size P G would be compiled for each product.
         grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
         return _compiled_forward()(self._layer, *grids, shared_prefix=self._cache, **arguments)
 

@@ -17,7 +17,7 @@ class EngineOptions(Options):
 
     rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(
         "local",
-        "What samples completions. local: the policy itself. vllm_server: vLLM in processes that you start with "
+        "Engine that samples completions. local: the policy itself. vllm_server: vLLM in processes that you start with "
         "scripts/serve_vllm.sh, on other GPUs or machines. vllm_colocate: the same, started by each process of the run "
         "on its own GPU, asleep while it trains. See docs/engines.md.",
     )
@@ -48,9 +48,9 @@ class EngineOptions(Options):
 
     @property
     def engine_has_own_weights(self) -> bool:
-        """Whether another process samples, with weights that are not quite the policy's.
+        """Whether another process samples, with rounding or weights that differ from the policy's.
 
-        This is the one place that says so: options that correct for it are refused where it is False.
+        Options that correct for it are refused where it is False.
         """
         return self.rollout_engine != "local"
 

@@ -1,7 +1,7 @@
 """Sampling with each prompt computed once: one prefill per prompt, and its keys and values once for all completions.
 
-The same distributions as ``generate`` on repeated prompts, and the same tokens when greedy. Completions that have ended
-leave the batch.
+The same distributions as ``generate`` on repeated prompts, and the same tokens when greedy. Finished completions leave
+the batch.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def sample_shared(
     cuda_graph: bool | None = None,
     drawing: Drawing | None = None,
 ) -> tuple[Tensor, Likelihood]:
-    """Draws ``group_size`` completions of each prompt.
+    """Samples ``group_size`` completions of each prompt.
 
     Args:
         model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
@@ -93,20 +93,20 @@ def sample_shared(
         params: a temperature of 0 takes the most probable token. Their stop strings are left to ``stopping``.
         suppress: tokens that are never sampled.
         end_ids: tokens that end a completion. The token counts as part of it.
-        pad_id: what fills ended completions.
-        stopping: asked after each token with the ids of the completions that go on (rows x tokens, without their
-            prompts). It says in rows bools which of them end there, beside those with an end token.
+        pad_id: fills finished completions.
+        stopping: called after each token with the ids of the unfinished completions (rows x tokens, without their
+            prompts). It returns rows bool, True for those that end there, beside those with an end token.
         token_budget: most tokens (each prompt once, padded to the longest, its completions in full length, and for the
             states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
             all together.
-        compiled: compile the layers' step that follows the first token (see ``decoding``).
-        cuda_graph: replay that step as a CUDA graph (see ``decoding``). None: on a GPU, for a dense model that is in
-            one piece in this process.
-        drawing: is told how far it is.
+        compiled: compile the layers of the decode step (see ``decoding``).
+        cuda_graph: replay the decode step as a CUDA graph (see ``decoding``). None: on a GPU, for a dense model that is
+            not sharded.
+        drawing: where progress is written.
 
     Returns:
-        Completion ids N x T, and what softmax(logits / temperature) makes of each token, before what narrows the
-        choice, 0.0 at padding. At temperature 0 that is at temperature 1.
+        Completion ids N x T, and the likelihood of each token under softmax(logits / temperature), before truncation,
+        0.0 at padding. At temperature 0 it is that of temperature 1.
     """
     install_sharing(model)
     drawing = Drawing() if drawing is None else drawing
@@ -151,7 +151,7 @@ class _Draw:
         self._positions = completion_positions(prompts.position_ids, group_size, max_new_tokens)
         device = prompts.input_ids.device
         rows = len(prompts) * group_size
-        # A repetition penalty alone asks for the prompt's tokens, beside those of each completion.
+        # Only a repetition penalty needs the prompt's tokens, beside those of each completion.
         self._start = prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
         self._ids = torch.full((rows, self._start + max_new_tokens), pad_id, device=device)
         if self._start:
@@ -195,7 +195,7 @@ class _Draw:
         raise AssertionError("the loop returns at its last token")
 
     def _note(self, t: int, logits: Tensor, tokens: Tensor) -> None:
-        """What the model made of the tokens that were drawn at place t of the completions that go on."""
+        """Records the likelihood of token t of the unfinished completions."""
         logprobs = logits.log_softmax(-1)
         self._logprobs[self._going, t] = logprobs.gather(1, tokens[:, None])[:, 0]
         if self._entropies is not None:  # log-probs are logits that need no normaliser

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision.cache import VisionCache
-from qwenvl.model.vision.tower import accept_features, blank_vision, encode_vision, supports_encode_once
+from qwenvl.model.vision_tower import accept_features, blank_vision, encode_vision, supports_encode_once
 from qwenvl.rollout.engine import Drawing, RolloutEngine
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 
@@ -35,13 +33,11 @@ class Paths:
         completion_likelihood: see ``qwenvl.model.logprobs``.
         engine: samples completions.
         encode: runs the vision tower once per prompt, see ``encode_vision``. None where it runs in every forward.
-        cache: keeps the features of the vision tower on disk. None where they are not kept.
     """
 
     completion_likelihood: Callable[..., Likelihood]
     engine: RolloutEngine
     encode: Callable[..., PromptInputs] | None
-    cache: VisionCache | None = None
 
 
 @dataclass(frozen=True)
@@ -96,20 +92,16 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
     Raises:
         ValueError, RuntimeError: see ``choose_paths``.
     """
-    cache = None
-    if args.vision_cache is not None:
-        cache = VisionCache(args.vision_cache, int(args.vision_cache_gb * 1e9))
     paths = choose_paths(
         policy,
         tokenizer,
         share=args.shared_prefix == "auto",
-        cache=cache,
         token_budget=args.rollout_token_budget,
         compile_for=args.device if args.compile_decoding else None,
     )
     accept_features(policy)
     engine = _engine_of(args, policy, paths.engine) if args.engine_has_own_weights else paths.engine
-    return replace(paths, engine=engine, cache=cache)
+    return replace(paths, engine=engine)
 
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
@@ -138,19 +130,17 @@ def choose_paths(
     tokenizer: Any,
     *,
     share: bool,
-    cache: VisionCache | None = None,
     token_budget: int | None = None,
     compile_for: torch.device | None = None,
 ) -> Paths:
     """The paths for ``policy``. With ``share``, what keeps it from a fast one is logged, never passed over.
 
     Args:
-        cache: keeps the features of the vision tower on disk.
         token_budget: of the engine, see ``LocalEngine``.
         compile_for: compile the fast path of sampling, for this device.
 
     Raises:
-        ValueError: if there is a cache and the tower's features cannot be kept, or nothing to compile.
+        ValueError: if there is nothing to compile.
         RuntimeError: if nothing can be compiled on this machine.
     """
     bare = unwrap(policy)
@@ -164,9 +154,7 @@ def choose_paths(
             raise ValueError(f"--compile_decoding cannot be used: {prefix_reason}")
     if vision_reason is not None:
         logger.warning(f"the vision tower runs in every pass: {vision_reason}")
-        if cache is not None:
-            raise ValueError(f"--vision_cache cannot be used: {vision_reason}")
-    encode = None if vision_reason else partial(encode_vision, cache=cache)
+    encode = None if vision_reason else encode_vision
     if prefix_reason is not None:
         return replace(plain, encode=encode)
     engine = SharedPrefixEngine(tokenizer, bare, token_budget=token_budget, compile_for=compile_for)

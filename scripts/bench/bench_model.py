@@ -16,7 +16,7 @@ from qwenvl.model.options import TuneOptions
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision.tower import accept_features, encode_vision
+from qwenvl.model.vision_tower import accept_features, encode_vision
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.prefill import sample_shared
 

@@ -33,7 +33,7 @@ from qwenvl.model.inputs import PromptInputs  # noqa: E402
 from qwenvl.model.loading import apply_tuning  # noqa: E402
 from qwenvl.model.logprobs import completion_logprobs  # noqa: E402
 from qwenvl.model.options import TuneOptions  # noqa: E402
-from qwenvl.model.vision.tower import encode_vision  # noqa: E402
+from qwenvl.model.vision_tower import encode_vision  # noqa: E402
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams  # noqa: E402
 from qwenvl.rollout.local import SharedPrefixEngine  # noqa: E402
 from qwenvl.rollout.servers import Server, Servers  # noqa: E402

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
-from qwenvl.model.vision.tower import encode_vision
+from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.prefill import logits_processors, sample_shared
 

@@ -15,11 +15,10 @@ from transformers import TrainerState
 
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
-from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.sharding import whole_weights
-from qwenvl.model.vision.tower import features_or_pixels
-from qwenvl.model.waiting_media import in_files, is_large
+from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import (
     EnginePrompts,
@@ -198,9 +197,10 @@ class Collector:
         return contrast.shuffled(batch, self.seed)
 
     def _encoded(self, model: nn.Module, batches: Sequence[PromptBatch]) -> list[PromptInputs]:
-        """Model inputs of the micro-batches of a step. Where one is large, their media wait in files."""
+        """Model inputs of the micro-batches of a step. Where one is large, their media wait on the CPU."""
         inputs = (self._encode(model, batch) for batch in batches)
-        return in_files(inputs) if len(batches) > 1 and any(map(is_large, batches)) else [*inputs]
+        waits = len(batches) > 1 and any(map(is_large, batches))
+        return [each.with_media_on_host() if waits else each for each in inputs]
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""

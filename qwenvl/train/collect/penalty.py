@@ -14,7 +14,6 @@ from qwenvl.grpo.kl import completion_kl
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
-from qwenvl.model.waiting_media import let_go
 from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.types import RewardBatch, RolloutBatch
 
@@ -75,7 +74,6 @@ class KlPenalty:
         if rollout.logprobs is None:
             raise ValueError("--kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out")
         ref_logprobs = self.likelihood(reference, prompts, ids, mask, self.temperature).logprobs
-        let_go(prompts)
         amounts = self.beta * completion_kl(rollout.logprobs, ref_logprobs, mask)
         return Penalty(ref_logprobs, amounts.cpu())
 
