@@ -21,7 +21,6 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.sharing.linear_attention import state_tokens
-from qwenvl.rollout.decoding import require_compiler
 from qwenvl.rollout.engine import (
     Drawing,
     EnginePrompts,
@@ -33,7 +32,7 @@ from qwenvl.rollout.engine import (
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.prefill import exponential_race, logits_processors, sample_shared
+from qwenvl.rollout.shared_sampling import exponential_race, logits_processors, require_compiler, sample_shared
 from qwenvl.types import RolloutBatch
 
 

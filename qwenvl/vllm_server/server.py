@@ -157,7 +157,7 @@ class Server:
     def _in_turn(self, work: Callable[[], Some], deadline_s: float) -> Some:
         """Runs ``work`` after the requests before it."""
         self._ready()
-        self._require_whole()
+        self._require_working()
         turn: Future[Some] = self._thread.submit(self._run, work)
         try:
             return turn.result(timeout=deadline_s)
@@ -167,12 +167,12 @@ class Server:
             self._end(f"a request was not done after {deadline_s:g} s")
             raise Refusal("deadline", f"not done after {deadline_s:g} s: the server ends") from None
 
-    def _require_whole(self) -> None:
+    def _require_working(self) -> None:
         if self.raised:
             raise Refusal("engine", f"the server is ending: {self.raised}")
 
     def _run(self, work: Callable[[], Some]) -> Some:
-        self._require_whole()
+        self._require_working()
         self._busy = True
         try:
             return work()

@@ -39,7 +39,7 @@ from qwenvl.plan.memory import (
 )
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Precision, Shapes, Text, Vision
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.prefill import sample_shared
+from qwenvl.rollout.shared_sampling import sample_shared
 
 TEXT = Text(
     layers=("full_attention",) * 2,

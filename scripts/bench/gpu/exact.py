@@ -25,7 +25,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.prefill import sample_shared
+from qwenvl.rollout.shared_sampling import sample_shared
 
 
 def main() -> None:
