@@ -39,7 +39,7 @@ from qwenvl.model.options import TuneOptions
 from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharing.shared_prefix import completion_logprobs
-from qwenvl.model.vision.tower import accept_features, encode_vision
+from qwenvl.model.vision_tower import accept_features, encode_vision
 from qwenvl.rewards import Rubric, build_rubric, reward_columns
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams, real_tokens
 from qwenvl.rollout.local import SharedPrefixEngine

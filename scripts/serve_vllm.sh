@@ -11,7 +11,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 
-VLLM="$(sed -n 's/^VLLM = "\(.*\)".*$/\1/p' "$ROOT/qwenvl/vllm_server/settings.py")"
+VLLM="$(sed -n 's/^VLLM = "\(.*\)".*$/\1/p' "$ROOT/qwenvl/vllm_server/__main__.py")"
 ENV="${QWENVL_VLLM_ENV:-${QWENVL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/qwenvl}/vllm}"
 RESTART=75 # the server's exit status when its engine failed
 
@@ -24,7 +24,7 @@ main() {
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     python="$(find_python)" || exit 1
     # A wrong word is told before minutes are spent on the environment.
-    "$python" -c 'from qwenvl.vllm_server.settings import parse; parse()' "$@"
+    "$python" -c 'from qwenvl.vllm_server.__main__ import parse; parse()' "$@"
     [[ " $* " == *" -h "* || " $* " == *" --help "* ]] && return
     build >&2
     serve "$@"

@@ -18,16 +18,20 @@ from safetensors.torch import load_file
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of
+from qwenvl.rollout import servers as servers_module
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.remote import server as server_module
-from qwenvl.rollout.remote import servers as servers_module
-from qwenvl.vllm_server.wire.body import Refusal, secret
-from qwenvl.vllm_server.wire.health import PROTOCOL, Health, sizes_of
-from qwenvl.vllm_server.wire.link import LinkGroup, LinkRequest
-from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
-from qwenvl.vllm_server.wire.weights import WeightsAnswer, WeightsRequest
-from tests.vllm_server.fake_engine import linked, received
+from qwenvl.vllm_server.wire import (
+    PROTOCOL,
+    Health,
+    Refusal,
+    SampleAnswer,
+    SampleRequest,
+    WeightsRequest,
+    pack,
+    secret,
+    sizes_of,
+)
 
 _ONE_DRAWS = threading.Lock()  # random numbers are those of the process, and threads would take each other's
 
@@ -45,11 +49,9 @@ class FakeServer:
     Attributes:
         faults: what is done to the next requests for completions, one each: ``drop`` (no answer), ``die`` (no answer
             now or ever), ``engine``, ``busy`` (refusals), ``slow`` (an answer after the deadline), or a function from
-            an answer to another one. ``drop weights`` and ``die weights`` are for requests with weights,
-            ``die link`` for one for a link.
+            an answer to another one. ``drop weights`` and ``die weights`` are for requests with weights.
         asked: requests for completions that were answered.
         given: requests with weights, with the names in each.
-        links: requests for a link, of which the last is the one that there is.
     """
 
     def __init__(self, model, tokenizer, port: int = 0):
@@ -64,8 +66,6 @@ class FakeServer:
         self.given: list[tuple[WeightsRequest, set[str]]] = []
         self.version: int | None = 0
         self.parts: dict[str, torch.Tensor] = {}
-        self.link: tuple[str, LinkGroup] | None = None
-        self.links: list[LinkRequest] = []
         self.asleep, self.lock, self.boot = False, threading.Lock(), f"boot-{id(self)}"
         self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
         self.http.daemon_threads = True
@@ -89,32 +89,21 @@ class FakeServer:
         return Health(
             protocol=PROTOCOL,
             boot=self.boot,
-            pid=1,
             version=self.version,
             model="a tiny model",
             model_type=config.model_type,
             sizes=sizes_of(config),
             dtype="float32",
             tied="lm_head.weight" not in dict(self.model.named_parameters()),
-            vllm="none",
-            max_model_len=10_000,
-            seconds_up=1.0,
             busy=False,
             asleep=self.asleep,
-            workers=1,
-            nccl=0,
             raised=None,
         )
 
-    def take(self, request: WeightsRequest) -> WeightsAnswer:
+    def take(self, request: WeightsRequest) -> Health:
         if request.part == 0 and request.base is not None and request.base != self.version:
             raise Refusal("version", f"has {self.version}, not {request.base}")
-        if request.link is not None and (self.link is None or request.link != self.link[0]):
-            raise Refusal("link", "the server has another link")
-        if request.link is not None:
-            tensors = received(self.link[1], request)
-        else:
-            tensors = load_file(request.path) if request.path else dict(request.tensors)
+        tensors = load_file(request.path) if request.path else dict(request.tensors)
         self.given.append((request, set(tensors)))
         self.parts |= tensors
         self.version = None
@@ -126,7 +115,7 @@ class FakeServer:
                 for name, value in self.parts.items():
                     own[name].copy_(value)
             self.parts, self.version = {}, request.version
-        return WeightsAnswer(self.version, 0.0, self.boot)
+        return self.health()
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
         if request.version != self.version:
@@ -188,13 +177,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path in ("/sleep", "/wake"):
             fake.asleep = self.path == "/sleep"
             return self.reply(200, fake.health().pack())
-        if self.path == "/link":
-            if fake.faults and str(fake.faults[0]).endswith(" link"):
-                return self.vanish(fake.faults.pop(0))
-            request = LinkRequest.unpack(body)
-            fake.links.append(request)
-            fake.link = (request.link, linked(request))
-            return self.reply(200, fake.health().pack())
         if self.path == "/weights":
             if fake.faults and str(fake.faults[0]).endswith(" weights"):
                 return self.vanish(fake.faults.pop(0))
@@ -211,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = fake.sample(request)
         if fault == "slow":
             time.sleep(request.deadline_s * 3)
-        return self.reply(200, (fault(answer) if callable(fault) else answer).pack())
+        return self.reply(200, pack(fault(answer) if callable(fault) else answer))
 
     def vanish(self, how: str) -> None:
         """The connection ends without an answer."""
@@ -231,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
 def fake(tiny_pair, monkeypatch) -> Callable[..., FakeServer]:
     """``fake(family, **options)``: a server whose starting weights are not those of ``tiny_pair``."""
     monkeypatch.setattr(servers_module, "FIRST_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(server_module, "MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr(servers_module, "MARGIN_SECONDS", 0.5)
     made: list[FakeServer] = []
 
     def make(family: str = "qwen2_5_vl", port: int = 0, **options) -> FakeServer:

@@ -19,7 +19,7 @@ from qwenvl.evaluate.settings import evaluation_request, probe_request, try_requ
 from qwenvl.train.merge import make_parser as make_merge_parser
 from qwenvl.train.planning.command import request_of as settings_of_a_plan
 from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
-from qwenvl.vllm_server.settings import parse as parse_server
+from qwenvl.vllm_server.__main__ import parse as parse_server
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [

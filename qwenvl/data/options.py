@@ -191,9 +191,9 @@ class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
     )
     cache_gb: float = option(
         50.0,
-        "Most that --frame_cache and --vision_cache may hold, in GB each, above 0; the oldest files are deleted first.",
+        "Most that --frame_cache may hold, in GB, above 0; the oldest files are deleted first.",
         above=0,
-        needs="frame_cache or vision_cache",
+        needs="frame_cache",
     )
     difficulty_band: bool | str = option(
         False,

@@ -170,7 +170,7 @@ _COMPUTE = {"attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"}
 # A new option of one of these groups is of data, prompts or rewards, and so the probe reads it too.
 READ_BY_PROBE = {
     *(names_of(ReadingOptions, SampleOptions, PromptOptions, RewardOptions) - _SKIPS),
-    *("model_name_or_path", "shared_prefix", "vision_cache"),
+    *("model_name_or_path", "shared_prefix"),
     *("logit_memory_gb", "dataset_use", "frame_cache", "cache_gb"),
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     *("rollout_token_budget", "compile_decoding", "data_seed"),

@@ -1,4 +1,4 @@
-"""The model families that are supported, and what the rest of the code needs to know of each."""
+"""The supported model families and their differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Family:
 
     Attributes:
         model_type: of its checkpoints.
-        name: what people call it.
+        name: for people.
         time: how the temporal row of M-RoPE counts (see ``positions``).
         mergers: names under ``model.visual`` of the modules that project vision features into the language model.
     """

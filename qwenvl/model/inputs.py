@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 
 from qwenvl.model.positions import PositionRule, prompt_positions
-from qwenvl.model.waiting_media import let_go, rows_of
 from qwenvl.types import PromptBatch, places_of
+
+MEDIA = ("pixel_values", "pixel_values_videos")
+LARGE = 64 * 2**20
+"""Bytes of a micro-batch's pixels above which the features of a step wait in the memory of the CPU. For Qwen2.5-VL
+these are the pixels of 14,000 prompt tokens. A step on so many takes seconds, and the copies a small part of one."""
+
+
+def is_large(batch: PromptBatch) -> bool:
+    """Whether the features of its step wait in the memory of the CPU."""
+    return sum(value.nbytes for name in MEDIA if (value := getattr(batch, name)) is not None) > LARGE
 
 
 @dataclass
@@ -71,7 +80,7 @@ class PromptInputs:
 
         def media(name: str) -> Tensor | None:
             values = [value for part in parts if (value := getattr(part, name)) is not None]
-            return rows_of(values) if values else None
+            return torch.cat([value.to(values[0].device) for value in values]) if values else None
 
         tensors = {name: rows(name) for name in ("input_ids", "attention_mask", "position_ids")}
         names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
@@ -85,8 +94,13 @@ class PromptInputs:
     def vision(self) -> dict[str, Tensor]:
         """The vision arguments of a forward, those that are there, on the device of the prompts."""
         names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
-        device = self.input_ids.device  # media that wait in files are on the CPU
+        device = self.input_ids.device  # media may wait on the CPU
         return {name: value.to(device) for name in names if (value := getattr(self, name)) is not None}
+
+    def with_media_on_host(self) -> PromptInputs:
+        """The same prompts, with pixels or features in the memory of the CPU until their turn."""
+        media = {name: value.cpu() for name in MEDIA if (value := getattr(self, name)) is not None}
+        return replace(self, **media)
 
     def repeat(self, group_size: int) -> PromptInputs:
         """Every prompt ``group_size`` times in a row, its media too: N rows."""
@@ -95,7 +109,6 @@ class PromptInputs:
 
     def select(self, rows: list[int]) -> PromptInputs:
         """The prompts ``rows``, as often as named, with their media. Columns of nothing but padding are cut."""
-        let_go(self)  # what was selected before
         images, image_grids = _select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
         videos, video_grids = _select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
         mask = self.attention_mask[rows]
@@ -218,4 +231,4 @@ def _select_media(
         return None, None
     if media == [*range(len(by_medium))]:  # no copy of a long video
         return values, grids
-    return rows_of([by_medium[m] for m in media]), grids[media]
+    return torch.cat([by_medium[m] for m in media]), grids[media]

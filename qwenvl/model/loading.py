@@ -18,9 +18,9 @@ from qwenvl.model.weight_files import has_weights, require_folder, weights_probl
 
 TURNED_EXPERTS = (
     "{}: with ZeRO-3 transformers reads experts of Qwen3-VL-MoE only as they were published, and these were saved by "
-    "transformers, whose matrices lie the other way: use --fsdp, ZeRO-2, or the published checkpoint"
+    "transformers, which transposes their matrices: use --fsdp, ZeRO-2, or the published checkpoint"
 )
-"""It looks at shapes to see which way matrices lie, and with ZeRO-3 these are empty."""
+"""The check for transposed expert weights reads shapes, which are 0 under ZeRO-3."""
 
 UNPACKED_EXPERTS = (
     "--load_in_4bit cannot be used on a mixture of experts: it packs linear layers, and experts, which are most of the "
@@ -156,15 +156,15 @@ def _read_config(path: str | Path):
         )
     if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
         raise FileNotFoundError(f"{path}: no config.json in it; expected a folder that holds a checkpoint")
-    with _told_of(path):
-        # Asked for first: of a model that it does not know transformers says that a newer one of its versions may.
+    with _with_path(path):
+        # First: the error of transformers for an unknown model only advises a newer version.
         family_named(PreTrainedConfig.get_config_dict(path)[0].get("model_type"))
         return AutoConfig.from_pretrained(path)
 
 
 @contextmanager
-def _told_of(path: str | Path) -> Iterator[None]:
-    """What transformers can't find within is told with the path that was given."""
+def _with_path(path: str | Path) -> Iterator[None]:
+    """Adds the path to the error of transformers for a checkpoint that is not there."""
     try:
         yield
     except OSError as error:
@@ -178,14 +178,14 @@ def load_processor(path: str | Path):
     """The processor beside a checkpoint: tokenizer, chat template, image and video processors.
 
     Raises:
-        ValueError: what lies there is a tokenizer alone, the tokenizer or the chat template is missing, or the template
+        ValueError: the folder has a tokenizer alone, the tokenizer or the chat template is missing, or the template
             leaves media, the question or the assistant header out of a prompt.
         OSError: there is no checkpoint at ``path``.
     """
     from transformers import AutoProcessor
 
     require_folder(path)
-    with _told_of(path):
+    with _with_path(path):
         processor = AutoProcessor.from_pretrained(path)
     if not hasattr(processor, "video_processor"):
         raise ValueError(
@@ -207,7 +207,7 @@ def load_processor(path: str | Path):
 
 
 def _template_problem(processor) -> str | None:
-    """What is wrong with the prompt that the chat template makes of an image, a video and a question. None: nothing."""
+    """Why the chat template can't write a prompt with an image, a video and a question. None: it can."""
     question = "Which steps?"
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "video"}, {"type": "text", "text": question}]}]
     try:

@@ -1,10 +1,9 @@
-"""Weights that processes share, gathered for one layer at a time while each process runs the model as it likes.
+"""Sharded weights, gathered one layer at a time while each process runs the model a different number of times.
 
-ZeRO-3 and FSDP gather weights in calls that all processes make together. Processes that sample run different numbers of
-layers: they have other prompts, other pictures and completions of other lengths. So before each gather they agree whose
-weights come next: those of the first layer, in the order of the model, that any process waits for. A process that waits
-for a later layer, or for none, takes part and asks again. It so waits for processes that are behind it in their
-forwards, and they go through the layers after it together.
+The all-gathers of ZeRO-3 and FSDP are collective, and processes that sample run different numbers of layers: they have
+other prompts, other images and completions of other lengths. So before each all-gather they agree on the layer: the
+first one, in the order of the model, that any process waits for. Processes that wait for a later layer, or for none,
+join the all-gather without using it, then repeat. So they wait for processes that are behind them in their forwards.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.sharding import sharded_modules, without_hooks
 
 Gathered = Callable[[], AbstractContextManager[None]]
-"""Within what it returns a process has the weights of a layer. All must enter it, and each leaves by itself."""
+"""Context manager with one gathered layer. Entering is collective, leaving is not."""
 
 
 class LockStep:
-    """Runs a model whose weights are split among processes, and holds those of one layer at a time.
+    """Runs a sharded model with the weights of one layer in memory at a time.
 
-    A layer is one of the language model, a block of the vision tower, or what stands beside these: embeddings, mergers,
-    the head. Under FSDP the latter are gathered together, and stay.
+    A layer is one of the language model, a block of the vision tower, or one of the modules beside them: embeddings,
+    mergers, the head. Under FSDP these are gathered together, once.
 
     Example:
         >>> with lock_step(model, engine):  # all processes
@@ -49,7 +48,7 @@ class LockStep:
 
     @contextmanager
     def __call__(self, model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
-        """Within it ``model`` can run, without gradient. All processes must enter it, and meet at its end.
+        """Context manager in which ``model`` can run, without gradient. Entering and leaving are collective.
 
         Args:
             engine: see ``whole_weights``.
@@ -67,13 +66,13 @@ class LockStep:
                 self._layers.clear()
 
     def meet(self) -> None:
-        """Takes part in gathers until no process waits for a layer. Call it before all else that processes wait in."""
+        """Joins all-gathers until no process waits for a layer. Call it before any other collective."""
         if self._layers:
             with _weights_of_training():
                 self._take_part(len(self._layers))
 
     def _take_part(self, wanted: int) -> None:
-        """In gathers, until it is the turn of the layer that is wanted here."""
+        """Joins all-gathers until the one of layer ``wanted``."""
         while (number := self._agreed(wanted)) != wanted:
             with self._layers[number]():
                 pass
@@ -96,7 +95,7 @@ class LockStep:
 
 @contextmanager
 def _weights_of_training() -> Iterator[None]:
-    """What is made within may be part of a backward pass later, though the forward around it is in inference mode."""
+    """Gathered tensors may be part of a backward pass later, though the forward around them is in inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -113,7 +112,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Gathered]]:
 
 
 def _parts(module: nn.Module, opened: Collection[nn.Module]) -> Iterator[nn.Module]:
-    """The modules with weights within ``module``. Lists of layers, and those in ``opened``, are gone through."""
+    """The modules with weights below ``module``. Lists of layers and modules in ``opened`` yield their children."""
     for child in module.children():
         if isinstance(child, nn.ModuleList) or child in opened:
             yield from _parts(child, opened)
@@ -122,7 +121,7 @@ def _parts(module: nn.Module, opened: Collection[nn.Module]) -> Iterator[nn.Modu
 
 
 def _gathered(module: nn.Module) -> AbstractContextManager[None]:
-    """Without those that DeepSpeed keeps anyway, as they are small."""
+    """All but the small weights, which DeepSpeed keeps whole."""
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters, ZeroParamStatus
 
     here = ZeroParamStatus.AVAILABLE
@@ -139,6 +138,6 @@ def _unsharded(module: FSDPModule) -> Iterator[None]:
 
 
 def _kept(model: nn.Module) -> AbstractContextManager[None]:
-    """What FSDP gathers beside layers."""
+    """The weights that FSDP gathers beside layers."""
     sharded = sharded_modules(model)
     return _unsharded(sharded[0]) if sharded else nullcontext()

@@ -29,7 +29,7 @@ be the same in float32 and in bfloat16, and with an entropy, measured or trained
 
 
 class Likelihood(NamedTuple):
-    """What a model makes of N completions, token by token, at the sampling temperature.
+    """Log-probs and entropies of N completions, token by token, at the sampling temperature.
 
     Attributes:
         logprobs: N x T, log p(token | prompt, tokens before it). 0.0 where the mask is False.
@@ -94,12 +94,12 @@ completion_logprobs = logprobs_by(completion_likelihood)
 
 
 def likelihood_of(columns: Tensor, entropy: EntropyUse) -> Likelihood:
-    """What the head returned within ``selected_logprobs``."""
+    """From the head's output within ``selected_logprobs``."""
     return Likelihood(columns) if entropy == "none" else Likelihood(*columns.unbind(-1))
 
 
 def spread_out(values: Tensor, mask: Tensor) -> Tensor:
-    """What K tokens have, K x ..., at their places in rows x T x ..., with 0 where the mask is False."""
+    """Values of K tokens, K x ..., scattered into rows x T x ..., with 0 where the mask is False."""
     rest = values.shape[1:]
     return values.new_zeros(*mask.shape, *rest).masked_scatter(mask.view(*mask.shape, *(1 for _ in rest)), values)
 

@@ -1,4 +1,4 @@
-"""Adapters folded into the weights that they stand on: a whole model without PEFT."""
+"""LoRA adapters merged into the weights of their model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def adapters_of(bare: nn.Module) -> dict[str, list[nn.Module]]:
     found: dict[str, list[nn.Module]] = {}
     for name, layer in bare.named_modules():
         if isinstance(layer, LoraLayer):
-            # Experts are a parameter with a name of its own. The adapters of several in one module lie in each other.
+            # Experts are parameters with names of their own. Adapters on several of a module are nested wrappers.
             adapted = plain_name(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")
             found.setdefault(adapted, []).append(layer)
     return found
@@ -40,7 +40,7 @@ def adapters_of(bare: nn.Module) -> dict[str, list[nn.Module]]:
 
 @torch.no_grad()
 def with_adapters(weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
-    """A weight with LoRA layers folded in: W + scale x B A, summed in float32, in the type of the weight.
+    """A weight with LoRA layers merged: W + scale x B A, summed in float32, in the dtype of the weight.
 
     Weight and adapters stay as they are. Where an engine splits them, call this within ``whole_weights``.
     """
@@ -55,11 +55,11 @@ def plain_name(name: str) -> str:
 
 @torch.no_grad()
 def merged(policy: nn.Module) -> nn.Module:
-    """The model under an adapter of any kind that PEFT can merge, with the adapter folded in, and no PEFT around it.
+    """The bare model with an adapter of any kind that PEFT can merge, merged. The policy can't be used afterwards.
 
-    Modules that were trained as a whole beside the adapter (``modules_to_save``) take the place of the original ones.
-    Sums are made in float32 and rounded once to the type of each weight. Input embeddings and head that are one tensor
-    become two where the adapter changes one of them. The policy itself is used up.
+    Modules that were trained as a whole beside the adapter (``modules_to_save``) replace the original ones. Sums are in
+    float32 and rounded once to the dtype of each weight. Tied embeddings and head become two tensors where the adapter
+    changes one of them.
 
     Args:
         policy: a ``PeftModel``.
@@ -76,11 +76,11 @@ def merged(policy: nn.Module) -> nn.Module:
     for module in adapted:
         module.float()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*tie_word_embeddings")  # what it warns of is done above
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings")  # they were untied above
         try:
             whole = policy.merge_and_unload(safe_merge=True)
         except (NotImplementedError, AttributeError) as error:
-            raise ValueError(f"the adapter can't be folded into weights: {error}") from None
+            raise ValueError(f"the adapter can't be merged into weights: {error}") from None
     for name, weight in whole.state_dict(keep_vars=True).items():
         weight.data = weight.data.to(types.get(name, weight.dtype))
     _note_whether_tied(whole)

@@ -142,16 +142,6 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
         above=0,
         needs="tune_mm_vision",
     )
-    vision_cache: str | None = option(
-        None,
-        "Folder that keeps the features of a frozen vision tower over epochs and runs, by content. It pays where a "
-        "tower takes longer than a read; frames drawn anew each epoch (dynamic_sample) are rarely found again.",
-        unset="not kept",
-        needs=(
-            "not tune_mm_vision: the features of a trained tower change",
-            "shared_prefix != 'off': the tower then runs in every pass",
-        ),
-    )
     shared_prefix: Literal["auto", "off"] = option(
         "auto",
         "auto: each prompt, and each frame while the vision tower is frozen, is computed once for all its completions, "

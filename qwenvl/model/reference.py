@@ -1,4 +1,4 @@
-"""The reference model of the KL penalty: what the policy is held near."""
+"""The reference model of the KL penalty."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from qwenvl.model.loading import evaluating, linear_weights, part_of, unwrap
 from qwenvl.model.sharding import is_partitioned, whole_weights
-from qwenvl.model.vision.tower import accept_features
+from qwenvl.model.vision_tower import accept_features
 from qwenvl.model.weight_files import REFERENCE
 
 _FLAG = "--ref_model_name_or_path"
 
 
 class Reference:
-    """A model without gradients: the policy as it was before training, or another checkpoint.
+    """A frozen model: the policy before training, or another checkpoint.
 
-    The policy as it was is, with LoRA, the policy with its adapter off, and costs no memory. Otherwise it is a copy.
-    A copy, and another checkpoint too, shares with the policy every tensor that is not trained and is the same (by
-    default the vision tower).
+    With LoRA the policy before training is the policy with its adapter off, and costs no memory. Otherwise it is a
+    copy. A copy, and another checkpoint too, shares with the policy every tensor that is frozen and equal (by default
+    the vision tower).
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Reference:
         rounded: bool = False,
         offload: bool = False,
     ):
-        """Copies what is trained in ``policy``: call this before the first update, on the unwrapped model.
+        """Copies the trained weights of ``policy``: call this before the first update, on the unwrapped model.
 
         Args:
-            other: the model of another checkpoint, which takes the place of the policy as it was. See ``matched``.
-            dtype: the type of the copy, where the policy rounds its own weights to it in each forward. The copy shares
-                nothing then. None: as the weights are kept.
-            rounded: keep what it does not share of linear layers in bfloat16, which autocast rounds them to.
+            other: the model of another checkpoint, in place of a copy of the policy. See ``matched``.
+            dtype: of the copy, where the policy rounds its own weights to it in each forward. The copy shares nothing
+                then. None: the dtype of the weights.
+            rounded: keep the weights of linear layers that are not shared in bfloat16, which autocast rounds them to.
             offload: keep the tensors that are not shared in the memory of the CPU, and on the device only while the
                 reference is used.
 
@@ -77,7 +77,7 @@ class Reference:
 
     @contextmanager
     def model(self) -> Iterator[nn.Module]:
-        """The reference within the context, in eval mode and without gradients."""
+        """Context manager with the reference, in eval mode and without gradients."""
         with torch.no_grad():
             if self._adapter is not None:
                 with evaluating(self._adapter), self._adapter.disable_adapter():
@@ -111,7 +111,7 @@ class Reference:
         All processes must call this together: weights that are split among them are gathered for it.
 
         Args:
-            policy: the model that is trained, as it was given, not as an engine has wrapped it.
+            policy: the trained model, without the wrapper of DeepSpeed or FSDP.
         """
         with whole_weights(policy):
             learned = dict(policy.named_parameters())
@@ -126,7 +126,7 @@ class Reference:
 
     @torch.no_grad()
     def load(self, folder: str | Path) -> None:
-        """Takes the tensors that ``save`` wrote.
+        """Loads the tensors that ``save`` wrote.
 
         Raises:
             FileNotFoundError: the checkpoint has no such file.
@@ -154,7 +154,7 @@ class Reference:
 
 
 def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Module:
-    """The model of another checkpoint, made ready to be the reference of ``policy``. All processes must call this.
+    """The model of another checkpoint, checked and prepared as the reference of ``policy``. Collective.
 
     Args:
         one_tower: the vision tower of the policy runs for both.
@@ -193,7 +193,7 @@ def _copied(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
 
 
 def _adopted(other: nn.Module, policy: nn.Module) -> nn.Module:
-    """``other`` with the policy's own tensors in the place of those that are frozen there and the same."""
+    """``other`` with the policy's own tensors where these are frozen and equal."""
     named = unwrap(policy).named_parameters(remove_duplicate=False)  # tied tensors by each of their names
     frozen = {_plain(name): parameter for name, parameter in named if not parameter.requires_grad}
     for place, module in other.named_modules():
@@ -210,5 +210,5 @@ def _same(one: Tensor, two: Tensor) -> bool:
 
 
 def _plain(name: str) -> str:
-    """The name of a parameter without what LoRA puts around the modules that it adapts."""
+    """The name of a parameter without LoRA's wrappers."""
     return name.replace(".base_layer.", ".")

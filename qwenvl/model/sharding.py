@@ -1,4 +1,4 @@
-"""What DeepSpeed ZeRO and FSDP, which split a model among processes, ask for."""
+"""Models that DeepSpeed ZeRO-3 or FSDP shards: whole weights, forwards without hooks, settings of FSDP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
 
 @contextmanager
 def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
-    """Within it every process has all weights of ``model``, to be read and not changed. All processes must enter it.
+    """Context manager in which every process has all weights of ``model``, to be read and not changed. Collective.
 
     ZeRO-3 and FSDP otherwise gather the weights of each layer in each forward, and each forward waits for all
     processes: a process that samples longer completions than another would wait for ever.
@@ -67,7 +67,7 @@ def _unsharded(modules: list[FSDPModule]) -> Iterator[None]:
 
 @contextmanager
 def without_hooks(model: nn.Module, engine: nn.Module | None = None) -> Iterator[None]:
-    """Within it no forward of ``model`` gathers weights by itself, nor frees any.
+    """Context manager in which no forward of ``model`` gathers or frees weights.
 
     Args:
         engine: see ``whole_weights``.
@@ -78,7 +78,7 @@ def without_hooks(model: nn.Module, engine: nn.Module | None = None) -> Iterator
 
 @contextmanager
 def _without_fsdp_hooks(modules: list[FSDPModule]) -> Iterator[None]:
-    """Without its hooks FSDP does not take the first module to run, the vision tower's, for the root of the model."""
+    """With its hooks FSDP would take the first module to run, the vision tower's, for the root of the model."""
     removed = [
         (hooks, dict(hooks)) for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)
     ]
@@ -96,7 +96,7 @@ def _without_fsdp_hooks(modules: list[FSDPModule]) -> Iterator[None]:
 
 @contextmanager
 def _without_zero_hooks(optimizer: Any) -> Iterator[None]:
-    """Takes those of ZeRO-3's ``optimizer`` off, which is None before DeepSpeed has one. They are made anew at the end.
+    """Removes the hooks of ZeRO-3's ``optimizer`` (None before DeepSpeed has one) and registers them again at the end.
 
     The one at the start of the model's forward is among them: it compares the order of modules with other processes,
     and would wait for one that has nothing to sample.

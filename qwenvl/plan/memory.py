@@ -24,7 +24,7 @@ WIDE = 4
 CHUNK = 64
 """Tokens that Gated DeltaNet computes together (arXiv:2412.06464), by matrices of CHUNK x CHUNK for each head."""
 PIECE = 16_384
-"""Patches of one pass of a tower that runs once (``qwenvl.model.vision.tower.PIECE``)."""
+"""Patches of one pass of a tower that runs once (``qwenvl.model.vision_tower.PIECE``)."""
 LOGIT_BYTES = 16
 """For a logit at the peak of its backward pass (``qwenvl.model.logprobs.BYTES_PER_LOGIT``), and for one of sampling:
 from the head, in float32, divided by the temperature, and its log-softmax."""

@@ -1,4 +1,4 @@
-"""What every rollout engine offers, and the settings of a draw."""
+"""The interface of rollout engines, the settings and progress of sampling, and operations on completions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Some = TypeVar("Some")
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How completions are drawn.
+    """How completions are sampled.
 
     Attributes:
-        max_new_tokens: a completion is cut there, with finish reason ``length``.
+        max_new_tokens: a completion is truncated there, with finish reason ``length``.
         temperature: logits are divided by it. 0 means greedy.
-        top_k: only this many of the most probable tokens are drawn from. 0: all.
-        top_p: only the most probable tokens whose probabilities sum to this are drawn from.
-        min_p: only tokens at least this times as probable as the most probable one are drawn from.
-        repetition_penalty: positive logits of tokens that stand in the prompt or the completion are divided by it,
-            negative ones multiplied, also when greedy (arXiv:1909.05858, section 4.1).
+        top_k: sample among this many of the most probable tokens. 0: all.
+        top_p: sample among the most probable tokens whose probabilities sum to this.
+        min_p: sample among tokens at least this times as probable as the most probable one.
+        repetition_penalty: positive logits of tokens in the prompt or the completion are divided by it, negative ones
+            multiplied, also when greedy (arXiv:1909.05858, section 4.1).
         stop_strings: texts that end a completion, with finish reason ``stop``. Their tokens and their text stay in it.
-        entropies: give the entropies of the distributions too. They cost a few passes over each token's logits.
+        entropies: compute the entropies of the distributions too. They cost a few passes over each token's logits.
     """
 
     max_new_tokens: int
@@ -46,7 +46,7 @@ class SamplingParams:
 
     @classmethod
     def of(cls, options: SamplingOptions, entropies: bool = False) -> SamplingParams:
-        """How the options have completions of training drawn."""
+        """The settings of training."""
         return cls(
             max_new_tokens=options.generation_max_length,
             temperature=options.generation_temperature,
@@ -59,13 +59,59 @@ class SamplingParams:
         )
 
 
+@dataclass
+class Drawing:
+    """Progress of the current sampling: an engine writes it token by token, and a display reads it in another thread.
+
+    Attributes:
+        tokens, most: of the completions that are sampled now, the longest so far, and how long they may get.
+        first, last, prompts: their prompts, numbered from 1, and how many there are in all.
+        drawn: tokens per completion of all samplings so far. It only grows.
+    """
+
+    tokens: int = 0
+    most: int = 0
+    first: int = 0
+    last: int = 0
+    prompts: int = 0
+    drawn: int = 0
+
+    def begin(self, rows: Sequence[int], prompts: int, most: int) -> None:
+        """The prompts ``rows`` of ``prompts`` are sampled now, up to ``most`` tokens."""
+        self.tokens, self.most = 0, most
+        self.first, self.last, self.prompts = rows[0] + 1, rows[-1] + 1, prompts
+
+    def token(self) -> None:
+        """Each unfinished completion has one token more."""
+        self.tokens += 1
+        self.drawn += 1
+
+    def end(self) -> None:
+        """Nothing is sampled."""
+        self.tokens = self.most = self.prompts = 0
+
+    def words(self) -> str:
+        """For people. Empty while nothing is sampled.
+
+        Example:
+            >>> Drawing(tokens=12, most=256, first=1, last=2, prompts=8).words()
+            'token 12 of at most 256, prompts 1 to 2 of 8'
+        """
+        if not self.prompts:
+            return ""
+        which = f"{self.first} to {self.last}" if self.last > self.first else f"{self.first}"
+        plural = "s" if self.last > self.first else ""
+        of_prompts = f", prompt{plural} {which} of {self.prompts}" if self.last - self.first + 1 < self.prompts else ""
+        return f"token {self.tokens} of at most {self.most:,}{of_prompts}"
+
+
 @dataclass(frozen=True)
 class EnginePrompts:
     """P prompts as engines take them.
 
     Attributes:
-        batch: what was drawn: token ids, frames as seen, true times. An engine in another process needs these.
-        inputs: the model's inputs on its device, features in the place of pixels where they are computed once.
+        batch: token ids, frames as the model sees them, true times.
+        inputs: the model's inputs on its device, vision features in place of pixels where they are computed once.
     """
 
     batch: PromptBatch
@@ -97,20 +143,20 @@ class EngineWithWeights(RolloutEngine, Protocol):
         ...
 
     def forget(self) -> None:
-        """A training begins, whose versions count from 0 again: the next ``sync`` gives weights in any case."""
+        """Training begins, and versions count from 0 again: the next ``sync`` gives weights in any case."""
         ...
 
     def rest(self) -> None:
-        """Nothing is sampled until the next ``sync``. An engine on the trainer's own GPU gives its memory back."""
+        """Nothing is sampled until the next ``sync``. An engine on the trainer's own GPU releases its memory."""
         ...
 
 
 class EngineLostError(RuntimeError):
-    """What samples in other processes is gone and did not come back, or can't be used. It says what happened."""
+    """The processes that sample are gone and did not come back, or can't be used."""
 
 
 class WeightsLostError(EngineLostError):
-    """The servers that are there were started again, and lack the weights of a request. Others may answer it again."""
+    """The servers were started again, and lack the weights of a request. It can be made again, with other weights."""
 
 
 @runtime_checkable
@@ -120,16 +166,15 @@ class EngineAskedAhead(EngineWithWeights, Protocol):
     def request(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
     ) -> Callable[[], list[RolloutBatch]]:
-        """What is left of ``sample`` once all that needs the model was done.
+        """The second half of ``sample``, called once in another thread: no model, no collectives.
 
-        It is called once, in another thread. There it uses neither the model nor other processes of the run. The
-        weights that sample are those of the last ``sync``.
+        The weights that sample are those of the last ``sync``.
         """
         ...
 
 
 def no_completions() -> RolloutBatch:
-    """What is sampled for a batch without prompts."""
+    """The completions of a batch without prompts."""
     ids = torch.zeros(0, 1, dtype=torch.long)
     return RolloutBatch(ids, ids.bool(), texts=[], finish_reasons=[])
 
@@ -215,9 +260,9 @@ def real_tokens(completion_ids: Tensor, completion_mask: Tensor) -> list[list[in
 
 @contextmanager
 def lost_together(engine: RolloutEngine) -> Iterator[None]:
-    """Processes of a run lose an engine together: where one has lost it within, all of them raise at the end.
+    """Where one process loses the engine inside the block, all of them raise at its end. Collective.
 
-    All processes must enter it. One that went on alone would wait for the others for ever.
+    A process that continued alone would wait for the others for ever.
 
     Raises:
         EngineLostError: in all processes. ``WeightsLostError`` where none has lost more.
@@ -236,11 +281,11 @@ def lost_together(engine: RolloutEngine) -> Iterator[None]:
 
 
 def joined_draws(parts: Sequence[tuple[Tensor, Likelihood]], pad_id: int) -> tuple[Tensor, Likelihood]:
-    """Tokens and likelihoods of batches that were drawn one after the other, each as wide as its longest, as one."""
+    """Concatenates the tokens and likelihoods of batches that were sampled one after the other."""
     width = max(ids.shape[1] for ids, _ in parts)
 
     def joined(tensors: Sequence[Tensor], fill: float) -> Tensor:
-        """One tensor of ordinary ones, which the loss may keep for its backward pass."""
+        """Concatenates. Also turns inference-mode tensors into ones that autograd can save."""
         return torch.cat([nn.functional.pad(each, (0, width - each.shape[1]), value=fill) for each in tensors])
 
     ids, likelihoods = zip(*parts, strict=True)

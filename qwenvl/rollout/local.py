@@ -21,9 +21,8 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.sharing.linear_attention import state_tokens
-from qwenvl.rollout.decoding import require_compiler
-from qwenvl.rollout.drawing import Drawing
 from qwenvl.rollout.engine import (
+    Drawing,
     EnginePrompts,
     SamplingParams,
     completion_mask,
@@ -33,7 +32,7 @@ from qwenvl.rollout.engine import (
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.prefill import exponential_race, logits_processors, sample_shared
+from qwenvl.rollout.shared_sampling import exponential_race, logits_processors, require_compiler, sample_shared
 from qwenvl.types import RolloutBatch
 
 
@@ -44,13 +43,13 @@ class LocalEngine:
         """
         Args:
             tokenizer: decodes completions. Its pad token fills finished rows.
-            model: the unwrapped model. It names the tokens that end a completion and those that must not be sampled: a
-                sampled vision token would be taken for a picture in the next pass.
+            model: the unwrapped model. Its configuration has the tokens that end a completion and those that must not
+                be sampled: a sampled vision token would be taken for an image in the next pass.
             token_budget: prompts are sampled together as long as their tokens, as the engine holds them, stay below
                 this. None: all together.
 
         Attributes:
-            drawing: how far the present draw is.
+            drawing: progress of the current sampling.
         """
         self.token_budget = token_budget
         ends = model.generation_config.eos_token_id
@@ -65,7 +64,7 @@ class LocalEngine:
     def sample(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
     ) -> list[RolloutBatch]:
-        """See ``RolloutEngine.sample``. The prompts of all micro-batches are drawn together."""
+        """See ``RolloutEngine.sample``. The prompts of all micro-batches are sampled together."""
         some = [each.inputs for each in prompts if len(each.batch)]
         if not some:  # all samples were bad
             return [no_completions() for _ in prompts]
@@ -76,7 +75,7 @@ class LocalEngine:
     def draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams, seed: int
     ) -> RolloutBatch:
-        """Completions of P prompts. Log-probs are those that the trainer computes, of any token at the temperature."""
+        """Completions of P prompts. Log-probs are those of the trainer: over all tokens, at the temperature."""
         if params.repetition_penalty != 1.0:
             prompts = padded_with_own(prompts)
         with evaluating(model) as bare, seeded(seed, prompts.input_ids.device):
@@ -85,7 +84,7 @@ class LocalEngine:
             return self._finish(ids, likelihood, self.stops(params))
 
     def stops(self, params: SamplingParams) -> StopStrings | None:
-        """What recognises the stop strings, if there are any."""
+        """The matcher of the stop strings, if there are any."""
         strings = params.stop_strings
         if strings and strings not in self._stops:
             self._stops[strings] = StopStrings(self.tokenizer, strings)
@@ -94,7 +93,7 @@ class LocalEngine:
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
     ) -> tuple[Tensor, Likelihood]:
-        """N x T tokens, whatever fills finished rows, and what the model makes of them."""
+        """N x T tokens, undefined after the end of a row, and their likelihoods."""
         cost = group_size * (prompts.input_ids.shape[1] + params.max_new_tokens + state_tokens(model))
         parts = []
         with generation_settings(model, self._settings(params)):
@@ -124,7 +123,7 @@ class LocalEngine:
         return completion_ids, recorder.likelihood(completion_ids)
 
     def _finish(self, completion_ids: Tensor, likelihood: Likelihood, stops: StopStrings | None) -> RolloutBatch:
-        """Masks, decodes and names the ends of N x T sampled tokens."""
+        """Masks and decodes N x T sampled tokens, and finds why each row ended."""
         is_end = torch.isin(completion_ids, torch.tensor(self.end_ids, device=completion_ids.device))
         if stops is not None:
             is_end |= stops.each_token(completion_ids)
@@ -157,10 +156,10 @@ class _Race(LogitsProcessor):
 
 
 class LikelihoodRecorder(LogitsProcessor):
-    """Keeps log softmax(logits / temperature) of each token that is sampled, and the entropy if it is asked for.
+    """Records log softmax(logits / temperature) of each sampled token, and the entropy if requested.
 
-    It must be the first processor, so that it sees the raw logits. A step's token is known only at the next step: the
-    distribution is kept until then, and no more than one (rows x V) at a time.
+    It must be the first processor, so that it gets the raw logits. A step's token is known only at the next step: one
+    distribution (rows x V) is held until then.
     """
 
     def __init__(self, temperature: float, entropies: bool = False, drawing: Drawing | None = None):
@@ -191,7 +190,7 @@ class LikelihoodRecorder(LogitsProcessor):
 
 
 def padded_with_own(prompts: PromptInputs) -> PromptInputs:
-    """The prompts with their own first token in the place of padding, which no forward sees but a penalty would."""
+    """The prompts with their first token as padding, which a repetition penalty would count."""
     mask = prompts.attention_mask.bool()
     first = prompts.input_ids.gather(1, mask.long().argmax(1, keepdim=True))
     return replace(prompts, input_ids=prompts.input_ids.where(mask, first))
@@ -199,7 +198,7 @@ def padded_with_own(prompts: PromptInputs) -> PromptInputs:
 
 @contextmanager
 def generation_settings(model: nn.Module, settings: GenerationConfig) -> Iterator[None]:
-    """Exactly these settings for ``generate``, which fills in from the model's own what a configuration leaves open."""
+    """Exactly these settings for ``generate``, which would fill in missing ones from the model's own configuration."""
     own = model.generation_config
     model.generation_config = settings
     try:
@@ -210,7 +209,7 @@ def generation_settings(model: nn.Module, settings: GenerationConfig) -> Iterato
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers come from ``seed`` within. The state outside is as if nothing had been drawn."""
+    """Random numbers come from ``seed`` inside the block. The state outside does not change."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -218,9 +217,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class StopStrings:
-    """Tells which completions have come to one of ``strings``. What their prompts say does not count.
+    """Finds the completions that contain one of ``strings``. Their prompts do not count.
 
-    The token that completes a string may hold more: ``>.`` completes ``</answer>`` too.
+    The token that completes a string may contain more: ``>.`` completes ``</answer>`` too.
 
     Example:
         >>> stops = StopStrings(tokenizer, ("</answer>",))
@@ -258,7 +257,7 @@ class _AfterPrompt(StoppingCriteria):
 
 
 class SharedPrefixEngine(LocalEngine):
-    """As ``LocalEngine``. Ask ``supports_shared_prefix`` whether the model can."""
+    """As ``LocalEngine``, with each prompt computed once. The model needs ``supports_shared_prefix``."""
 
     def __init__(
         self,
@@ -271,7 +270,7 @@ class SharedPrefixEngine(LocalEngine):
         """
         Args:
             tokenizer, model, token_budget: see ``LocalEngine``.
-            compile_for: compile the step from token to token, for the device where the model will be.
+            compile_for: compile the decode step, for this device.
 
         Raises:
             RuntimeError: if nothing can be compiled here.

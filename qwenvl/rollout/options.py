@@ -19,7 +19,7 @@ class EngineOptions(Options):
 
     rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(
         "local",
-        "What samples completions. local: the policy itself. vllm_server: vLLM in processes that you start with "
+        "Engine that samples completions. local: the policy itself. vllm_server: vLLM in processes that you start with "
         "scripts/serve_vllm.sh, on other GPUs or machines. vllm_colocate: the same, started by each process of the run "
         "on its own GPU, asleep while it trains. See docs/scaling.md.",
     )
@@ -43,13 +43,6 @@ class EngineOptions(Options):
         least=0,
         needs=WITH_VLLM,
     )
-    vllm_weights: Literal["host", "direct"] = option(
-        "host",
-        "How servers get weights. host: by a file in shared memory, or in messages where they run on another host. "
-        "direct: from device to device of one host, by NCCL between GPUs, by gloo between CPUs. Less time for a sync. "
-        "NCCL was not run so far.",
-        needs="rollout_engine == 'vllm_server'",
-    )
     vllm_gpu_memory: float = option(
         0.4,
         "Share of the GPU's memory that vLLM takes, above 0 and below 1. More: more completions at a time. It is given "
@@ -61,9 +54,9 @@ class EngineOptions(Options):
 
     @property
     def engine_has_own_weights(self) -> bool:
-        """Whether another process samples, with weights that are not quite the policy's.
+        """Whether another process samples, with rounding or weights that differ from the policy's.
 
-        This is the one place that says so: options that correct for it are refused where it is False.
+        Options that correct for it are refused where it is False.
         """
         return self.rollout_engine != "local"
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +18,8 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision.cache import VisionCache
-from qwenvl.model.vision.tower import accept_features, blank_vision, encode_vision, supports_encode_once
-from qwenvl.rollout.drawing import Drawing
-from qwenvl.rollout.engine import RolloutEngine
+from qwenvl.model.vision_tower import accept_features, blank_vision, encode_vision, supports_encode_once
+from qwenvl.rollout.engine import Drawing, RolloutEngine
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 
 logger = logging.getLogger(__name__)
@@ -36,13 +33,11 @@ class Paths:
         completion_likelihood: see ``qwenvl.model.logprobs``.
         engine: samples completions.
         encode: runs the vision tower once per prompt, see ``encode_vision``. None where it runs in every forward.
-        cache: keeps the features of the vision tower on disk. None where they are not kept.
     """
 
     completion_likelihood: Callable[..., Likelihood]
     engine: RolloutEngine
     encode: Callable[..., PromptInputs] | None
-    cache: VisionCache | None = None
 
 
 @dataclass(frozen=True)
@@ -97,22 +92,18 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
     With ``shared_prefix auto`` a warning says what keeps the model from a fast path.
 
     Raises:
-        ValueError: ``vision_cache`` where the features of the tower cannot be kept, ``compile_decoding`` where there is
-            nothing to compile, or settings of servers that do not fit.
+        ValueError: ``compile_decoding`` where there is nothing to compile, or settings of servers that do not fit.
         RuntimeError: nothing can be compiled on this machine.
     """
     bare, budget = unwrap(policy), args.rollout_token_budget
     engine: Any = LocalEngine(tokenizer, bare, token_budget=budget)
-    likelihood, encode, cache = logprobs.completion_likelihood, None, None
-    if args.vision_cache is not None:
-        cache = VisionCache(args.vision_cache, int(args.cache_gb * 1e9))
+    likelihood: Callable[..., Likelihood] = logprobs.completion_likelihood
+    encode = None
     if args.shared_prefix == "auto":
         if reason := supports_encode_once(policy):
             logger.warning(f"the vision tower runs in every pass: {reason}")
-            if cache is not None:
-                raise ValueError(f"--vision_cache cannot be used: {reason}")
         else:
-            encode = partial(encode_vision, cache=cache)
+            encode = encode_vision
         if reason := shared_prefix.supports_shared_prefix(policy):
             logger.warning(f"each completion computes its prompt again: {reason}")
             if args.compile_decoding:
@@ -124,15 +115,15 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
     accept_features(policy)
     if args.engine_has_own_weights:
         engine = _engine_of(args, policy, engine)
-    return Paths(likelihood, engine, encode, cache)
+    return Paths(likelihood, engine, encode)
 
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
     """The servers that the flags ask for."""
-    from qwenvl.rollout.remote.colocate import remote_engine
+    from qwenvl.rollout.vllm import vllm_engine
 
     prompt = args.max_prompt_length
-    return remote_engine(
+    return vllm_engine(
         args,
         local,
         model=unwrap(policy).name_or_path,

@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import reward_std, unique_fraction, zero_std_fraction
 from qwenvl.grpo.loss import LossOutput
-from qwenvl.model.vision.cache import VisionCache
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
@@ -82,13 +81,10 @@ class TrainedOn:
 class Journal:
     """Turns experiences, losses and evaluations into the meter's metrics and the run folder's rows."""
 
-    def __init__(
-        self, args: GRPOConfig, meter: Meter, dataset: Dataset | None = None, cache: VisionCache | None = None
-    ):
+    def __init__(self, args: GRPOConfig, meter: Meter, dataset: Dataset | None = None):
         """
         Args:
             dataset: of training. If it has several parts, their shares and rewards are logged.
-            cache: its hits and costs are logged.
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.on_evaluation: Callable[[str, PromptBatch, Sequence[Rollout]], None] | None = None  # a tracker's
@@ -99,7 +95,6 @@ class Journal:
         self._decoder = getattr(dataset, "decoder", None)
         parts = getattr(dataset, "parts", ())
         self._datasets = [part.name for part in parts] if len(parts) > 1 else []
-        self._cache = cache
         self._meter = meter
 
     def collected(self, step: int, experience: Experience) -> None:
@@ -212,17 +207,8 @@ class Journal:
             self._meter.max("completion/length_max", length)
             self._meter.mean("completion/truncated_frac", float(reason == "length"))
 
-    def _cached(self) -> None:
-        """The share of hits so far in the run, and what a hit and a computed one cost."""
-        if self._cache is not None:
-            hit, computed = self._cache.mean_seconds()
-            self._meter.mean("vision_cache/hit_frac", self._cache.hits / max(1, self._cache.hits + self._cache.misses))
-            self._meter.mean("vision_cache/hit_s", hit)
-            self._meter.mean("vision_cache/compute_s", computed)
-
     def seen(self, batch: PromptBatch) -> None:
         """Metrics of the prompts of a micro-batch: lengths, frames, cache hits."""
-        self._cached()
         if self._args.fit_frames:
             self._meter.count("data/fitted_prompts", sum(fitted is not None for fitted in batch.fitted))
         if self._args.per_device_train_batch_size > 1:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from qwenvl.rollout.drawing import Drawing
+from qwenvl.rollout.engine import Drawing
 
 BY_PROCESS = {"time/wait_s"}  # logged for each process: the others wait for the one that waits least
 

@@ -25,7 +25,6 @@ from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
-from qwenvl.model.waiting_media import put_aside
 from qwenvl.train.assemble import Parts
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
@@ -109,7 +108,7 @@ class PolicyTrainer(Trainer):
             start_from_weights(policy, args.start_from_weights)
         self.meter = Meter(args.device)
         self.doing = Doing(self.meter, drawing_of(parts.paths))
-        self.journal = Journal(args, self.meter, self.train_dataset, self.paths.cache)
+        self.journal = Journal(args, self.meter, self.train_dataset)
         self._finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
         self.completion_likelihood = PathLikelihood.of(args, parts.paths, bare, self.accelerator)
@@ -176,10 +175,9 @@ class PolicyTrainer(Trainer):
         return [{**inputs, "micro_batch": number} for number, inputs in enumerate(batches)], items
 
     def next_step(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Draws the micro-batches of one optimizer step. The wait for them is measured, and large ones are in files."""
-        drawn = ({**inputs, "prompts": put_aside(inputs["prompts"])} for inputs in epoch_iterator)
+        """Draws the micro-batches of one optimizer step. The wait for them is measured."""
         with self.meter.wait("time/data_wait_s"):
-            return super().get_batch_samples(drawn, num_batches, device)
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
         """An optimizer step on these micro-batches begins."""

@@ -16,7 +16,6 @@ from qwenvl.grpo.loss import LossInputs, StepCounts
 from qwenvl.grpo.weighting import entropy_floor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
-from qwenvl.model.waiting_media import let_go
 from qwenvl.train.collect.scored import Scored
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
@@ -170,8 +169,7 @@ class Step:
         return cls(tuple(experiences), counts)
 
     def experience_of(self, number: int) -> Experience:
-        """The experience of the micro-batch with this number. The media of the others are written to files."""
-        let_go(*(each.prompts for each in self.experiences))
+        """The experience of the micro-batch with this number."""
         return self.experiences[number]
 
     def next_iteration(self, batches: Sequence[PromptBatch]) -> Step:

@@ -1,20 +1,20 @@
-"""``python -m qwenvl.vllm_server MODEL``, in the environment that ``scripts/serve_vllm.sh`` makes."""
+"""``python -m qwenvl.vllm_server MODEL``, in the environment that ``scripts/serve_vllm.sh`` makes.
+
+The script reads the command line with a Python that has no torch, before it makes that environment.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
-from qwenvl.vllm_server.server import Server
-from qwenvl.vllm_server.settings import VLLM, Settings, parse
-from qwenvl.vllm_server.web import Web
-from qwenvl.vllm_server.wire.body import Refusal, secret
+VLLM = "0.32.0"  # held to the trainer's numbers. scripts/serve_vllm.sh reads this line and installs it
 
 # Read by vLLM when it is loaded. One process, so that the engine's death is the server's. The first of its two model
 # runners: the hooks were tried on no other.
@@ -29,28 +29,59 @@ ON_CPU = {
 }
 
 
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line. Wrong values are reported as argparse does, with exit status 2."""
+    parser = argparse.ArgumentParser(
+        prog="serve_vllm.sh",
+        description="Sample completions for a trainer with vLLM. The trainer sends the weights and the prompts.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", help="the checkpoint that the training starts from: a folder, or a name on the hub")
+    add("--host", default="127.0.0.1", help="address to listen at")
+    add("--port", type=int, default=8200, help="0: any that is free")
+    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="of weights; auto: stored")
+    add("--max_model_len", type=int, default=32768, help="most tokens of a prompt and its completion together")
+    add("--max_num_seqs", type=int, default=256, help="most completions that are sampled at the same time")
+    add("--cache_gb", type=float, help="memory for keys and values, in GiB; by default 1 on a CPU")
+    add("--gpu_memory_utilization", type=float, default=0.9, help="share of the GPU's memory, without --cache_gb")
+    add("--tensor_parallel_size", type=int, default=1, help="GPUs that the model is split over (not run so far)")
+    add("--compiled", action="store_true", help="compile the model and use CUDA graphs (not run so far)")
+    add("--sleeps", action="store_true", help="can release its GPU memory between samplings (not run so far)")
+    add("--with_parent", action="store_true", help="end when the process that started this one has ended")
+    add("--ready_file", help="written when the server is ready: its address")
+    settings = parser.parse_args(argv)
+    for name in ("max_model_len", "max_num_seqs", "tensor_parallel_size"):
+        if getattr(settings, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    if not 0 < settings.gpu_memory_utilization <= 1:
+        parser.error("--gpu_memory_utilization must be above 0 and at most 1")
+    if settings.cache_gb is not None and settings.cache_gb <= 0:
+        parser.error("--cache_gb must be above 0")
+    return settings
+
+
 def main(argv: list[str] | None = None) -> None:
     """Serves until it is stopped. Exit status 75 asks for a restart."""
     settings = parse(argv)
+    _require_pinned_vllm()
+    import torch
+    from transformers import AutoConfig
+
+    from qwenvl.vllm_server.models import require_family
+    from qwenvl.vllm_server.server import Server, Web
+    from qwenvl.vllm_server.wire import Refusal, secret
+
     os.environ |= ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ON_CPU
+    config = AutoConfig.from_pretrained(settings.model)
     try:
-        _serve(settings)
+        require_family(config.model_type)
     except Refusal as refusal:
         sys.exit(f"error: {refusal}")
 
-
-def _serve(settings: Settings) -> None:
-    _require_pinned_vllm()
-    from transformers import AutoConfig
-
-    from qwenvl.vllm_server.family import family_of
-
-    config = AutoConfig.from_pretrained(settings.model)
-    family_of(config.model_type)
-
     from qwenvl.vllm_server.engine import Engine  # loads vLLM, which takes some seconds
 
-    server = Server(settings)
+    server = Server(settings.model, sleeps=settings.sleeps)
     with Web((settings.host, settings.port), server, secret()) as web:
         if settings.with_parent:
             threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
@@ -74,9 +105,9 @@ def _require_pinned_vllm() -> None:
         except PackageNotFoundError:
             continue
         if found != VLLM:
-            raise Refusal("request", f"vLLM {found} is installed: the server was made for {VLLM} and uses its insides")
+            sys.exit(f"error: vLLM {found} is installed: the server was made for {VLLM} and uses its private functions")
         return
-    raise Refusal("request", "vLLM is not installed here: start the server with scripts/serve_vllm.sh")
+    sys.exit("error: vLLM is not installed here: start the server with scripts/serve_vllm.sh")
 
 
 def _end_with_parent(parent: int) -> None:

@@ -1,48 +1,58 @@
-"""vLLM's engine, in this process: prompts to completions, files to weights.
+"""vLLM's engine in this process: prompts to completions, files to weights, and what is changed in vLLM's worker.
 
-All calls come from one thread. What is private in vLLM and used here is why its version is pinned.
+vLLM sees no pixels: it gets the rows that enter the language model, and the positions of all tokens. Its own processor,
+vision tower and rule of positions are not used. Private functions of vLLM are, which is why its version is pinned.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor, nn
 from vllm import LLM, CompletionOutput, RequestOutput, SamplingParams
+from vllm.inputs.engine import mm_input, tokens_input
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    get_layerwise_info,
+    initialize_layerwise_reload,
+)
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 
-from qwenvl.vllm_server.family import Shape, family_of
-from qwenvl.vllm_server.prompts import check_prompt, engine_input
-from qwenvl.vllm_server.settings import Settings
-from qwenvl.vllm_server.wire.body import require
-from qwenvl.vllm_server.wire.link import LinkRequest, nccl_version
-from qwenvl.vllm_server.wire.sampling import SampleAnswer, SampleRequest
-from qwenvl.vllm_server.wire.weights import WeightsRequest
+from qwenvl.vllm_server.models import NEEDS_TOWER, Shape, check_prompt
+from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest, require
 
 GIB = 2**30
-NEVER = -1e9  # added to the logit of a token that is not to be drawn. -100 does not hold at high temperatures
+NEVER = -1e9  # added to the logit of a token that must not be sampled. -100 does not hold at high temperatures
+POSITIONS = "positions_of_prompt"  # a field of each medium: the worker reads all positions of the prompt from it
+CPU = {"keep_on_cpu": True}
 
 
 class Engine:
-    """A model in vLLM.
+    """A model in vLLM. All calls come from one thread.
 
     Attributes:
         shape: what a request must fit.
         dtype: of its weights.
-        workers: processes that the model is split over.
-        nccl: the version of NCCL. 0: it computes on a CPU.
     """
 
-    def __init__(self, settings: Settings, config: Any):
+    def __init__(self, settings: argparse.Namespace, config: Any):
         """Loads the model, which takes from seconds to minutes.
 
         Args:
+            settings: the server's command line.
             config: the checkpoint's configuration, of transformers.
         """
         on_cpu = not torch.cuda.is_available()
         cache_gb = settings.cache_gb if settings.cache_gb is not None or not on_cpu else 1.0
         most = min(settings.max_model_len, config.get_text_config().max_position_embeddings)
         limits: dict[str, Any] = (
-            {} if family_of(config.model_type).tower else {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+            {} if NEEDS_TOWER[config.model_type] else {"limit_mm_per_prompt": {"image": 0, "video": 0}}
         )
         self.llm = LLM(
             settings.model,
@@ -60,7 +70,7 @@ class Engine:
             enable_mm_embeds=True,
             skip_mm_profiling=True,
             mm_processor_cache_gb=0,  # across processes it would give a prompt the positions of another with its video
-            worker_extension_cls="qwenvl.vllm_server.worker.WorkerExtension",
+            worker_extension_cls="qwenvl.vllm_server.engine.WorkerExtension",
             max_num_batched_tokens=max(most, 4096),  # a video with more rows than that would be refused by vLLM
             # A prompt that is cut has its generator set back, which those of a CPU cannot be.
             enable_chunked_prefill=not on_cpu,
@@ -68,8 +78,6 @@ class Engine:
         )
         self.shape = Shape.of(config, most)
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
-        self.workers = settings.tensor_parallel_size
-        self.nccl = nccl_version()
         self.llm.collective_rpc("install_hooks")
 
     def check(self, request: SampleRequest) -> None:
@@ -81,10 +89,10 @@ class Engine:
             require(all(0 <= each < self.shape.vocab_size for each in ids), f"{name}: ids above the vocabulary: {ids}")
 
     def sample(self, request: SampleRequest, salt: str) -> SampleAnswer:
-        """The completions of a request that was checked. Nothing computed under another ``salt`` is used again.
+        """The completions of a request that was checked. Nothing cached under another ``salt`` is used.
 
         Raises:
-            RuntimeError: vLLM gave something else than what was asked for.
+            RuntimeError: vLLM returned something else than requested.
         """
         self.llm.collective_rpc("set_temperature", args=(request.draw.temperature or 1.0,))
         for prompt in request.prompts:
@@ -102,36 +110,14 @@ class Engine:
             ids=tuple(torch.tensor(list(row.token_ids)) for row in rows),
             logprobs=tuple(torch.tensor(_logprobs(row)) for row in rows),
             finish_reasons=reasons,
-            prompt_tokens=sum(len(each.ids) for each in request.prompts),
             cached_tokens=sum(output.num_cached_tokens or 0 for output in done),
         )
 
     def load(self, path: str) -> set[str]:
-        """Takes the weights of a file, forgets all that was computed with others, and says what was written."""
-        return self._taken("load_weights_file", path)
-
-    def join(self, request: LinkRequest) -> None:
-        """Has the workers take part in a link."""
-        settings = {name: getattr(request, name) for name in ("kind", "store", "size", "seconds")}
-        self.llm.collective_rpc("join_link", args=(settings,))
-
-    def receive(self, request: WeightsRequest) -> set[str]:
-        """Takes weights that come along the link, and does as ``load``."""
-        shapes = {name: list(shape) for name, shape in request.shapes.items()}
-        return self._taken("receive_weights", shapes, self.dtype)
-
-    def _taken(self, method: str, *args: Any) -> set[str]:
-        (written, *_) = self.llm.collective_rpc(method, args=args)
-        self.forget()
+        """Takes the weights of a file, empties the caches, and returns the names of the parameters written."""
+        (written, *_) = self.llm.collective_rpc("load_weights_file", args=(path,))
+        self._empty_caches()
         return set(written)
-
-    def forget(self) -> None:
-        """Empties the caches: keys and values, media, and their features. Each must be, by hand."""
-        engine = self.llm.llm_engine
-        if not engine.reset_prefix_cache():
-            raise RuntimeError("the cache of keys and values could not be emptied: is a request under way?")
-        engine.reset_mm_cache()
-        engine.reset_encoder_cache()
 
     def language_parameters(self) -> set[str]:
         """The parameters that a sync of all weights must write."""
@@ -139,29 +125,37 @@ class Engine:
         return set(names)
 
     def sleep(self) -> None:
-        """Gives the memory of weights and cache back. The weights wait in the host's memory."""
+        """Releases the memory of weights and cache. The weights are copied to the host's memory."""
         self.llm.sleep(level=1)
 
     def wake(self) -> None:
         self.llm.wake_up()
-        self.forget()
+        self._empty_caches()
+
+    def _empty_caches(self) -> None:
+        """Keys and values, media, and their features: vLLM empties none of them by itself."""
+        engine = self.llm.llm_engine
+        if not engine.reset_prefix_cache():
+            raise RuntimeError("the cache of keys and values could not be emptied: is a request under way?")
+        engine.reset_mm_cache()
+        engine.reset_encoder_cache()
 
 
 def _logprobs(row: CompletionOutput) -> list[float]:
-    """Of the tokens that were drawn."""
+    """Of the sampled tokens."""
     return [each[token].logprob for each, token in zip(row.logprobs, row.token_ids, strict=True)]
 
 
 def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
     """The settings of one prompt's completions. Completion k of the group has the seed ``seed + k``.
 
-    The temperature is none of them: the worker divides the logits by it, see `WorkerExtension.set_temperature`. So
+    The temperature is not among them: the worker divides the logits by it, see `WorkerExtension.set_temperature`. So
     log-probs are those of softmax(logits / T), a temperature above 2 is possible, and top-k, top-p, min-p and the
     penalty are the same as on undivided logits.
     """
     draw = request.draw
     greedy = draw.temperature == 0
-    truncated = {} if greedy else {"top_k": draw.top_k, "top_p": draw.top_p, "min_p": draw.min_p}
+    truncation = {} if greedy else {"top_k": draw.top_k, "top_p": draw.top_p, "min_p": draw.min_p}
     return SamplingParams(
         n=request.group_size,
         seed=seed,
@@ -173,8 +167,134 @@ def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
         stop_token_ids=list(request.end_ids),
         ignore_eos=True,  # the end tokens are those of the request, and no others
         logit_bias=dict.fromkeys(request.banned_ids, NEVER),
-        logprobs=0,  # of the drawn token alone
+        logprobs=0,  # of the sampled token alone
         detokenize=bool(draw.stop_strings),
         skip_special_tokens=False,  # a stop string is not found across a token that is left out
-        **truncated,
+        **truncation,
     )
+
+
+def engine_input(prompt: Prompt, salt: str) -> Any:
+    """A prompt as ``LLMEngine.add_request`` takes it.
+
+    Args:
+        salt: prompts of another salt share no cached keys and values with this one.
+    """
+    ids = prompt.ids.tolist()
+    if not prompt.media:
+        return tokens_input(ids, cache_salt=salt)
+    items: dict[str, list[MultiModalKwargsItem]] = {}
+    hashes: dict[str, list[str]] = {}
+    ranges: dict[str, list[PlaceholderRange]] = {}
+    for medium in prompt.media:
+        items.setdefault(medium.kind, []).append(_item(medium, prompt.positions))
+        hashes.setdefault(medium.kind, []).append(_hash(medium, prompt.positions))
+        # A mask only where there are other tokens between: one that is True throughout is the same as none.
+        mask = None if bool(medium.embedded.all()) else medium.embedded
+        ranges.setdefault(medium.kind, []).append(PlaceholderRange(medium.offset, len(medium.embedded), mask))
+    return mm_input(ids, MultiModalKwargsItems(items), hashes, ranges, cache_salt=salt)
+
+
+def _item(medium: Medium, positions: Tensor) -> MultiModalKwargsItem:
+    kind = medium.kind
+    fields = {
+        f"{kind}_embeds": (medium.features, MultiModalFieldConfig.flat(kind, [slice(len(medium.features))])),
+        f"{kind}_grid_thw": (torch.tensor([medium.grid]), MultiModalFieldConfig.batched(kind, **CPU)),
+        POSITIONS: (positions[None], MultiModalFieldConfig.batched(kind, **CPU)),
+    }
+    return MultiModalKwargsItem(
+        {name: config.build_elems(name, values)[0] for name, (values, config) in fields.items()}
+    )
+
+
+def _hash(medium: Medium, positions: Tensor) -> str:
+    """Names the keys and values of the range in vLLM's caches by all that they depend on, positions included.
+
+    The same frames at another rate have the same features and other positions. With the same name they would be taken
+    from the cache. Tokens before and after the range are named by vLLM.
+    """
+    digest = hashlib.sha256(f"{medium.kind} {medium.grid} {medium.features.dtype}".encode())
+    own = positions[:, medium.offset : medium.offset + len(medium.embedded)]
+    for part in (medium.features, medium.embedded, own):
+        digest.update(str(tuple(part.shape)).encode())
+        digest.update(part.contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker class. ``LLM.collective_rpc`` calls them in all workers."""
+
+    model_runner: Any  # the worker's own
+
+    def install_hooks(self) -> None:
+        """Has the model take positions from the request, and divide its logits by the temperature."""
+        model = self.model_runner.get_model()
+        self._temperature = 1.0
+        stock_positions, stock_logits = model.get_mrope_input_positions, model.compute_logits
+
+        def positions(input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
+            if not mm_features:
+                return stock_positions(input_tokens, mm_features)
+            given = mm_features[0].data[POSITIONS].data
+            assert given.shape[1] == len(input_tokens), "positions of another prompt"
+            return given, int(given.max()) + 1 - len(input_tokens)
+
+        def logits(*args: Any, **kwargs: Any) -> Tensor | None:
+            given = stock_logits(*args, **kwargs)  # None in workers that hold no part of the head
+            return None if given is None else given.float() / self._temperature
+
+        model.get_mrope_input_positions, model.compute_logits = positions, logits
+
+    def set_temperature(self, temperature: float) -> None:
+        """Logits are divided by it from now on."""
+        self._temperature = temperature
+
+    def load_weights_file(self, path: str) -> list[str]:
+        """Takes the weights of a file of safetensors. Returns the names of the parameters that were written.
+
+        The steps of vLLM's ``reload_weights``, which would fill up a layer that was sent in part with whatever is in
+        memory.
+
+        Raises:
+            RuntimeError: a layer was sent in part.
+        """
+        runner = self.model_runner
+        model = runner.get_model()
+        initialize_layerwise_reload(model)
+        written = model.load_weights(_tensors_of(path))
+        partial = [name for name, layer in model.named_modules() if _written_in_part(layer)]
+        finalize_layerwise_reload(model, runner.model_config)
+        runner.reset_lora_state()
+        runner.reset_encoder_cache()
+        runner.reset_mm_cache()
+        if partial:
+            raise RuntimeError(f"layers were sent in part: {', '.join(partial)}")
+        _repack_tied_head(model)
+        return sorted(written)
+
+    def language_parameters(self) -> list[str]:
+        """The parameters that a sync of all weights must write."""
+        names = (name for name, _ in self.model_runner.get_model().named_parameters())
+        return [name for name in names if "visual" not in name.split(".")]
+
+
+def _tensors_of(path: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file, one in memory at a time."""
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (no dictionary)
+            yield name, file.get_tensor(name)
+
+
+def _written_in_part(layer: nn.Module) -> bool:
+    info = get_layerwise_info(layer)
+    if isinstance(layer, VocabParallelEmbedding):  # one weight, padded: what is not written is padding
+        return False
+    return info.can_load() and 0 < info.load_numel < info.load_numel_total
+
+
+def _repack_tied_head(model: nn.Module) -> None:
+    """On a CPU each linear layer holds a packed copy of its weights. vLLM does not pack a tied head's again."""
+    language = model.language_model
+    head = language.lm_head
+    if head.weight is language.model.embed_tokens.weight:
+        head.quant_method.process_weights_after_loading(head)

@@ -16,9 +16,9 @@ from qwenvl.model.options import TuneOptions
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision.tower import accept_features, encode_vision
+from qwenvl.model.vision_tower import accept_features, encode_vision
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.prefill import sample_shared
+from qwenvl.rollout.shared_sampling import sample_shared
 
 LOGPROB_SETTINGS = {"temperature": 1.0, "logit_chunk_tokens": 512}
 FRAME = (10, 20)  # merged patches: 200 tokens per pair of frames

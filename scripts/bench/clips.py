@@ -71,7 +71,7 @@ def main() -> None:
         for kind in kinds():
             right[kind.cut].append(is_right(kind, workshop, folder))
         print("| clip | right |\n|---|---|")
-        for cut, found in [*right.items(), ("all", [each for found in right.values() for each in found])]:
+        for cut, found in [*right.items(), ("all", [each for clips in right.values() for each in clips])]:
             print(f"| {cut} | {sum(found)} of {len(found)} |")
         print("\n| damaged bytes | " + " | ".join(map(str, BYTES)) + " |\n|---|" + "---|" * len(BYTES))
         for codec, container in DAMAGED:

@@ -43,7 +43,7 @@ from qwenvl.model.loading import apply_tuning, lora_config, unwrap
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.prefill import sample_shared
+from qwenvl.rollout.shared_sampling import sample_shared
 
 CASES = {"exact": ["500,4,64"], "phases": ["2000,8,256"], "decoding": ["2000,8,128"]}
 WAYS = {"eager": (False, False), "compiled": (True, False), "graph": (False, True), "both": (True, True)}

@@ -120,7 +120,7 @@ class Trail:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
-    from qwenvl.rollout.remote.weights import Handover
+    from qwenvl.rollout.weights import Handover
     from qwenvl.train.collect.filtering import FilteringCollector
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.policy_trainer import PolicyTrainer

@@ -42,11 +42,10 @@ RUNS = {
     "adapters": "--lora_enable --save_total_limit 2 --num_iterations 2 --gradient_accumulation_steps 2 --save_steps 2",
     "moving": "--sync_ref_model --ref_model_sync_steps 2 --difficulty_band accuracy(low=0.05,high=0.95) "
     "--dataloader_num_workers 1 --per_device_train_batch_size 2",
-    "served": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server --vllm_weights direct "
+    "served": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server "
     "--vllm_deadline 20 --check_parity every",
-    "filed": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server --check_parity every",
 }
-SERVED = ("served", "filed")  # the server is that of the tests, which speaks as the real one and samples by our engine
+SERVED = ("served",)  # the server is that of the tests, which speaks as the real one and samples by our engine
 STEPS = 8
 COMMON = (
     "--generation_max_length 5 --grpo_sample_size 3 --learning_rate 1e-3 --base_interval 0.5 --use_cpu --seed 3 "

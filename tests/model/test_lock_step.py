@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model import lock_step
 from qwenvl.model.lock_step import LockStep
-from qwenvl.model.vision.tower import encode_vision
+from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from tests.model.test_sharding import mesh  # noqa: F401

@@ -10,13 +10,13 @@ from peft import get_peft_model
 from torch.profiler import ProfilerActivity, profile
 
 from qwenvl.demo.tiny import make_model, make_processor
+from qwenvl.model import vision_tower as tower
 from qwenvl.model.families import FAMILIES
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, lora_config, unwrap
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision import tower
-from qwenvl.model.vision.tower import encode_vision
+from qwenvl.model.vision_tower import encode_vision
 from qwenvl.plan.memory import (
     PARTS,
     PIECE,
@@ -39,7 +39,7 @@ from qwenvl.plan.memory import (
 )
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Precision, Shapes, Text, Vision
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.prefill import sample_shared
+from qwenvl.rollout.shared_sampling import sample_shared
 
 TEXT = Text(
     layers=("full_attention",) * 2,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.rollout.ahead import AheadEngine, Ask, Kept, read_kept, write_kept
+from qwenvl.rollout.ahead import AheadEngine, Ask
 from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, SamplingParams
 from qwenvl.types import RolloutBatch
 
@@ -120,8 +120,8 @@ def test_an_error_is_told_at_once_and_nothing_is_asked_after_it(held):
     for seed in (1, 13, 2):
         engine.may[seed].set()
     assert ahead.take([1]) == 0
-    assert ahead._asked[-1].over.wait(60)
-    for told in (ahead.check, ahead.settle, lambda: ahead.take([13]), lambda: ahead.sync(None, 1)):
+    assert ahead._pending[-1].answers.exception(60)
+    for told in (ahead.check, ahead.finish, lambda: ahead.take([13]), lambda: ahead.sync(None, 1)):
         with pytest.raises(ConnectionError, match="the server is gone"):
             told()
     assert [seed for seed, _ in engine.made] == [1, 13]
@@ -164,15 +164,8 @@ def test_what_was_asked_is_kept_in_a_file(held, tmp_path):
     assert other.waiting == 0
 
 
-def test_completions_of_no_prompts_are_kept_too(tmp_path):
-    ids = torch.zeros(0, 1, dtype=torch.long)
-    write_kept(tmp_path / "kept", [Kept(7, (1,), ([RolloutBatch(ids, ids.bool(), [], [])],))])
-    [kept] = read_kept(tmp_path / "kept")
-    assert kept.version == 7 and kept.answers[0][0].completion_ids.shape == (0, 1)
-
-
 @pytest.mark.parametrize("content", [b"", b"no such file", bytes(100)])
 def test_another_file_is_an_error_that_names_it(tmp_path, content):
     (tmp_path / "kept").write_bytes(content)
-    with pytest.raises(ValueError, match="kept: expected completions that were sampled ahead, got something else"):
-        read_kept(tmp_path / "kept")
+    with pytest.raises(ValueError, match="kept: expected completions that were sampled ahead, found"):
+        AheadEngine(Held()).load(tmp_path / "kept")

@@ -11,10 +11,9 @@ from torch import _inductor as inductor
 from torch._inductor.utils import fresh_cache
 
 from qwenvl.demo.tiny import make_model, make_processor
-from qwenvl.rollout import decoding
-from qwenvl.rollout.decoding import require_compiler
+from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams, completion_mask
-from qwenvl.rollout.prefill import sample_shared
+from qwenvl.rollout.shared_sampling import require_compiler, sample_shared
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 
@@ -62,7 +61,7 @@ def test_tokens_and_logprobs_of_the_stock_step(family, layers, random_prompts):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_ended_completions_give_up_their_slots(compiled, monkeypatch, random_prompts):
     model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), initializer_range=0.25).requires_grad_(False)
-    monkeypatch.setattr(decoding, "_compiled_forward", lambda: decoding._forward)  # the same step as it is
+    monkeypatch.setattr(shared_sampling, "_compiled_forward", lambda: shared_sampling._forward)
     prompts = random_prompts(model, ["tv", "t", "vt"])
     sizes = []
     model.lm_head.register_forward_hook(lambda module, args, out: sizes.append(len(out)))

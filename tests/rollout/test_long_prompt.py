@@ -10,7 +10,7 @@ from qwenvl.demo.tiny import make_model, make_processor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision.tower import encode_vision
+from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams
 from qwenvl.rollout.local import SharedPrefixEngine
 from qwenvl.types import PromptBatch

@@ -20,7 +20,6 @@ def test_addresses():
         ({"vllm_server": ["a:1"]}, "--vllm_server has no effect without --rollout_engine vllm_server"),
         ({"rollout_engine": "vllm_colocate", "vllm_server": ["a:1"]}, "--vllm_server has no effect"),
         ({"vllm_patience": 1.0}, "--vllm_patience has no effect without --rollout_engine vllm_server or vllm_colocate"),
-        ({"vllm_weights": "direct"}, "--vllm_weights has no effect without --rollout_engine vllm_server"),
         ({"vllm_deadline": 1.0}, "--vllm_deadline has no effect"),
         (
             {"rollout_engine": "vllm_server", "vllm_server": ["a:1"], "vllm_gpu_memory": 0.5},

@@ -27,10 +27,10 @@ from qwenvl import GRPOTrainer
 from qwenvl.config.command_line import parse_args
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.held_out import main as evaluate_command
-from qwenvl.model import waiting_media
+from qwenvl.model import inputs as model_inputs
+from qwenvl.model import vision_tower as tower
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import completion_likelihood
-from qwenvl.model.vision import tower
 from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.options import SamplingOptions
@@ -246,8 +246,8 @@ def run(environment: dict[str, str], log: str, checkpoint: str, data: str, outpu
     if any(flag.startswith("--deepspeed") for flag in flags):
         start_deepspeed_on_a_cpu()
     flags = [f"--model_name_or_path={checkpoint}", f"--dataset_use={data}", f"--output_dir={output}", *flags]
-    if "in_files" in output:
-        waiting_media.LARGE = 0
+    if "on_host" in output:
+        model_inputs.LARGE = 0
     if "every_target" in output:
         return run_every_target(flags)
     args = parse_args(flags)

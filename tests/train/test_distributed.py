@@ -239,7 +239,7 @@ def test_two_processes_train_on_the_same_completions_as_one_does(
         pytest.importorskip("deepspeed")
     start = tiny_checkpoint(initializer_range=0.1)
     flags = {"num_iterations": 2, "max_steps": 4, **RECIPES[recipe]}
-    alone, output = (tmp_path / name / "by_prompt" for name in ("alone", "in_files"))  # where media wait
+    alone, output = (tmp_path / name / "by_prompt" for name in ("alone", "on_host"))  # where media wait
     launch(1, start, three_records, alone, per_device_train_batch_size=4, **flags)
     launch(2, start, three_records, output, gradient_accumulation_steps=2, **ENGINES[engine], **flags)
     assert_same_update(output, alone, start, updates=4)

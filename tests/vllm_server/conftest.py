@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm_server.server_process import ServerProcess
+from tests.vllm_server.serving import ServerProcess
 
 
 @pytest.fixture(scope="session")

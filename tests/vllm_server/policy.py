@@ -14,10 +14,10 @@ from qwenvl.model.logprobs import completion_likelihood
 from qwenvl.model.positions import position_rule, prompt_positions
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.remote.engine import prompts_for_server
+from qwenvl.rollout.vllm import prompts_for_server
 from qwenvl.types import RolloutBatch
-from qwenvl.vllm_server.wire.sampling import Draw, SampleAnswer, SampleRequest
-from tests.vllm_server.asking import Client
+from qwenvl.vllm_server.wire import Draw, SampleAnswer, SampleRequest
+from tests.vllm_server.serving import Client
 
 # vLLM's attention on a CPU takes no heads of 16.
 WIDE = {"hidden_size": 128, "initializer_range": 0.1}

@@ -13,8 +13,7 @@ import torch
 
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.vllm_server.server import RESTART
-from qwenvl.vllm_server.wire.body import Refusal
-from qwenvl.vllm_server.wire.weights import WeightsRequest
+from qwenvl.vllm_server.wire import Refusal, WeightsRequest
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
 
 pytestmark = pytest.mark.vllm
@@ -60,7 +59,7 @@ def test_a_server_that_is_killed_is_gone_at_once_and_comes_back_with_its_first_w
     with pytest.raises(Refusal, match="for weights of version 1, the server has version 0"):
         again.client.sample(policy.request(prompt, greedy, version=1))
     part = WeightsRequest(2, 1, tensors=policy.change("layers.0.mlp"))
-    with pytest.raises(Refusal, match="over version 1, the server has 0: send all weights"):
+    with pytest.raises(Refusal, match="over version 1, the server has 0: send all"):
         again.client.weights(part)
     again.client.weights(WeightsRequest(2, None, tensors=policy.change()))
     local_and_server(policy, again.client, prompt, greedy, version=2)
@@ -83,7 +82,7 @@ def test_an_engine_that_failed_ends_the_server(policy, tiny_checkpoint, start_se
     with pytest.raises((Refusal, *GONE)):
         server.client.sample(policy.request(policy.prompt(4), ENDLESS))
     assert server.process.wait(60) == RESTART
-    assert "the server ends: " in server.said()
+    assert "the server ends: " in server.output()
 
 
 def test_a_deadline_ends_the_server(policy, tiny_checkpoint, start_server):

@@ -11,8 +11,7 @@ import torch
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.vllm_server.wire.body import Refusal
-from qwenvl.vllm_server.wire.weights import WeightsRequest
+from qwenvl.vllm_server.wire import Refusal, WeightsRequest
 from tests.vllm_server.policy import WIDE, Policy, local_and_server, stretched, write
 
 pytestmark = pytest.mark.vllm
@@ -257,9 +256,6 @@ def test_a_part_of_the_weights_leaves_the_others(served):
     for version, words in enumerate(parts, start=3):
         client.weights(WeightsRequest(version, version - 1, tensors=policy.change(*words)))
         local_and_server(policy, client, prompts, GREEDY, version=version)
-    attention = policy.change("layers.1.self_attn.k_proj.weight")
-    with pytest.raises(Refusal, match=r"self_attn.k_proj.bias is missing: vLLM holds"):
-        client.weights(WeightsRequest(6, 5, tensors=attention))
     in_two = policy.change("")
     names = [name for name in in_two if "norm" not in name]
     first = {name: in_two.pop(name) for name in names}
@@ -268,3 +264,6 @@ def test_a_part_of_the_weights_leaves_the_others(served):
         client.sample(policy.request(prompts, GREEDY, version=6))
     client.weights(WeightsRequest(6, None, part=1, parts=2, tensors=in_two))
     local_and_server(policy, client, prompts, GREEDY, version=6)
+    lone = policy.change("layers.1.self_attn.k_proj.weight")
+    with pytest.raises(Refusal, match=r"layers were sent in part: .*layers\.1\.self_attn\.qkv_proj: the server ends"):
+        client.weights(WeightsRequest(7, 6, tensors=lone))

@@ -7,7 +7,7 @@ import torch
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.vllm_server.wire.weights import WeightsRequest
+from qwenvl.vllm_server.wire import WeightsRequest
 from tests.vllm_server.policy import WIDE, Policy, local_and_server
 
 pytestmark = pytest.mark.vllm

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from qwenvl.vllm_server.__main__ import VLLM
 from qwenvl.vllm_server.server import RESTART
-from qwenvl.vllm_server.settings import VLLM
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "serve_vllm.sh"
@@ -82,25 +82,14 @@ def installs(folder: Path) -> int:
     return sum("pip install" in line for line in log(folder))
 
 
-def test_the_environment_is_made_once_with_the_pinned_version(run, tmp_path):
-    status, said = done(run("--build"))
-    assert status == 0 and "making an environment" in said
+def test_the_environment_is_made_once_for_each_pinned_version(run, tmp_path):
+    both = [run("--build", PIP="sleep 0.5") for _ in range(2)]
+    assert [done(each)[0] for each in both] == [0, 0]
     assert any(f"=={VLLM}" in line for line in log(tmp_path))
-    assert done(run("--build")) == (0, "")
-    assert installs(tmp_path) == 1
-
-
-def test_another_version_makes_it_anew(run, tmp_path):
-    done(run("--build"))
+    assert done(run("--build")) == (0, "") and installs(tmp_path) == 1
     (tmp_path / "env" / "qwenvl-packages").write_text("vllm==0.1.0\n")
     done(run("--build"))
     assert installs(tmp_path) == 2
-
-
-def test_two_at_once_make_one(run, tmp_path):
-    both = [run("--build", PIP="sleep 0.5") for _ in range(2)]
-    assert [done(each)[0] for each in both] == [0, 0]
-    assert installs(tmp_path) == 1
 
 
 def test_one_that_was_cut_short_is_made_again(run, tmp_path):
@@ -126,13 +115,7 @@ def test_libraries_of_another_build_are_mended(run, tmp_path):
     once = f"[[ -e {tmp_path}/tried ]] || {{ touch {tmp_path}/tried; exit 1; }}"
     assert done(run("--build", IMPORTS=once))[0] == 0
     assert "-m pip uninstall -q -y torchaudio torchcodec" in log(tmp_path)
-    operators = (tmp_path / "torchvision" / "extension.py").read_text()
-    declared = {}
-    stand_in = type(sys)("torch")
-    stand_in.library = type(sys)("library")
-    stand_in.library.Library = lambda *_: type("Library", (), {"define": lambda _, text: declared.update({text: 1})})()
-    exec(operators.replace("import torch", ""), {"torch": stand_in})
-    assert [text.split("(")[0] for text in declared] == ["nms", "qnms"]
+    assert 'for _name in ("nms", "qnms")' in (tmp_path / "torchvision" / "extension.py").read_text()
     status, said = done(run("--build", QWENVL_VLLM_ENV=str(tmp_path / "other"), IMPORTS="false"))
     assert status == 1 and "cannot be imported" in said
 

@@ -28,7 +28,7 @@ from qwenvl.model.sharing.varlen import Spans
 
 
 class State:
-    """What a layer keeps of the tokens behind each row. Stock layers take it for a cache of transformers.
+    """The recurrent state of each row, with the methods that stock layers call of a cache of transformers.
 
     Attributes:
         inputs: of the convolution, the last K of them, rows x channels x K. None before the first token.
@@ -71,7 +71,7 @@ class State:
         """Goes on by the matrices after the newest token."""
         self.matrices = matrices
 
-    # What layers of transformers before 5.21 ask for instead of the first three.
+    # Methods that layers of transformers before 5.21 call instead of the first three.
 
     record_past = True
 
@@ -133,7 +133,7 @@ def state_tokens(model: nn.Module) -> int:
 
 
 def install(model: nn.Module) -> None:
-    """Teaches the layers of linear attention of a bare model the keyword ``shared_prefix``. It may be repeated."""
+    """Has the linear-attention layers of a bare model accept the keyword ``shared_prefix``. Idempotent."""
     for layer in model.model.language_model.layers:
         mixer = getattr(layer, "linear_attn", None)
         if mixer is not None and not hasattr(mixer, "forward_alone"):
@@ -150,7 +150,7 @@ def _forward(self: nn.Module, hidden_states: Tensor, *args, shared_prefix=None, 
 
 @dataclass(frozen=True)
 class Padding:
-    """Where sequences that lie end to end lie in a batch, one in each row.
+    """The places of concatenated sequences in a padded batch, one sequence in each row.
 
     Attributes:
         rows, length: of the batch.

@@ -103,7 +103,7 @@ def obstacle(text_config) -> str | None:
 
 
 def install(model: nn.Module | None = None) -> None:
-    """Teaches transformers' ``sdpa`` and ``flash_attention_2`` the keyword ``shared_prefix``. It may be repeated.
+    """Has transformers' ``sdpa`` and ``flash_attention_2`` accept the keyword ``shared_prefix``. Idempotent.
 
     All models share these functions.
     """

@@ -29,7 +29,7 @@ class LayerKind:
 
     Attributes:
         obstacle: of a text configuration, None where they can, else the reason why not.
-        install: teaches the layers of a bare model the keyword ``shared_prefix``. It may be repeated.
+        install: has the layers of a bare model accept the keyword ``shared_prefix``. Idempotent.
     """
 
     obstacle: Callable[[object], str | None]
@@ -113,7 +113,7 @@ def supports_shared_prefix(model: torch.nn.Module) -> str | None:
 
 
 def install_sharing(model: torch.nn.Module) -> None:
-    """Teaches all layers of ``model`` the keyword ``shared_prefix``. It may be repeated."""
+    """Has all layers of ``model`` accept the keyword ``shared_prefix``. Idempotent."""
     for name in _layer_types(model):
         KINDS[name].install(unwrap(model))
 

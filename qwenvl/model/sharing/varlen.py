@@ -1,7 +1,7 @@
-"""Attention over sequences that lie end to end, with its log-sum-exp: the parts that prefix attention is made of.
+"""Attention over concatenated sequences, with its log-sum-exp: the components of prefix attention.
 
-Three kernels with one signature: that of a GPU in half precision, that of the CPU, and plain arithmetic in blocks for
-what is left (float32 on a GPU). The first two are PyTorch's own flash attention. Its operators are called directly
+Three kernels with one signature: flash attention of a GPU in half precision, of the CPU, and plain arithmetic in blocks
+for all else (float32 on a GPU). The first two are PyTorch's own flash attention. Its operators are called directly
 because the public functions hide the log-sum-exp, or do not let the backward pass take that of a merged result.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Spans:
-    """Sequences that lie end to end.
+    """Concatenated sequences.
 
     Attributes:
         bounds: the start of each, and the end of the last.

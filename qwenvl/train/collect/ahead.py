@@ -110,7 +110,7 @@ class StepQueue:
             self.engine.load(self._file(checkpoint, process))
 
     def _file(self, checkpoint: str, process: int) -> Path:
-        return Path(checkpoint) / f"sampled_ahead_{process}.safetensors"
+        return Path(checkpoint) / f"sampled_ahead_{process}.pt"
 
     def _forget(self, epoch: Iterator[Any] | None) -> None:
         """Another epoch, or another training, begins."""

@@ -16,13 +16,12 @@ from transformers import TrainerState
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
 from qwenvl.grpo.kl import completion_kl
-from qwenvl.model.inputs import InputBuilder, PromptInputs
+from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large
 from qwenvl.model.loading import unwrap
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharding import whole_weights
-from qwenvl.model.vision.tower import features_or_pixels
-from qwenvl.model.waiting_media import in_files, is_large, let_go
+from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rewards import Rubric, reward_columns
 from qwenvl.rollout.engine import (
     EnginePrompts,
@@ -77,7 +76,6 @@ class KlPenalty:
         if rollout.logprobs is None:
             raise ValueError("kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out")
         ref_logprobs = self.likelihood(reference, prompts, ids, mask, self.temperature).logprobs
-        let_go(prompts)
         return ref_logprobs, self.beta * completion_kl(rollout.logprobs, ref_logprobs, mask).cpu()
 
 
@@ -237,9 +235,10 @@ class Collector:
         return contrast.add(rewards, ordered, [next(means) if video else None for video in videos])
 
     def _encoded(self, model: nn.Module, batches: Sequence[PromptBatch]) -> list[PromptInputs]:
-        """Model inputs of the micro-batches of a step. Where one is large, their media wait in files."""
+        """Model inputs of the micro-batches of a step. Where one is large, their media wait on the CPU."""
         inputs = (self._encode(model, batch) for batch in batches)
-        return in_files(inputs) if len(batches) > 1 and any(map(is_large, batches)) else [*inputs]
+        waits = len(batches) > 1 and any(map(is_large, batches))
+        return [each.with_media_on_host() if waits else each for each in inputs]
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""

@@ -17,7 +17,6 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
-from qwenvl.model.waiting_media import put_aside
 from qwenvl.option import row_of
 from qwenvl.train.assemble import Parts
 from qwenvl.train.collect.collector import Collector
@@ -108,7 +107,7 @@ class FilteringCollector(Collector):
 
     def _loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
         with self.clock("time/refill_s"):
-            return [put_aside(self.collate([self.dataset[key] for key in each])["prompts"]) for each in keys]
+            return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
 
     def _report(self, places: Sequence[_Place], rounds: int) -> None:
         """Counts what was kept, and raises where too little was."""
@@ -215,8 +214,7 @@ class _Place:
         if all(number == 0 for number, _ in self._kept):
             return self.first
         starts = list(accumulate((len(part) for part in self._parts), initial=0))
-        joined = Scored.join(self._parts).select([starts[number] + row for number, row in self._kept])
-        return replace(joined, prompts=put_aside(joined.prompts))
+        return Scored.join(self._parts).select([starts[number] + row for number, row in self._kept])
 
     def noted(self, experience: Experience) -> Experience:
         """The experience with what was drawn and dropped on the way to it."""

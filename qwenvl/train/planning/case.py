@@ -17,11 +17,11 @@ from qwenvl.data.options import FrameOptions, PromptOptions, SampleOptions
 from qwenvl.data.prompt_length import LengthEstimate, PromptLength, Ruler
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.seeds import stable_random
+from qwenvl.model.inputs import LARGE
 from qwenvl.model.loading import BYTES, linear_weights, load_processor, load_without_weights, part_of, unwrap
 from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
-from qwenvl.model.vision.tower import supports_encode_once
-from qwenvl.model.waiting_media import LARGE
+from qwenvl.model.vision_tower import supports_encode_once
 from qwenvl.plan.remedies import Case
 from qwenvl.plan.sizes import Engine, Job, ModelWeights, Precision, ReferenceKind, Shapes
 from qwenvl.train.assemble import build_policy, weight_dtype
@@ -170,6 +170,7 @@ def case_of(
     learning = {part_of(name) for name, _, _, learns in sizes if learns}
     shares = args.shared_prefix == "auto"
     patches = prompt.vision * shapes.vision.merged
+    pixels = args.per_device_train_batch_size * patches * shapes.vision.patch_values
     job = Job(
         tokens=prompt.tokens,
         patches=patches,
@@ -199,7 +200,7 @@ def case_of(
         samples=targets is None and not args.engine_has_own_weights,
         warmup=targets is not None,
         on_host=on_host,
-        in_files=args.per_device_train_batch_size * patches * shapes.vision.patch_values > LARGE,
+        in_files=not on_host and pixels > LARGE,
     )
     return Case(shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job)
 

@@ -22,7 +22,7 @@ from qwenvl.model.loading import evaluating, unwrap
 from qwenvl.model.merging import merged_weights
 from qwenvl.model.positions import position_rule
 from qwenvl.model.sharding import whole_weights
-from qwenvl.model.vision.tower import features_or_pixels
+from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.train.assemble import build_parts
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say

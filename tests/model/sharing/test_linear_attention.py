@@ -18,7 +18,7 @@ from qwenvl.model.sharing.prefix_attention import PrefixLayout
 from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.varlen import Spans
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.prefill import sample_shared
+from qwenvl.rollout.shared_sampling import sample_shared
 
 PROMPTS, COMPLETIONS = (70, 2, 9), (3, 0, 66, 1, 5, 2)
 """Tokens: longer than a chunk of 64 and shorter than the convolution among the first, none at all among the second."""

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.rollout.drawing import Drawing
+from qwenvl.rollout.engine import Drawing
 from qwenvl.train.display.board import Board, LiveBoard
 from qwenvl.train.display.install import WithinStep, display_of
 from qwenvl.train.display.lines import ProgressLines, evaluation_lines

@@ -150,7 +150,7 @@ def test_what_a_run_was_doing():
         except MemoryError as error:
             return error
 
-    assert phase_of(fails_in("/x/qwenvl/rollout/prefill.py")) == "sampling completions"
+    assert phase_of(fails_in("/x/qwenvl/rollout/shared_sampling.py")) == "sampling completions"
     assert phase_of(fails_in("/x/torch/autograd/graph.py")) == "the backward pass"
     assert phase_of(fails_in("/x/qwenvl/data/media/images.py")) == "decoding clips"
     assert phase_of(fails_in("/x/somewhere.py")) == "training"

@@ -78,7 +78,7 @@ def test_a_run_that_loses_them_meanwhile_can_be_resumed(make_trainer, fake, tmp_
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 1:
                 begun.set()
-                assert trainer.collector.engine._asked[-1].over.wait(60)
+                assert trainer.collector.engine._pending[-1].answers.exception(60)
 
     server.faults = [lambda answer: answer] * 2 + [die]
     run = {**settings([server], **AHEAD), "resume": "auto"}
@@ -86,7 +86,7 @@ def test_a_run_that_loses_them_meanwhile_can_be_resumed(make_trainer, fake, tmp_
     with pytest.raises(EngineLostError, match="no server samples any more"):
         trainer.train()
     assert [each.name for each in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
-    assert "completions that were asked for (1 steps) did not come" in caplog.text
+    assert "completions that were requested ahead (1 steps) did not come" in caplog.text
     server = fake(initializer_range=0.1)
     resumed = make_trainer(**{**run, "vllm_server": [server.address]})
     resumed.train()

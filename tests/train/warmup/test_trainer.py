@@ -8,7 +8,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerControl, TrainerState
 
-from qwenvl.model import waiting_media
 from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
 from qwenvl.runlog import read_config, read_metrics
@@ -213,13 +212,3 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_written_down(make_warmup,
     [prompt] = report["micro_batches"][0]["prompts"]
     text = trainer.processing_class.tokenizer.decode(prompt["targets"][0])
     assert text.startswith("<answer>") and text.endswith("</answer><|im_end|>")
-
-
-def test_pixels_that_wait_in_files_teach_the_same(make_warmup, tmp_path, monkeypatch):
-    weights = []
-    for name, bound in (("in memory", waiting_media.LARGE), ("in files", 0)):
-        monkeypatch.setattr(waiting_media, "LARGE", bound)
-        trainer = make_warmup(output_dir=str(tmp_path / name), gradient_accumulation_steps=2)
-        trainer.train()
-        weights.append(dict(trainer.model.named_parameters()))
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

@@ -1,4 +1,4 @@
-"""Prompts, ways of drawing, and what the local engine draws by the seeds that servers are given."""
+"""An engine in front of fake servers, and the completions of the local engine with the seeds that servers get."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import torch
 
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.remote.engine import seed_of
+from qwenvl.rollout.servers import Server, Servers
+from qwenvl.rollout.vllm import VllmEngine, seed_of
 from qwenvl.types import PromptBatch
 
 WORDS = ["tvt", "t", "tivv", "tiit"]
@@ -17,13 +18,18 @@ WAYS = {
 }
 
 
+def engine_of(model, processor, fakes, *, deadline: float = 30.0, patience: float = 0.3) -> VllmEngine:
+    servers = Servers([Server(each.address) for each in fakes], patience=patience)
+    return VllmEngine(LocalEngine(processor.tokenizer, model), servers, deadline=deadline)
+
+
 def as_prompts(inputs):
-    """Engines ask a batch for its length alone, and inputs for the rest."""
+    """Engines read the length of a batch, and nothing else of it."""
     rows = [None] * len(inputs)
     return EnginePrompts(PromptBatch(rows, rows, rows, inputs.input_ids, inputs.attention_mask), inputs)
 
 
-def drawn_locally(model, processor, inputs, size, params, seed):
+def local_completions(model, processor, inputs, size, params, seed):
     engine = LocalEngine(processor.tokenizer, model)
     return [engine.draw(model, inputs.select([p]), size, params, seed_of(seed, p)) for p in range(len(inputs))]
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
-from qwenvl.model.vision.attention import batched_attention
+from qwenvl.model.vision_tower import batched_attention
 
 
 def tower_and_input(family: str):

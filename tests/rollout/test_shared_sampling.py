@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
-from qwenvl.model.vision.tower import encode_vision
+from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.prefill import logits_processors, sample_shared
+from qwenvl.rollout.shared_sampling import logits_processors, sample_shared
 
 WORDS = ["tvi", "t", "vit", "v"]
 GROUP, NEW = 3, 8

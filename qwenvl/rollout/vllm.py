@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from accelerate import PartialState
@@ -19,61 +18,77 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating, unwrap
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.remote.link import Links
-from qwenvl.rollout.remote.server import Server, ServerRefusedError
-from qwenvl.rollout.remote.servers import Hands, Servers
-from qwenvl.rollout.remote.weights import Handover
+from qwenvl.rollout.options import EngineOptions
+from qwenvl.rollout.servers import ColocatedServer, GivesWeights, Server, ServerRefusedError, Servers
+from qwenvl.rollout.weights import Handover
 from qwenvl.types import RolloutBatch
-from qwenvl.vllm_server.wire.health import Health, sizes_of
-from qwenvl.vllm_server.wire.sampling import Draw, Medium, Prompt, SampleAnswer, SampleRequest
+from qwenvl.vllm_server.wire import Draw, Health, Medium, Prompt, SampleAnswer, SampleRequest, sizes_of
 
-_COUNT_BITS = 24  # of a version on the wire. Above them stands the number of the run
+Grid = tuple[int, int, int]
+_COUNT_BITS = 24  # of a version on the wire. Above them is the number of the run
+SEED_BITS, CHILD_BITS = 44, 16  # a prompt's completions have its seed and the numbers after it
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request for completions, which needs no model any more.
+def vllm_engine(
+    options: EngineOptions,
+    local: LocalEngine,
+    *,
+    model: str,
+    process: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_tokens: int | None,
+) -> VllmEngine:
+    """The engine of the servers that the options name, or of one that this process starts.
 
-    Attributes:
-        sizes: completions of each micro-batch.
+    Args:
+        local: the engine that samples from the policy itself.
+        model: the checkpoint that a server is started with.
+        process: the number of this process. Its first prompt is dealt to the server of this number.
+        device: of the policy. A server that this process starts shares it.
+        dtype: that such a server computes in.
+        max_tokens: of a prompt and its completion. None: not known.
+
+    Raises:
+        FileNotFoundError: there is no environment of vLLM to start one in.
+        ValueError: there is no checkpoint to start one with.
     """
-
-    version: int
-    prompts: tuple[Prompt, ...]
-    group_size: int
-    params: SamplingParams
-    sizes: tuple[int, ...]
+    deadline, patience = options.vllm_deadline, options.vllm_patience
+    if options.rollout_engine == "vllm_server":
+        servers = Servers([Server(each) for each in options.vllm_server or []], patience=patience, first=process)
+        return VllmEngine(local, servers, deadline=deadline)
+    if not model:
+        raise ValueError(
+            "--rollout_engine vllm_colocate starts vLLM with the policy's checkpoint, and this model is of none: save "
+            "it first, and give the folder as --model_name_or_path"
+        )
+    arguments = [model, "--dtype", str(dtype).removeprefix("torch.")]
+    if device.type == "cuda":
+        arguments += ["--gpu_memory_utilization", str(options.vllm_gpu_memory)]
+    if max_tokens is not None:
+        arguments += ["--max_model_len", str(max_tokens)]
+    servers = Servers([ColocatedServer(arguments, device)], patience=patience)
+    return VllmEngine(local, servers, deadline=deadline, own=True)
 
 
 class VllmEngine:
     """Samples at servers that have copies of the language model. See ``EngineWithWeights``.
 
-    The vision tower runs in the trainer alone: a server gets the features that the policy makes of a prompt.
+    The vision tower runs in the trainer alone: a server gets the features that the policy computes for a prompt.
 
     Args:
-        local: the engine that samples from the policy itself. It says which tokens end completions and which are never
-            sampled, and decodes.
+        local: the engine that samples from the policy itself. It has the tokens that end completions and those that are
+            never sampled, and decodes.
         servers: the same in all processes of the run, or those of this process alone.
         deadline: seconds that an answer may take.
         own: the servers are those of this process alone, which gives them their weights.
-        links: for weights that go from device to device.
     """
 
-    def __init__(
-        self,
-        local: LocalEngine,
-        servers: Servers,
-        *,
-        deadline: float,
-        own: bool = False,
-        links: Links | None = None,
-    ):
+    def __init__(self, local: LocalEngine, servers: Servers, *, deadline: float, own: bool = False):
         self._local, self._servers, self._deadline, self._own = local, servers, deadline, own
-        self._links = links
         self._run: int | None = None  # the same in all processes
         self._given = 0
         self._version: int | None = None
-        self._fitting: set[str] = set()  # processes that were compared with the model
 
     def sync(self, model: nn.Module, version: int | None) -> None:
         """See ``EngineWithWeights.sync``.
@@ -91,7 +106,7 @@ class VllmEngine:
         self._given, self._version = self._given + 1, version
         if self._own or PartialState().is_main_process:
             with self._handover(model) as give:
-                self._servers.ready(self._on_the_wire, self._to_fitting(model, give))
+                self._servers.ready(self._wire_version, _to_same_model(model, give))
 
     def sample(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
@@ -102,21 +117,22 @@ class VllmEngine:
             EngineLostError: no server answers.
             ServerRefusedError: one refuses to, or its answer is wrong.
         """
-        asked = self._asked(model, prompts, group_size, params, seed)
+        request = self._request(model, prompts, group_size, params, seed)
         with self._handover(model) as give:
-            rollouts = self._answered(asked, self._to_fitting(model, give))
+            rollouts = self._sampled(request, _sizes(prompts, group_size), _to_same_model(model, give))
         devices = [each.inputs.input_ids.device for each in prompts]
         return [on_device(each, device) for device, each in zip(devices, rollouts, strict=True)]
 
     def request(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
     ) -> Callable[[], list[RolloutBatch]]:
-        """See ``EngineAskedAhead.request``. The completions that the callable returns are in the memory of the CPU.
+        """See ``EngineAskedAhead.request``. The completions that the callable returns are on the CPU.
 
         It raises ``WeightsLostError`` where the servers were started again: a thread has no weights to give.
         """
-        asked = self._asked(model, prompts, group_size, params, seed)
-        return lambda: self._answered(asked, None)
+        request = self._request(model, prompts, group_size, params, seed)
+        sizes = _sizes(prompts, group_size)
+        return lambda: self._sampled(request, sizes, None)
 
     def forget(self) -> None:
         """See ``EngineWithWeights.forget``."""
@@ -126,51 +142,37 @@ class VllmEngine:
         """See ``EngineWithWeights.rest``."""
         self._servers.sleep()
 
-    def _asked(
+    def _request(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
-    ) -> Asked:
+    ) -> SampleRequest:
+        """A request that needs no model any more."""
         if params.entropies:
             raise ValueError("a vLLM server gives no entropies of its distributions")
-        some = [each.inputs for each in prompts if len(each.batch)]
-        ready = prompts_for_server(model, PromptInputs.join(some), seed) if some else ()
-        return Asked(
-            self._on_the_wire, ready, group_size, params, tuple(len(each.batch) * group_size for each in prompts)
+        inputs = [each.inputs for each in prompts if len(each.batch)]
+        draw = {name: value for name, value in asdict(params).items() if name != "entropies"}
+        return SampleRequest(
+            version=self._wire_version,
+            group_size=group_size,
+            draw=Draw(**draw),
+            banned_ids=tuple(self._local.vision_ids),
+            end_ids=tuple(self._local.end_ids),
+            deadline_s=self._deadline,
+            prompts=prompts_for_server(model, PromptInputs.join(inputs), seed) if inputs else (),
         )
 
-    def _answered(self, asked: Asked, give: Hands | None) -> list[RolloutBatch]:
-        if not asked.prompts:
-            return [no_completions() for _ in asked.sizes]
-        draw = Draw(**{name: value for name, value in asdict(asked.params).items() if name != "entropies"})
-
-        def ask(server: Server, share: Sequence[int]) -> SampleAnswer:
-            prompts = tuple(asked.prompts[number] for number in share)
-            request = SampleRequest(
-                version=asked.version,
-                group_size=asked.group_size,
-                draw=draw,
-                banned_ids=tuple(self._local.vision_ids),
-                end_ids=tuple(self._local.end_ids),
-                deadline_s=self._deadline,
-                prompts=prompts,
-            )
-            answer = server.sample(request)
-            self._check(server, request, answer)
-            return answer
-
-        answers = self._servers.sample(len(asked.prompts), ask, asked.version, give)
-        return split_rollouts(self._joined(asked, answers), asked.sizes)
-
-    def _joined(self, asked: Asked, answers: Sequence[tuple[Sequence[int], SampleAnswer]]) -> RolloutBatch:
-        """The completions in the order of the prompts."""
-        size = asked.group_size
+    def _sampled(self, request: SampleRequest, sizes: Sequence[int], give: GivesWeights | None) -> list[RolloutBatch]:
+        """Batches of ``sizes`` completions, on the CPU."""
+        if not request.prompts:
+            return [no_completions() for _ in sizes]
+        size = request.group_size
         rows: dict[int, tuple[Tensor, Tensor, str]] = {}
+        answers = self._servers.sample(request, give, _check_answer)
         for share, answer in answers:
-            drawn = zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)
-            for n, row in enumerate(drawn):
-                rows[share[n // size] * size + n % size] = row
-        ids, logprobs, reasons = zip(*(rows[n] for n in range(len(asked.prompts) * size)), strict=True)
+            sampled = zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)
+            rows |= {share[n // size] * size + n % size: row for n, row in enumerate(sampled)}
+        ids, logprobs, reasons = zip(*(rows[n] for n in range(len(rows))), strict=True)
         lengths = torch.tensor([len(each) for each in ids])
-        return RolloutBatch(
+        joined = RolloutBatch(
             completion_ids=pad_sequence(ids, True, self._local.tokenizer.pad_token_id),
             completion_mask=torch.arange(int(lengths.max())) < lengths[:, None],
             texts=self._local.tokenizer.batch_decode([each.tolist() for each in ids], skip_special_tokens=True),
@@ -178,80 +180,64 @@ class VllmEngine:
             logprobs=pad_sequence(logprobs, True, 0.0),
             boots=frozenset(answer.boot for _, answer in answers),
         )
-
-    def _check(self, server: Server, request: SampleRequest, answer: SampleAnswer) -> None:
-        """Refuses an answer that is not what was asked for: it must not become an experience."""
-        wrong = _wrong(request, answer)
-        if wrong is not None:
-            raise ServerRefusedError(f"{server.address}: its answer is wrong: {wrong}")
+        return split_rollouts(joined, sizes)
 
     @property
-    def _on_the_wire(self) -> int:
+    def _wire_version(self) -> int:
         """The version as servers know it: of this run alone, and another one for all weights that were ever given."""
         if self._run is None:
             raise RuntimeError("the servers have no weights yet: call sync before sample")
         return (self._run << _COUNT_BITS) + self._given
 
     def _handover(self, model: nn.Module) -> Handover:
-        name = f"{self._on_the_wire}-{PartialState().process_index}-{os.getpid()}"
-        return Handover(model, self._on_the_wire, name, self._deadline, self._links)
-
-    def _to_fitting(self, model: nn.Module, give: Handover) -> Hands:
-        """Gives weights to servers that were started with this kind of model."""
-
-        def give_if_it_fits(server: Server, health: Health, base: int | None) -> None:
-            if health.boot not in self._fitting and (misfit := _misfit(health, unwrap(model))):
-                raise ServerRefusedError(f"{server.address}: {misfit}")
-            self._fitting.add(health.boot)
-            give(server, health, base)
-
-        return give_if_it_fits
+        return Handover(model, self._wire_version, self._deadline)
 
 
-def _misfit(health: Health, bare: nn.Module) -> str | None:
-    """How the model of a server differs from the policy."""
+def _sizes(prompts: Sequence[EnginePrompts], group_size: int) -> list[int]:
+    """Completions of each micro-batch."""
+    return [len(each.batch) * group_size for each in prompts]
+
+
+def _to_same_model(model: nn.Module, give: Handover) -> GivesWeights:
+    """Gives weights to servers that were started with this kind of model."""
+    bare = unwrap(model)
     tied = "lm_head.weight" not in dict(bare.named_parameters())  # which lists a tensor once
     here = {"model type": bare.config.model_type, **sizes_of(bare.config), "head tied to the embeddings": tied}
-    there = {"model type": health.model_type, **health.sizes, "head tied to the embeddings": health.tied}
-    for what, own in here.items():
-        if there.get(what) != own:
-            return (
-                f"it was started with {health.model}: its {what} is {there.get(what)}, the policy's {own}; start it "
-                "with the checkpoint that the run starts from"
-            )
-    return None
+
+    def give_if_it_fits(server: Server, health: Health, base: int | None) -> None:
+        there = {"model type": health.model_type, **health.sizes, "head tied to the embeddings": health.tied}
+        for name, own in here.items():
+            if there.get(name) != own:
+                raise ServerRefusedError(
+                    f"{server.address}: it was started with {health.model}: its {name} is {there.get(name)}, the "
+                    f"policy's {own}; start it with the checkpoint that the run starts from"
+                )
+        give(server, health, base)
+
+    return give_if_it_fits
 
 
-def _wrong(request: SampleRequest, answer: SampleAnswer) -> str | None:
-    """What is wrong with an answer, or None."""
+def _check_answer(server: Server, request: SampleRequest, answer: SampleAnswer) -> None:
+    """Refuses an answer that is not what was requested: it must not become an experience."""
+    if (problem := _problem(request, answer)) is not None:
+        raise ServerRefusedError(f"{server.address}: its answer is wrong: {problem}")
+
+
+def _problem(request: SampleRequest, answer: SampleAnswer) -> str | None:
     expected = len(request.prompts) * request.group_size
     if answer.version != request.version:
-        return f"sampled by weights of version {answer.version}, asked of version {request.version}"
+        return f"sampled by weights of version {answer.version}, requested version {request.version}"
     if not len(answer.ids) == len(answer.logprobs) == len(answer.finish_reasons) == expected:
-        return f"{len(answer.ids)} completions, {expected} were asked for"
-    banned, ends = set(request.banned_ids), set(request.end_ids)
-    most, stops = request.draw.max_new_tokens, request.draw.stop_strings
-    for n, (ids, logprobs, reason) in enumerate(zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)):
-        where, tokens = f"completion {n}", ids.tolist()
-        if not 1 <= len(tokens) <= most or len(logprobs) != len(tokens):
-            return f"{where}: {len(tokens)} tokens and {len(logprobs)} log-probs, expected 1 to {most} of both"
+        return f"{len(answer.ids)} completions, {expected} were requested"
+    banned, most = set(request.banned_ids), request.draw.max_new_tokens
+    for n, (ids, logprobs) in enumerate(zip(answer.ids, answer.logprobs, strict=True)):
+        if not 1 <= len(ids) <= most or len(logprobs) != len(ids):
+            return f"completion {n}: {len(ids)} tokens and {len(logprobs)} log-probs, expected 1 to {most} of both"
         if not logprobs.isfinite().all() or logprobs.max() > 1e-3:
-            return f"{where}: a log-prob that is none: {logprobs.tolist()}"
-        if found := banned & set(tokens):
-            return f"{where}: token {min(found)}, which must not be sampled"
-        if ends & set(tokens[:-1]):
-            return f"{where}: it goes on after a token that ends it"
-        if reason not in ("stop", "length"):
-            return f"{where}: finish reason {reason!r}, expected stop or length"
-        if not stops and (reason == "stop") != (tokens[-1] in ends):
-            return f"{where}: finish reason {reason} after token {tokens[-1]}"
-        if reason == "length" and len(tokens) != most:
-            return f"{where}: cut after {len(tokens)} tokens, not after {most}"
+            return f"completion {n}: expected log-probs of at most 0, got {logprobs.tolist()}"
+        if found := banned & set(ids.tolist()):
+            return f"completion {n}: token {min(found)}, which must not be sampled"
     return None
-
-
-Grid = tuple[int, int, int]
-SEED_BITS, CHILD_BITS = 44, 16  # a prompt's completions have its seed and the numbers after it
 
 
 @torch.no_grad()

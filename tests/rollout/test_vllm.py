@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
-from qwenvl.rollout.remote.engine import seed_of
-from tests.rollout.remote.drawn import WAYS, WORDS, as_prompts, assert_same, drawn_locally
+from qwenvl.rollout.vllm import seed_of
+from tests.rollout.served import WAYS, WORDS, as_prompts, assert_same, engine_of, local_completions
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_every_family_and_way_of_drawing(tiny_pair, fake, engine_of, random_prompts, family):
+def test_every_family_and_way_of_drawing(tiny_pair, fake, random_prompts, family):
     model, processor = tiny_pair(family, initializer_range=0.1)
     inputs = random_prompts(model, WORDS)
     engine = engine_of(model, processor, [fake(family, initializer_range=0.1) for _ in range(2)])
@@ -23,13 +23,13 @@ def test_every_family_and_way_of_drawing(tiny_pair, fake, engine_of, random_prom
         size = 1 if params.temperature == 0 else 3
         batches = [as_prompts(inputs.select(rows)) for rows in ([0, 1], [], [2, 3])]
         one, none, two = engine.sample(model, batches, size, params, seed=5)
-        expected = drawn_locally(model, processor, inputs, size, params, 5)
+        expected = local_completions(model, processor, inputs, size, params, 5)
         assert_same(one, expected[:2], size)
         assert_same(two, expected[2:], size)
         assert not none.texts and one.boots and one.boots == two.boots
 
 
-def test_features_are_those_of_the_policy_as_it_is(tiny_pair, fake, engine_of, random_prompts):
+def test_features_are_those_of_the_policy_as_it_is(tiny_pair, fake, random_prompts):
     """The tower and its merger learn in the trainer alone. A server has neither."""
     model, processor = tiny_pair(initializer_range=0.1)
     server = fake(initializer_range=0.1)
@@ -40,11 +40,11 @@ def test_features_are_those_of_the_policy_as_it_is(tiny_pair, fake, engine_of, r
             parameter.add_(0.05 * torch.randn_like(parameter))
     inputs, params = random_prompts(model, ["tvt"]), WAYS["sampled"]
     (rollout,) = engine.sample(model, [as_prompts(inputs)], 3, params, 5)
-    assert_same(rollout, drawn_locally(model, processor, inputs, 3, params, 5), 3)
+    assert_same(rollout, local_completions(model, processor, inputs, 3, params, 5), 3)
     assert not any("visual" in name for _, names in server.given for name in names)
 
 
-def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, engine_of, random_prompts):
+def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, random_prompts):
     model, processor = tiny_pair(initializer_range=0.1)
     inputs, params = random_prompts(model, WORDS), WAYS["sampled"]
     texts = []
@@ -62,7 +62,7 @@ def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, engine_of, r
     assert all(after - before >= 2**16 for before, after in pairwise(seeds)) and seeds[-1] < 2**62
 
 
-def test_no_entropies(tiny_pair, fake, engine_of, random_prompts):
+def test_no_entropies(tiny_pair, fake, random_prompts):
     model, processor = tiny_pair()
     engine = engine_of(model, processor, [fake()])
     engine.sync(model, 0)
@@ -70,13 +70,13 @@ def test_no_entropies(tiny_pair, fake, engine_of, random_prompts):
         engine.sample(model, [as_prompts(random_prompts(model, ["t"]))], 2, SamplingParams(4, entropies=True), 0)
 
 
-def test_a_request_needs_no_model_any_more(tiny_pair, fake, engine_of, random_prompts):
+def test_a_request_needs_no_model_any_more(tiny_pair, fake, random_prompts):
     """What is asked ahead is answered by the weights of its time, in another thread, while the policy learns."""
     model, processor = tiny_pair(initializer_range=0.1)
     engine = engine_of(model, processor, [fake(initializer_range=0.1)])
     engine.sync(model, 0)
     inputs, params = random_prompts(model, ["tv", "t"]), WAYS["sampled"]
-    expected = drawn_locally(model, processor, inputs, 2, params, 1)
+    expected = local_completions(model, processor, inputs, 2, params, 1)
     ahead = engine.request(model, [as_prompts(inputs)], 2, params, 1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from qwenvl.model.loading import lora_config
 from qwenvl.model.merging import merged
 from qwenvl.model.options import LoraOptions, TuneOptions
-from qwenvl.rollout.remote import weights as weights_module
-from qwenvl.rollout.remote.server import Server
-from qwenvl.rollout.remote.weights import hold, place_for, policy_weights, remove_left_behind, write_weights
+from qwenvl.rollout import weights as weights_module
+from qwenvl.rollout.servers import Server
+from qwenvl.rollout.weights import layer_of, policy_weights
+from qwenvl.vllm_server.wire import memory_file
+from tests.rollout.served import engine_of
 
 
 def language_model(model):
@@ -22,23 +24,21 @@ def language_model(model):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_file_of_the_language_model(tiny_pair, tmp_path, family, tied):
+@pytest.mark.parametrize(("tied", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_weights_of_the_language_model(tiny_pair, family, tied, dtype):
     model, _ = tiny_pair(family, tie_word_embeddings=tied)
-    path = tmp_path / "all.safetensors"
-    write_weights(path, policy_weights(model, torch.float32, learning=False))
-    found, expected = load_file(path), language_model(model)
+    found = {each.name: each.tensor() for each in policy_weights(model, dtype, learning=False)}
+    expected = language_model(model)
     assert found.keys() == expected.keys() and ("lm_head.weight" in found) is not tied
-    assert all(torch.equal(found[name], expected[name]) for name in found)
-    assert path.stat().st_mode & 0o777 == 0o600 and [*tmp_path.iterdir()] == [path]
+    assert all(torch.equal(found[name], expected[name].to(dtype)) for name in found)
 
 
-def test_the_type_of_the_server(tiny_pair, tmp_path):
-    model, _ = tiny_pair()
-    path = tmp_path / "all.safetensors"
-    write_weights(path, policy_weights(model, torch.bfloat16, learning=False))
-    for name, value in load_file(path).items():
-        assert torch.equal(value, language_model(model)[name].bfloat16())
+def test_a_file_in_memory_is_gone_with_its_block():
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+    with memory_file(tensors) as path:
+        found = load_file(path)
+        assert all(torch.equal(found[name], value) for name, value in tensors.items())
+    assert not os.path.exists(path)
 
 
 def test_what_learns(tiny_pair):
@@ -100,9 +100,8 @@ def test_adapters_that_cannot_be_folded_in(tiny_pair):
         policy_weights(policy, torch.float32, learning=False)
 
 
-def test_what_a_run_hands_over(tiny_pair, fake, engine_of, monkeypatch, tmp_path):
-    """Everything first, then what learns; the file is gone afterwards."""
-    monkeypatch.setattr(weights_module, "SHARED_MEMORY", tmp_path)
+def test_what_a_run_hands_over(tiny_pair, fake):
+    """All weights first, then what learns."""
     model, processor = tiny_pair(initializer_range=0.1)
     model.requires_grad_(False)
     model.model.language_model.norm.requires_grad_(True)
@@ -118,10 +117,9 @@ def test_what_a_run_hands_over(tiny_pair, fake, engine_of, monkeypatch, tmp_path
             assert torch.equal(value, language_model(model)[name]), name
         bases = [request.base for request, _ in each.given]
         assert bases == [None, *(request.version for request, _ in each.given[:-1])]
-    assert not [*tmp_path.iterdir()]
 
 
-def test_messages_for_a_server_on_another_host(tiny_pair, fake, engine_of, monkeypatch):
+def test_messages_for_a_server_on_another_host(tiny_pair, fake, monkeypatch):
     monkeypatch.setattr(Server, "shares_memory", False)
     monkeypatch.setattr(weights_module, "PART_BYTES", 30_000)
     model, processor = tiny_pair(initializer_range=0.1)
@@ -132,27 +130,19 @@ def test_messages_for_a_server_on_another_host(tiny_pair, fake, engine_of, monke
         assert torch.equal(value, language_model(model)[name]), name
 
 
-def test_files_that_a_killed_run_has_left(tmp_path):
-    """Old ones that nobody holds. One that is being written is younger."""
-    names = ["left.safetensors", "cut.safetensors.part-7", "held.safetensors", "young.safetensors"]
-    left, cut, kept, young = (tmp_path / f"qwenvl-weights-{name}" for name in names)
-    for each in (left, cut, kept, young, tmp_path / "qwenvl-other.safetensors"):
-        each.touch()
-        if each != young:
-            os.utime(each, (0, 0))
-    with hold(kept):
-        remove_left_behind(tmp_path)
-        assert {each.name for each in tmp_path.iterdir()} == {kept.name, young.name, "qwenvl-other.safetensors"}
-    remove_left_behind(tmp_path)
-    assert not kept.exists() and young.exists()
-
-
-def test_no_space_for_the_file(tiny_pair, monkeypatch, tmp_path):
-    model, _ = tiny_pair()
-    weights = policy_weights(model, torch.float32, learning=False)
-    monkeypatch.setattr(weights_module, "SHARED_MEMORY", tmp_path / "none")
-    monkeypatch.setattr(weights_module.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert place_for(weights, "name") == tmp_path / "qwenvl-weights-name.safetensors"
-    monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda folder: type("U", (), {"free": 10}))
-    with pytest.raises(OSError, match="--shm-size"):
-        place_for(weights, "name")
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.v_proj.bias", True),
+        ("layers.0.self_attn.q_proj.weight", "layers.1.self_attn.q_proj.weight", False),
+        ("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.o_proj.weight", False),
+        ("layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight", True),
+        ("layers.0.mlp.gate_proj.weight", "layers.0.mlp.down_proj.weight", False),
+        ("layers.0.mlp.experts.gate_up_proj", "layers.0.mlp.experts.down_proj", True),
+        ("layers.0.linear_attn.in_proj_qkv.weight", "layers.0.linear_attn.in_proj_z.weight", True),
+        ("layers.0.linear_attn.in_proj_b.weight", "layers.0.linear_attn.in_proj_z.weight", False),
+        ("norm.weight", "embed_tokens.weight", False),
+    ],
+)
+def test_weights_that_vllm_holds_in_one_layer(one, other, together):
+    assert (layer_of(one) == layer_of(other)) is together

@@ -1,12 +1,15 @@
 """Sampling with each prompt computed once: one prefill per prompt, and its keys and values once for all completions.
 
-The same distributions as ``generate`` on repeated prompts, and the same tokens when greedy. Completions that have ended
-leave the batch.
+The same distributions as ``generate`` on repeated prompts, and the same tokens when greedy. Finished completions leave
+the batch. The decode step, from one token of every completion to the logits of the next, is the stock forward: eager,
+compiled, or replayed as a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +27,10 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
-from qwenvl.model.sharing.linear_attention import state_tokens
-from qwenvl.model.sharing.prefix_cache import PrefixCache
+from qwenvl.model.sharing.linear_attention import SlotStates, state_tokens
+from qwenvl.model.sharing.prefix_cache import LayerCache, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
-from qwenvl.rollout.decoding import Decoder
-from qwenvl.rollout.drawing import Drawing
-from qwenvl.rollout.engine import SamplingParams, joined_draws, within_budget
+from qwenvl.rollout.engine import Drawing, SamplingParams, joined_draws, within_budget
 
 
 def logits_processors(
@@ -86,7 +87,7 @@ def sample_shared(
     cuda_graph: bool | None = None,
     drawing: Drawing | None = None,
 ) -> tuple[Tensor, Likelihood]:
-    """Draws ``group_size`` completions of each prompt.
+    """Samples ``group_size`` completions of each prompt.
 
     Args:
         model: the bare transformers model, in eval mode, for which ``supports_shared_prefix`` has no objection.
@@ -94,20 +95,20 @@ def sample_shared(
         params: a temperature of 0 takes the most probable token. Their stop strings are left to ``stopping``.
         suppress: tokens that are never sampled.
         end_ids: tokens that end a completion. The token counts as part of it.
-        pad_id: what fills ended completions.
-        stopping: asked after each token with the ids of the completions that go on (rows x tokens, without their
-            prompts). It says in rows bools which of them end there, beside those with an end token.
+        pad_id: fills finished completions.
+        stopping: called after each token with the ids of the unfinished completions (rows x tokens, without their
+            prompts). It returns rows bool, True for those that end there, beside those with an end token.
         token_budget: most tokens (each prompt once, padded to the longest, its completions in full length, and for the
             states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
             all together.
-        compiled: compile the layers' step that follows the first token (see ``decoding``).
-        cuda_graph: replay that step as a CUDA graph (see ``decoding``). None: on a GPU, for a dense model that is in
-            one piece in this process.
-        drawing: is told how far it is.
+        compiled: compile the layers of the decode step (see ``Decoder``).
+        cuda_graph: replay the decode step as a CUDA graph (see ``Decoder``). None: on a GPU, for a dense model that is
+            not sharded.
+        drawing: where progress is written.
 
     Returns:
-        Completion ids N x T, and what softmax(logits / temperature) makes of each token, before what narrows the
-        choice, 0.0 at padding. At temperature 0 that is at temperature 1.
+        Completion ids N x T, and the likelihood of each token under softmax(logits / temperature), before truncation,
+        0.0 at padding. At temperature 0 it is that of temperature 1.
     """
     install_sharing(model)
     drawing = Drawing() if drawing is None else drawing
@@ -152,7 +153,7 @@ class _Draw:
         self._positions = completion_positions(prompts.position_ids, group_size, max_new_tokens)
         device = prompts.input_ids.device
         rows = len(prompts) * group_size
-        # A repetition penalty alone asks for the prompt's tokens, beside those of each completion.
+        # Only a repetition penalty needs the prompt's tokens, beside those of each completion.
         self._start = prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
         self._ids = torch.full((rows, self._start + max_new_tokens), pad_id, device=device)
         if self._start:
@@ -188,7 +189,8 @@ class _Draw:
                 done = done | stopping(self._ids[self._going, self._start : now + 1])
             ended = int(done.sum())  # a GPU is waited for here, so it is asked once
             if t + 1 == length or ended == len(done):
-                return self._ids[:, self._start : now + 1], self._likelihood(t + 1)
+                entropies = None if self._entropies is None else self._entropies[:, : t + 1]
+                return self._ids[:, self._start : now + 1], Likelihood(self._logprobs[:, : t + 1], entropies)
             if ended:
                 self._going, tokens = self._going[~done], tokens[~done]
                 decoder.keep(~done)
@@ -196,14 +198,11 @@ class _Draw:
         raise AssertionError("the loop returns at its last token")
 
     def _note(self, t: int, logits: Tensor, tokens: Tensor) -> None:
-        """What the model made of the tokens that were drawn at place t of the completions that go on."""
+        """Records the likelihood of token t of the unfinished completions."""
         logprobs = logits.log_softmax(-1)
         self._logprobs[self._going, t] = logprobs.gather(1, tokens[:, None])[:, 0]
         if self._entropies is not None:  # log-probs are logits that need no normaliser
             self._entropies[self._going, t] = entropy_of(logprobs, logprobs.new_zeros(()))
-
-    def _likelihood(self, length: int) -> Likelihood:
-        return Likelihood(self._logprobs[:, :length], None if self._entropies is None else self._entropies[:, :length])
 
     def _prefill(self) -> Tensor:
         """N x V logits of the first completion tokens, from all prompts in one row."""
@@ -218,3 +217,143 @@ class _Draw:
             **self._prompts.vision(),
         ).logits
         return logits[0].float().repeat_interleave(self._group_size, dim=0)
+
+
+class Decoder:
+    """Runs the decode step of all unfinished completions.
+
+    Completions are in the P x G slots of the cache. Finished ones leave it as soon as the grid can be smaller: with one
+    prompt at once, with several as soon as no other prompt has as many completions.
+    """
+
+    def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool, cuda_graph: bool = False):
+        """
+        Args:
+            model: the bare transformers model.
+            cache: after its first forward, that of the prompts.
+            compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
+            cuda_graph: replay the forward as a CUDA graph. The cache must have fixed sizes then.
+        """
+        self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
+        self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
+        prompts, group_size = cache.slots
+        self._slots = torch.arange(prompts * group_size, device=cache.prompts.offsets.device)  # of each completion
+
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """R tokens and their positions (3 x R) -> float32 logits, R x V."""
+        self._cache.advance()
+        prompts, group_size = self._cache.slots
+        ids = tokens.new_zeros(prompts * group_size, 1)
+        ids[self._slots, 0] = tokens
+        where = positions.new_zeros(len(positions), *ids.shape)
+        where[:, self._slots, 0] = positions
+        return self._run(ids, where)[self._slots, -1].float()
+
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
+            return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
+
+    def keep(self, rows: Tensor) -> None:
+        """Continues with the completions where ``rows`` (R bool) is True."""
+        self._slots = self._slots[rows]
+        prompts, group_size = self._cache.slots
+        counts = (self._slots // group_size).unique_consecutive(return_counts=True)[1]  # of each unfinished prompt
+        width = int(counts.max())
+        if self._compiled:
+            width = max(width, 2)  # a size of 1 would be compiled separately
+        smaller = len(counts) * width
+        # Each size needs a capture of its own, which takes about as long as five tokens: the grid is halved at least.
+        if smaller >= prompts * group_size or (self._cuda_graph and 2 * smaller > prompts * group_size):
+            return
+        held = [slots.tolist() for slots in self._slots.split(counts.tolist())]
+        rest = torch.tensor([slots + slots[-1:] * (width - len(slots)) for slots in held], device=self._slots.device)
+        self._cache.select(rest)
+        self._run = GraphedForward(self._forward) if self._cuda_graph else self._forward
+        places = torch.arange(rest.numel(), device=rest.device).view(rest.shape)
+        self._slots = places[torch.arange(width, device=rest.device) < counts[:, None]]
+
+
+class GraphedForward:
+    """A forward of fixed sizes, captured as a CUDA graph in its second call and replayed in every later one.
+
+    Launching a token's kernels one by one takes several times as long as running them (docs/benchmarks.md). The first
+    call is eager: libraries load and tune their kernels in it, which a capture does not allow.
+    """
+
+    def __init__(self, forward: Callable[[Tensor, Tensor], Tensor]):
+        self._forward = forward
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] | None = None
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The result, whose memory the next call overwrites."""
+        if self._inputs is None:
+            self._inputs = inputs
+            return self._forward(*inputs)
+        for own, new in zip(self._inputs, inputs, strict=True):
+            own.copy_(new)
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            # thread_local: threads of a DataLoader or of NCCL may use the GPU during the capture.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._out = self._forward(*self._inputs)
+        self._graph.replay()
+        return self._out
+
+
+def require_compiler(device: torch.device) -> None:
+    """Compiles and runs one addition.
+
+    Raises:
+        RuntimeError: if that fails, saying what is missing.
+    """
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
+    except Exception as error:  # a missing compiler raises many kinds
+        raise RuntimeError(
+            f"decoding cannot be compiled on this machine: torch.compile failed: {str(error).splitlines()[0]}. "
+            "On a CPU it needs a C++ compiler (g++), on a GPU Triton; or leave out --compile_decoding."
+        ) from error
+
+
+@contextmanager
+def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
+    """Context manager with compiled layers. All of them share one compilation, of a layer and its part of the cache."""
+    layers = model.model.language_model.layers
+    for number, layer in enumerate(layers):
+        layer.forward = _CompiledLayer(layer, cache.of(number))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # which uncovers the class's
+
+
+class _CompiledLayer:
+    """The forward of one layer."""
+
+    def __init__(self, layer: nn.Module, cache: LayerCache | SlotStates):
+        self._layer, self._cache = layer, cache
+        if isinstance(cache, SlotStates):  # a size that happens to be P or G would be taken for it
+            for state in (cache.inputs, cache.matrices):
+                torch._dynamo.mark_static(state, list(range(2, state.dim())))
+
+    def __call__(
+        self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], shared_prefix: PrefixCache, **arguments
+    ) -> Tensor:
+        slots = shared_prefix.slots
+        # P and G separately: the one size P G would be compiled for each product.
+        grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
+        return _compiled_forward()(self._layer, *grids, shared_prefix=self._cache, **arguments)
+
+
+def _forward(layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, **arguments) -> Tensor:
+    """From P x G x 1 x width and position embeddings of .. x P x G x 1 x D to P G x 1 x width."""
+    embeddings = cos.flatten(-4, -3), sin.flatten(-4, -3)
+    return type(layer).forward(layer, hidden.flatten(0, 1), position_embeddings=embeddings, **arguments)
+
+
+@cache
+def _compiled_forward() -> Callable[..., Tensor]:
+    # Made when first used: making it loads the compiler, which takes seconds.
+    return torch.compile(_forward, dynamic=True)

@@ -26,9 +26,6 @@ from transformers.vision_utils import get_vision_window_index
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder, PixelScale, PixelScales, PromptInputs
 from qwenvl.model.loading import part_of, unwrap
-from qwenvl.model.vision.attention import batched_attention
-from qwenvl.model.vision.cache import VisionCache
-from qwenvl.model.waiting_media import let_go
 from qwenvl.types import PromptBatch
 
 PIECE = 16_384
@@ -38,7 +35,7 @@ for them. An image or a pair of frames is never divided."""
 
 @dataclass
 class _VisionOutput(BaseModelOutputWithPooling):
-    """What the vision models of all families return, as one class."""
+    """The output of the vision models of all families."""
 
     deepstack_features: list[Tensor] | None = None
 
@@ -63,7 +60,6 @@ def supports_encode_once(model: nn.Module) -> str | None:
 def encode_vision(
     model: nn.Module,
     prompts: PromptInputs,
-    cache: VisionCache | None = None,
     scales: PixelScales | None = None,
 ) -> PromptInputs:
     """The prompts with the tower's features in the place of their pixels, in the same rows. Features stay.
@@ -74,7 +70,6 @@ def encode_vision(
     ``PIECE`` patches at a time.
 
     Args:
-        cache: the tower runs only on images and videos that are not in it.
         scales: of pixels that are bytes (``InputBuilder.as_bytes``). None: they are normalised.
 
     Raises:
@@ -87,10 +82,9 @@ def encode_vision(
     visual = unwrap(model).model.visual
 
     def features(patches: Tensor | None, grids: Tensor | None, scale: PixelScale | None) -> Tensor | None:
-        if patches is None or patches.shape[-1] == _feature_width(visual):
+        if patches is None or grids is None or patches.shape[-1] == _feature_width(visual):
             return patches
-        compute = partial(_features, visual, scale)
-        return compute(patches, grids) if cache is None else cache.features(compute, patches, grids, repr(scale))
+        return _features(visual, scale, patches, grids)
 
     of_images, of_videos = (None, None) if scales is None else scales
     return replace(
@@ -110,20 +104,15 @@ def features_or_pixels(
 ) -> PromptInputs:
     """The model's inputs on a device: features in the place of pixels where the tower runs once per prompt.
 
-    The pixels of ``batch`` that wait in a file take no memory afterwards.
-
     Args:
-        encode: ``encode_vision``, with a cache or without. None where the tower runs in every forward.
+        encode: ``encode_vision``. None where the tower runs in every forward.
         autocast: of the training forward.
     """
     there = batch.on(device)
     if encode is None:
-        inputs = build(there)
-    else:
-        with autocast():
-            inputs = encode(model, build.as_bytes(there), scales=build.scales)
-    let_go(batch)
-    return inputs
+        return build(there)
+    with autocast():
+        return encode(model, build.as_bytes(there), scales=build.scales)
 
 
 def accept_features(model: nn.Module) -> None:
@@ -181,7 +170,7 @@ def _nothing(self: nn.Module, hidden_states: Tensor, **kwargs) -> _VisionOutput:
 
 
 def _features(visual: nn.Module, scale: PixelScale | None, patches: Tensor, grids: Tensor) -> Tensor:
-    """Runs the tower, a piece after the other, and keeps what enters its mergers. Bytes are normalised by ``scale``."""
+    """The inputs of the mergers, from the tower run on a piece at a time. Bytes are normalised by ``scale``."""
     made, done = None, 0
     with _entering_mergers(visual) as entered:
         for piece in _pieces(grids, PIECE):
@@ -223,7 +212,7 @@ def _pieces(grids: Tensor, most: int) -> Iterator[Tensor]:
 
 @contextmanager
 def _entering_mergers(visual: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
-    """Within it a run of the tower leaves here what enters each merger, and takes the fastest way."""
+    """Context manager in which the tower records the input of each merger, and runs the fastest way."""
     entered: dict[nn.Module, Tensor] = {}
     hooks = [
         merger.register_forward_pre_hook(lambda module, args: entered.update({module: args[0]}))
@@ -267,3 +256,64 @@ def _feature_width(visual: nn.Module) -> int:
 def _patch_width(visual: nn.Module) -> int:
     embed = visual.patch_embed
     return embed.in_channels * embed.temporal_patch_size * embed.patch_size**2
+
+
+BATCHED = "batched_flash"
+"""Towers pass all sequences at once, with their bounds, to an implementation whose name has "flash" in it."""
+
+
+@contextmanager
+def batched_attention(visual: nn.Module) -> Iterator[None]:
+    """Context manager in which a tower whose attention is ``sdpa`` computes it in batches of sequences of one length.
+
+    A tower attends within frames or windows, hundreds of short sequences of few lengths for a clip. Stock classes call
+    ``sdpa`` for each of them.
+    """
+    from transformers import AttentionInterface
+
+    config = visual.config
+    if config._attn_implementation != "sdpa":
+        yield
+        return
+    AttentionInterface.register(BATCHED, partial(_attention, {}))
+    config._attn_implementation = BATCHED
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
+
+
+def _attention(
+    batches: dict[int, tuple[Tensor, list[Tensor]]],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    cu_seq_lens_q: Tensor,
+    **unused,
+) -> tuple[Tensor, None]:
+    """1 x heads x S x D to 1 x S x heads x D, for the sequences that ``cu_seq_lens_q`` bounds.
+
+    Args:
+        batches: those of earlier layers, by the identity of the bounds, which are beside them and stay alive so.
+    """
+    if id(cu_seq_lens_q) not in batches:
+        batches[id(cu_seq_lens_q)] = cu_seq_lens_q, _by_length(cu_seq_lens_q)
+    tokens = [x[0].transpose(0, 1) for x in (query, key, value)]  # S x heads x D
+    out = torch.empty_like(tokens[0])
+    for rows in batches[id(cu_seq_lens_q)][1]:
+        q, k, v = (x[rows].transpose(1, 2) for x in tokens)
+        out[rows] = nn.functional.scaled_dot_product_attention(q, k, v, scale=scaling).transpose(1, 2)
+    return out[None], None
+
+
+def _by_length(bounds: Tensor) -> list[Tensor]:
+    """For each length, the places of its sequences' tokens: sequences x length. A GPU is waited for."""
+    starts, lengths = bounds[:-1], bounds.diff()
+    return [
+        starts[lengths == length][:, None] + torch.arange(length, device=bounds.device)
+        for length in lengths.unique().tolist()
+    ]

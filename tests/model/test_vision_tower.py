@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
+from qwenvl.model import vision_tower as tower
 from qwenvl.model.inputs import PixelScale, PixelScales
 from qwenvl.model.loading import apply_tuning, lora_config
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.reference import Reference
 from qwenvl.model.sharing import shared_prefix
-from qwenvl.model.vision import tower
-from qwenvl.model.vision.tower import accept_features, encode_vision, supports_encode_once
+from qwenvl.model.vision_tower import accept_features, encode_vision, supports_encode_once
 
 WORDS = ["tvi", "t", "vit", "v"]
 
@@ -154,7 +154,7 @@ def test_blank_vision_changes_nothing_and_gives_every_part_a_gradient(
     exact_model, random_prompts, random_completions, family, encoded
 ):
     from qwenvl.model.logprobs import completion_logprobs
-    from qwenvl.model.vision.tower import blank_vision
+    from qwenvl.model.vision_tower import blank_vision
 
     model = exact_model(family)
     accept_features(model)

@@ -11,12 +11,12 @@ from dataclasses import fields
 import pytest
 import torch
 
+from qwenvl.rollout import servers
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import EngineOptions
-from qwenvl.rollout.remote import colocate
-from qwenvl.rollout.remote.colocate import ColocatedServer, remote_engine, server_command
-from qwenvl.rollout.remote.server import ServerRefusedError
-from qwenvl.vllm_server.wire.health import PROTOCOL, Health
+from qwenvl.rollout.servers import ColocatedServer, ServerRefusedError, server_command
+from qwenvl.rollout.vllm import vllm_engine
+from qwenvl.vllm_server.wire import PROTOCOL, Health
 
 CPU = torch.device("cpu")
 # What a server says of itself, without what makes it slow to start.
@@ -75,10 +75,10 @@ def test_its_environment_is_of_its_own(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "here")
     monkeypatch.setenv("VIRTUAL_ENV", "/somewhere")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert not {"RANK", "MASTER_ADDR", "VIRTUAL_ENV"} & set(colocate._environment(CPU))
-    assert colocate._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "6"
+    assert not {"RANK", "MASTER_ADDR", "VIRTUAL_ENV"} & set(servers._environment(CPU))
+    assert servers._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "6"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert colocate._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "1"
+    assert servers._environment(torch.device("cuda", 1))["CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_without_the_environment_of_vllm(monkeypatch, tmp_path):
@@ -98,9 +98,9 @@ def test_from_options_to_servers(monkeypatch, tmp_path, tiny_pair):
     monkeypatch.setenv("QWENVL_VLLM_ENV", str(tmp_path))
     given = {"process": 0, "dtype": torch.bfloat16, "max_tokens": 700}
     options = EngineOptions(rollout_engine="vllm_colocate", vllm_gpu_memory=0.3)
-    engine = remote_engine(options, local, model="some/model", device=torch.device("cuda", 0), **given)
+    engine = vllm_engine(options, local, model="some/model", device=torch.device("cuda", 0), **given)
     (server,) = engine._servers.servers
     words = "some/model --dtype bfloat16 --gpu_memory_utilization 0.3 --max_model_len 700"
     assert server.sleeps and " ".join(server._command[3:]) == f"{words} --port 0 --with_parent --sleeps"
     with pytest.raises(ValueError, match="this model is of none"):
-        remote_engine(options, local, model="", device=CPU, **given)
+        vllm_engine(options, local, model="", device=CPU, **given)

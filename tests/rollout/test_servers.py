@@ -11,16 +11,17 @@ import torch
 
 from qwenvl.rollout import engine as engine_module
 from qwenvl.rollout.engine import EngineLostError, WeightsLostError, lost_together
-from qwenvl.rollout.remote.server import Server, ServerRefusedError
-from tests.rollout.remote.drawn import WAYS, as_prompts, assert_same, drawn_locally
+from qwenvl.rollout.servers import Server, ServerRefusedError
+from qwenvl.vllm_server.wire import SampleAnswer
+from tests.rollout.served import WAYS, as_prompts, assert_same, engine_of, local_completions
 
 
 @pytest.fixture
-def scene(tiny_pair, fake, engine_of, random_prompts):
+def scene(tiny_pair, fake, random_prompts):
     """``scene(servers)`` -> the fakes, and a function that samples and holds the completions to the local ones."""
     model, processor = tiny_pair(initializer_range=0.1)
     inputs, params = random_prompts(model, ["tvt", "t", "tit", "tt"]), WAYS["sampled"]
-    expected = drawn_locally(model, processor, inputs, 2, params, 3)
+    expected = local_completions(model, processor, inputs, 2, params, 3)
 
     def make(servers: int, **settings):
         fakes = [fake(initializer_range=0.1) for _ in range(servers)]
@@ -92,62 +93,48 @@ def test_all_servers_lost(scene):
 def test_prompts_that_no_server_survives(scene):
     (one,), _, sample = scene(1)
     one.faults = ["engine"] * 9
-    with pytest.raises(EngineLostError, match=r"4 prompts were asked 4 times and not answered.*brought about"):
+    with pytest.raises(EngineLostError, match=r"4 prompts were sent 4 times and not answered.*brought about"):
         sample()
+
+
+def with_row(number: int, answer: SampleAnswer, **columns) -> SampleAnswer:
+    """The answer with other values in one row."""
+    rows = {name: list(getattr(answer, name)) for name in columns}
+    for name, change in columns.items():
+        rows[name][number] = change(rows[name][number])
+    return replace(answer, **{name: tuple(each) for name, each in rows.items()})
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        ({"version": 1}, "sampled by weights of version 1"),
-        ({"ids": (), "logprobs": (), "finish_reasons": ()}, "0 completions, 8 were asked for"),
-        ("empty", "0 tokens and 0 log-probs, expected 1 to 8"),
-        ("nan", "a log-prob that is none"),
-        ("long", "9 tokens and 9 log-probs"),
-        ("vision", "which must not be sampled"),
-        ("reason", "finish reason"),
+        (lambda answer, banned: replace(answer, version=1), "sampled by weights of version 1"),
+        (lambda answer, banned: replace(answer, ids=(), logprobs=(), finish_reasons=()), "0 completions, 8 were"),
+        (
+            lambda answer, banned: with_row(1, answer, ids=lambda row: row[:0], logprobs=lambda row: row[:0]),
+            "0 tokens and 0 log-probs, expected 1 to 8",
+        ),
+        (lambda answer, banned: with_row(1, answer, logprobs=lambda row: row * torch.nan), "log-probs of at most 0"),
+        (
+            lambda answer, banned: with_row(
+                1, answer, ids=lambda row: torch.full((9,), 7), logprobs=lambda row: torch.full((9,), -1.0)
+            ),
+            "9 tokens and 9 log-probs",
+        ),
+        (
+            lambda answer, banned: with_row(1, answer, ids=lambda row: torch.full_like(row, banned)),
+            "which must not be sampled",
+        ),
     ],
 )
-def test_a_wrong_answer_is_an_error(scene, tiny_pair, change, told):
+def test_a_wrong_answer_is_an_error(scene, change, message):
     (one,), engine, sample = scene(1)
-    banned = engine._local.vision_ids[0]
-
-    def wrong(answer):
-        if isinstance(change, dict):
-            return replace(answer, **change)
-        ids, logprobs, reasons = list(answer.ids), list(answer.logprobs), list(answer.finish_reasons)
-        match change:
-            case "empty":
-                ids[1], logprobs[1] = ids[1][:0], logprobs[1][:0]
-            case "nan":
-                logprobs[1] = logprobs[1] * torch.nan
-            case "long":
-                ids[1], logprobs[1] = torch.full((9,), 7), torch.full((9,), -1.0)
-            case "vision":
-                ids[1] = torch.full_like(ids[1], banned)
-            case "reason":
-                reasons[1] = "stop" if reasons[1] == "length" else "length"
-        return replace(answer, ids=tuple(ids), logprobs=tuple(logprobs), finish_reasons=tuple(reasons))
-
-    one.faults = [wrong if isinstance(change, str) or "version" in change else lambda answer: _without_rows(answer)]
-    with pytest.raises(ServerRefusedError, match=told):
+    one.faults = [lambda answer: change(answer, engine._local.vision_ids[0])]
+    with pytest.raises(ServerRefusedError, match=message):
         sample()
 
 
-def _without_rows(answer):
-    """Its bytes can't be packed without a row, so that no list is given up for one."""
-
-    class Nothing:
-        def pack(self):
-            from qwenvl.vllm_server.wire.body import pack
-
-            head = {"version": answer.version, "boot": answer.boot, "lengths": [], "finish_reasons": []}
-            return pack(head, {"ids": torch.zeros(0, dtype=torch.long), "logprobs": torch.zeros(0)})
-
-    return Nothing()
-
-
-def test_a_server_of_another_run_is_not_fought_over(scene, engine_of, tiny_pair):
+def test_a_server_of_another_run_is_not_fought_over(scene, tiny_pair):
     (one,), _, sample = scene(1)
     model, processor = tiny_pair(initializer_range=0.1)
     engine_of(model, processor, [one]).sync(model, 0)  # it takes a server over that it knows nothing of
@@ -186,7 +173,7 @@ def test_processes_lose_weights_together_unless_one_lost_more(scene, monkeypatch
         ({"tie_word_embeddings": False}, "its head tied to the embeddings is False, the policy's True"),
     ],
 )
-def test_another_model(tiny_pair, fake, engine_of, other, told):
+def test_another_model(tiny_pair, fake, other, told):
     model, processor = tiny_pair()
     server = fake(**other)
     with pytest.raises(ServerRefusedError, match=told):
@@ -194,7 +181,7 @@ def test_another_model(tiny_pair, fake, engine_of, other, told):
     assert not server.given
 
 
-def test_the_token(tiny_pair, fake, engine_of, monkeypatch):
+def test_the_token(tiny_pair, fake, monkeypatch):
     model, processor = tiny_pair()
     engine = engine_of(model, processor, [fake()])
     engine.sync(model, 0)

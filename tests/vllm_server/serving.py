@@ -1,0 +1,157 @@
+"""Servers for tests: a client of a few lines, the real server around an engine without a model, and real vLLM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from qwenvl.vllm_server.models import Shape
+from qwenvl.vllm_server.server import Server, Web
+from qwenvl.vllm_server.wire import Health, Refusal, SampleAnswer, SampleRequest, WeightsRequest, pack, secret
+
+ROOT = Path(__file__).resolve().parents[2]
+# Little memory, and weights as the trainer of the tests has them.
+SMALL = ("--cache_gb", "0.0625", "--max_model_len", "2048", "--max_num_seqs", "16", "--dtype", "float32")
+
+
+@dataclass(frozen=True)
+class Client:
+    """Sends requests to the server at ``url``, and raises its refusals."""
+
+    url: str
+    token: str = field(default_factory=secret)
+
+    def health(self) -> Health:
+        return Health.unpack(self.send("/health"))
+
+    def sample(self, request: SampleRequest) -> SampleAnswer:
+        return SampleAnswer.unpack(self.send("/sample", pack(request)))
+
+    def weights(self, request: WeightsRequest) -> Health:
+        return Health.unpack(self.send("/weights", pack(request)))
+
+    def send(self, path: str, body: bytes | None = None) -> bytes:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        request = urllib.request.Request(self.url + path, data=body, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                return answer.read()
+        except urllib.error.HTTPError as error:
+            raise Refusal.of_answer(error.code, error.read()) from None
+
+
+class FakeEngine:
+    """Each completion is its prompt's first token, at a log-prob of minus the number of weights that were given.
+
+    Attributes:
+        gate: cleared, sampling waits for it.
+        error: raised by the next sampling.
+        parameters: of the model.
+    """
+
+    shape = Shape("qwen2_vl", sizes={"vocab_size": 100}, merge_size=2, feature_width=3, max_model_len=64, tied=True)
+    dtype = "float32"
+
+    def __init__(self, parameters: set[str] | None = None):
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.error: BaseException | None = None
+        self.parameters = parameters or set()
+        self.weights: dict[str, torch.Tensor] = {}
+        self.asleep = False
+
+    def check(self, request: SampleRequest) -> None: ...
+
+    def sample(self, request: SampleRequest, salt: str) -> SampleAnswer:
+        self.entered.set()
+        self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        rows = [prompt for prompt in request.prompts for _ in range(request.group_size)]
+        ids = tuple(prompt.ids[:1] for prompt in rows)
+        logprobs = tuple(torch.full((1,), -float(len(self.weights))) for _ in rows)
+        return SampleAnswer(request.version, "", ids, logprobs, ("length",) * len(rows), cached_tokens=4)
+
+    def load(self, path: str) -> set[str]:
+        given = load_file(path)
+        self.weights |= given
+        return set(given)
+
+    def language_parameters(self) -> set[str]:
+        return self.parameters
+
+    def sleep(self) -> None:
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False
+
+
+@contextmanager
+def serving(engine: FakeEngine, *, sleeps: bool = False):
+    """The real server around ``engine``, and its address. ``server.exit`` is replaced: no process ends."""
+    server = Server("tiny", sleeps=sleeps)
+    server.exit = lambda: None
+    server.load(lambda: engine)
+    with Web(("127.0.0.1", 0), server, secret()) as web:
+        thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield server, web.url
+        finally:
+            engine.gate.set()
+            web.shutdown()
+
+
+class ServerProcess:
+    """``scripts/serve_vllm.sh``'s server with real vLLM, ready when this returns.
+
+    Attributes:
+        url: where it listens.
+        client: sends requests to it.
+    """
+
+    def __init__(self, python: Path, model: Path, folder: Path, *flags: str):
+        self.model, self.log = model, folder / "server.log"
+        ready = folder / "ready"
+        ready.unlink(missing_ok=True)
+        command = [python, "-m", "qwenvl.vllm_server", model, "--port", "0", *SMALL, "--with_parent", *flags]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("VIRTUAL_ENV")}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*map(str, command), "--ready_file", str(ready)],
+                env=environment | {"PYTHONPATH": str(ROOT)},
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        while not ready.exists():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server ended with {self.process.returncode}: {self.output()[-4000:]}")
+            time.sleep(0.1)
+        self.url = ready.read_text()
+        self.client = Client(self.url)
+
+    def health(self) -> Health:
+        return self.client.health()
+
+    def output(self) -> str:
+        """Its output so far."""
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        """As a machine without memory would. It may have ended before."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
