@@ -51,8 +51,7 @@ TEXT = Text(
     gated=False,
 )
 VISION = Vision(
-    blocks=2, hidden=4, intermediate=8, saved_products=4, matrices=3, root_mean_square=True, patch_values=12, merged=4,
-    mergers=1, window=0, full_blocks=2,
+    blocks=2, hidden=4, intermediate=8, saved_products=4, root_mean_square=True, patch_values=12, merged=4, mergers=1
 )  # fmt: skip
 SHAPES = Shapes(TEXT, VISION)
 JOB = Job(tokens=10, patches=16, group=3, length=5)
