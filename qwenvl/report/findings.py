@@ -8,7 +8,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from qwenvl.health.rules import Finding, findings
+from qwenvl.health import Finding, findings
 from qwenvl.report.curves import finite, is_phase, trend
 from qwenvl.report.groups import (
     DROPPED,

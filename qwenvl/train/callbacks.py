@@ -12,7 +12,7 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from qwenvl.data.errors import RecordError
-from qwenvl.health.rules import LogEntry, Sampled, findings
+from qwenvl.health import LogEntry, Sampled, findings
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.choice import install_display
 from qwenvl.train.display.summary import RunSummary
@@ -63,7 +63,7 @@ class RunFolder(TrainerCallback):
 
 
 class HealthWarnings(TrainerCallback):
-    """Warns once of each rule of ``qwenvl.health.rules`` that holds, with what to do.
+    """Warns once of each rule of ``qwenvl.health`` that holds, with what to do.
 
     A resumed run goes on with the history of its run folder. What still holds it tells of again.
     """

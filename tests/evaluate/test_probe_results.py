@@ -10,7 +10,7 @@ import pytest
 from qwenvl.config.command_line import parse_args
 from qwenvl.evaluate.probe_results import PromptGroup, next_command, numbers_of, passed, verdict
 from qwenvl.evaluate.settings import ProbeOptions, ProbeRequest, probe_request
-from qwenvl.health.rules import Finding
+from qwenvl.health import Finding
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.health.rules import Sampled, findings
+from qwenvl.health import Sampled, findings
 from qwenvl.report.findings import warnings
 from qwenvl.report.groups import grouped, row_of
 from qwenvl.report.run import Run
