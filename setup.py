@@ -54,9 +54,7 @@ setup(
     cmdclass={"build_py": BuildWithExample},
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["qwenvl", "qwenvl.*"]),
-    package_data={
-        "qwenvl": ["py.typed", "page/*.html", "doctor/*.html", "report/*.html", "report/app/*", "train/*.jinja"]
-    },
+    package_data={"qwenvl": ["py.typed", "doctor/*.html", "report/*.html", "report/app/*", "train/*.jinja"]},
     install_requires=[
         "torch>=2.13",
         "torchvision>=0.28",

@@ -15,7 +15,7 @@ COMMANDS = {
     "warmup": ("qwenvl.train.warmup.command", "teach a checkpoint the form of an answer before GRPO"),
     "try": ("qwenvl.evaluate.try_command", "ask a model about a clip: what it sees, what it answers"),
     "merge": ("qwenvl.train.merge", "fold a LoRA adapter into the weights that it belongs to"),
-    "plan": ("qwenvl.train.planning.command", "see before training what memory and time a step takes, and what fits"),
+    "plan": ("qwenvl.train.planning.command", "see before training what memory a step takes, and what makes it fit"),
     "data": ("qwenvl.doctor.commands", "check a data set, count what is in it, convert it; make one of a folder"),
     "preview": ("qwenvl.doctor.preview", "see what the model will see: frames, prompts and solutions on one page"),
     "rewards": ("qwenvl.doctor.rewards", "list the reward functions, or score a completion by hand"),

@@ -286,26 +286,19 @@ class SampleKey(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationSample:
-    """One completion of an evaluation.
+    """One completion of an evaluation. Attributes that are not listed are as in ``Rollout``.
 
     Attributes:
         model: its name in ``evaluation.json``.
         control: the evidence taken away from the record, ``none`` for the record as it is.
         doc_id: number of the record in the data, from 0.
-        sample: number among the completions of its prompt, from 0.
-        record_id, where, dataset: the record's ``id``, its file and place, and its data set.
+        dataset: name of the data set.
         cluster: a key that correlated records share: their clip or image, else the record's own place.
-        prompt: messages, each with ``role`` and ``text``.
         target: the record's solution.
-        completion: without special tokens.
         answer: as the rewards read it, or "" without an answer block.
-        tokens: of the completion, its end token included.
         prompt_tokens: of the prompt, vision tokens included.
-        finish_reason: ``stop`` or ``length``.
-        rewards: by function. None where it does not apply.
-        total: their weighted sum. None for a completion that no function gave a reward.
-        clips, images: of the prompt, in order. Of another record where the control is ``other_clip``.
-        fitted: as in ``Rollout``.
+        total: the weighted sum of the rewards. None for a completion that no function gave a reward.
+        clips, images: of another record where the control is ``other_clip``.
         doc_hash: of the record's row in its file, see ``hash_of``.
         doc: that row. On the first sample of the record as it is, None on others.
     """

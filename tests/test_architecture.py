@@ -31,7 +31,6 @@ FLOORS = {
     "hint": 0,
     "failure": 0,
     "child": 0,
-    "page": 0,
     "health": 0,
     "rewards": 1,
     "grpo": 1,
@@ -48,7 +47,7 @@ FLOORS = {
     "__main__": 8,
 }
 ASIDE = {  # rooms beside the stairs, and all that each may import
-    "report": {"report", "runlog", "page", "files", "health"},
+    "report": {"report", "runlog", "files", "health"},
     "vllm_server": {"vllm_server", "files"},
 }
 DOORS_TO_ASIDE = {"report": (5, ""), "vllm_server": (3, "wire")}  # from which floor, and to what of the room

@@ -22,7 +22,7 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, what_was_lowered
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, opened
-from qwenvl.page.render import data_url, render
+from qwenvl.report.write import data_url, render
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
 from qwenvl.rewards.functions.text import solution_of

@@ -6,7 +6,7 @@ import copy
 import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import groupby, islice
 from typing import Any
@@ -30,6 +30,7 @@ from qwenvl.runlog import (
     NUMBERS,
     EvaluationLog,
     EvaluationSample,
+    Rollout,
     RunLogError,
     SampleKey,
     hash_of,
@@ -42,6 +43,9 @@ from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.journal import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
+
+SHARED = tuple({each.name for each in fields(EvaluationSample)} & {each.name for each in fields(Rollout)})
+"""Fields that a completion of an evaluation has in common with one of a run."""
 
 
 @dataclass(frozen=True)
@@ -202,25 +206,14 @@ class Evaluation:
                 model=model,
                 control=control,
                 doc_id=record.index,
-                sample=row.sample,
-                record_id=row.record_id,
-                where=row.where,
                 dataset=record.dataset,
                 cluster=self.questions.clusters[record.index],
-                prompt=row.prompt,
                 target=row.solution,
-                completion=row.completion,
                 answer=answer_of(row.completion) or "",
-                tokens=row.tokens,
                 prompt_tokens=lengths[n // count],
-                finish_reason=row.finish_reason,
-                rewards=row.rewards,
-                total=row.total,
-                clips=row.clips,
-                images=row.images,
-                fitted=row.fitted,
                 doc_hash=hash_of(record.fields),
                 doc=record.fields if control == AS_IT_IS and not row.sample else None,
+                **{name: getattr(row, name) for name in SHARED},
             )
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from qwenvl.evaluate.results import as_json, equal_chance, pass_at_k, sample_counts, share_interval
 from qwenvl.evaluate.settings import ProbeOptions, ProbeRequest, setting_of
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
-from qwenvl.health.rules import CUT_OFF_SHARE, EQUAL_SHARE, SAME_REWARD, Finding
+from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, SAME_REWARD, Finding
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.functions.shaping import format_reward
 from qwenvl.rewards.options import RewardOptions

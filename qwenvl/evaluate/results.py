@@ -12,7 +12,7 @@ from typing import Any
 
 from qwenvl.evaluate.questions import field_of
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
-from qwenvl.health.rules import SAME_REWARD
+from qwenvl.health import SAME_REWARD
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
 from qwenvl.rewards.functions.matching import affirms, letters
 from qwenvl.rewards.functions.text import normalized, solution_of

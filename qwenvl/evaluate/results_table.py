@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qwenvl.evaluate.results import MAJORITY, MANY_UNREAD, PASSES
-from qwenvl.health.rules import CUT_OFF_SHARE
+from qwenvl.health import CUT_OFF_SHARE
 from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.runlog import AS_IT_IS
 

@@ -1,4 +1,4 @@
-"""What the memory and the seconds of a step are computed from: the sizes of a model, and the settings of the step."""
+"""The input of a memory estimate: the sizes of a model, and the settings of a step."""
 
 from __future__ import annotations
 
@@ -161,13 +161,10 @@ class Vision:
     hidden: int
     intermediate: int
     saved_products: int  # tensors of the intermediate width that a block saves for its backward pass
-    matrices: int  # of the intermediate width in a block: 3 where it is gated, else 2
     root_mean_square: bool  # RMS norms, else layer norms
     patch_values: int  # numbers of a patch of pixels
     merged: int  # patches of one token
     mergers: int  # projections into the language model, those for deeper layers included
-    window: int  # patches that a block with windows sees
-    full_blocks: int  # blocks that see a whole frame
 
 
 @dataclass(frozen=True)
@@ -209,19 +206,15 @@ class Shapes:
 def _vision(config: Any, family: str) -> Vision:
     first = family == "qwen2_vl"  # its embed_dim is the width of the tower, its hidden_size that of the output
     hidden = config.embed_dim if first else config.hidden_size
-    windowed = getattr(config, "fullatt_block_indexes", None)
     return Vision(
         blocks=config.depth,
         hidden=hidden,
         intermediate=int(hidden * config.mlp_ratio) if first else config.intermediate_size,
         saved_products={"qwen2_vl": 3, "qwen2_5_vl": 4}.get(family, 2),
-        matrices=3 if family == "qwen2_5_vl" else 2,
         root_mean_square=family == "qwen2_5_vl",
         patch_values=getattr(config, "in_channels", 3) * config.temporal_patch_size * config.patch_size**2,
         merged=config.spatial_merge_size**2,
         mergers=1 + len(getattr(config, "deepstack_visual_indexes", None) or ()),
-        window=0 if windowed is None else (config.window_size // config.patch_size) ** 2,
-        full_blocks=config.depth if windowed is None else len(windowed),
     )
 
 

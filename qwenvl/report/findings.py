@@ -8,7 +8,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from qwenvl.health.rules import Finding, findings
+from qwenvl.health import Finding, findings
 from qwenvl.report.curves import finite, is_phase, trend
 from qwenvl.report.groups import (
     DROPPED,
@@ -68,11 +68,11 @@ def _of_the_report(run: Run, rows: Sequence[GroupRow]) -> Iterator[Finding]:
         yield Finding("reward_falls", message, "lower --learning_rate, or raise --grpo_beta")
     for name, points in run.evaluations().items():
         best, last = max(points, key=lambda each: each.reward), points[-1]
-        if best.ci95 is None or last.ci95 is None or last.reward + last.ci95 >= best.reward - best.ci95:
-            continue
-        message = f"{name} is {last.reward:.3g} at step {last.step} and was {best.reward:.3g} at step {best.step}"
-        yield Finding("evaluation_worse", message, f"take the checkpoint of step {best.step}, or stop earlier")
-        break
+        known = best.ci95 is not None and last.ci95 is not None
+        if known and last.reward + last.ci95 < best.reward - best.ci95:
+            message = f"{name} is {last.reward:.3g} at step {last.step} and was {best.reward:.3g} at step {best.step}"
+            yield Finding("evaluation_worse", message, f"take the checkpoint of step {best.step}, or stop earlier")
+            break
     for metric, code, message, advice in COUNTED:
         if count := sum(value for _, value in run.values(metric)):
             yield Finding(code, f"{count:.0f} {message}", advice)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from qwenvl.health.rules import all_equal
+from qwenvl.health import all_equal
 from qwenvl.runlog import Parity, Rollout
 
 EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32

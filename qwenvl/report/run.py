@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qwenvl.health.rules import LogEntry, Sampled
+from qwenvl.health import LogEntry, Sampled
 from qwenvl.runlog import RunLogError, read_config, read_metrics
 
 EVALUATED = "_total_reward"  # suffix of the mean reward of an evaluation, after the evaluation's name

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qwenvl.page.render import render
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from qwenvl.report.curves import SECTIONS, charts, phases
 from qwenvl.report.findings import summary
 from qwenvl.report.pages import Reading, Strip, as_json, write_groups, write_script
 from qwenvl.report.run import Run, differing_settings
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+HERE = Path(__file__).parent  # base.html, which pages extend, and macros.html
 APP = HERE / "app"
 # In the order that they need each other.
 SCRIPTS = ("core.js", "charts.js", "filter.js", "group.js", "list.js", "browser.js")
@@ -150,3 +156,33 @@ def _shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 def _text(value: Any) -> str:
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def render(template: Path, **values: Any) -> str:
+    """Fill a Jinja template. It may extend ``base.html`` and import from ``macros.html``. The page needs no network.
+
+    Args:
+        template: the file. Templates beside it can be included by name.
+        values: by the names in the template. Text is escaped.
+
+    Raises:
+        jinja2.UndefinedError: a value is missing.
+
+    Example:
+        >>> render(Path("preview.html"), title="My records", rows=[])
+    """
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, HERE]),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template.name).render(**values)
+
+
+def data_url(picture: Image) -> str:
+    """A picture as JPEG in the text of an ``src`` attribute."""
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"

@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback
 
 from qwenvl.data.errors import RecordError
-from qwenvl.health.rules import LogEntry, Sampled, findings
+from qwenvl.health import LogEntry, Sampled, findings
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.install import install_display
 from qwenvl.train.display.summary import RunSummary
@@ -59,7 +59,7 @@ class RunFolder(TrainerCallback):
 
 
 class HealthWarnings(TrainerCallback):
-    """Warns once of each rule of ``qwenvl.health.rules`` that holds, with what to do.
+    """Warns once of each rule of ``qwenvl.health`` that holds, with what to do.
 
     A resumed run has the history of its run folder, and warns again of the rules that still hold.
     """

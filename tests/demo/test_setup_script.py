@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,13 +32,6 @@ def program(path, body):
     path.chmod(0o755)
 
 
-def test_takes_the_first_python_that_fits(tmp_path):
-    program(tmp_path / "python3.12", "exit 1")  # a shim without a version behind it
-    program(tmp_path / "python3.11", f'exec "{sys.executable}" "$@"')
-    result = run("find_python", tmp_path)
-    assert result.stdout == "python3.11\n", result.stderr
-
-
 @pytest.mark.parametrize(
     ("python", "messages"),
     [
@@ -60,17 +52,6 @@ def test_says_why_no_python_will_do(tmp_path, python, messages):
     assert all(message in result.stderr for message in messages)
 
 
-def test_active_environment_is_used_and_installed_into_once(tmp_path):
-    env, log = tmp_path / "env", tmp_path / "pip.log"
-    program(env / "bin" / "python", f'[[ "$*" == *pip* ]] && echo "$*" >>"{log}"; exit 0')
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    result = run('set_up dev; set_up ""; set_up dev; echo "$BIN"', programs, VIRTUAL_ENV=str(env))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == str(env / "bin")
-    assert log.read_text().splitlines() == [f"-m pip install --disable-pip-version-check -e {SCRIPT.parents[1]}[dev]"]
-
-
 def test_failed_installation_shows_the_end_of_its_log(tmp_path):
     env = tmp_path / "env"
     program(env / "bin" / "python", '[[ "$*" == *pip* ]] && { echo "no matching distribution"; exit 1; }; exit 0')
@@ -81,16 +62,6 @@ def test_failed_installation_shows_the_end_of_its_log(tmp_path):
     assert "no matching distribution" in result.stderr
     assert "the installation failed; the whole log is in" in result.stderr
     assert "reached" not in result.stdout
-
-
-def test_an_environment_of_a_wrong_version_is_refused(tmp_path):
-    env = tmp_path / "env"
-    program(env / "bin" / "python", '[[ $1 == --version ]] && { echo "Python 3.14.0"; exit 0; }; exit 1')
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    result = run('set_up ""', programs, VIRTUAL_ENV=str(env))
-    assert result.returncode == 1
-    assert "has Python 3.14.0; Python 3.10 to 3.13 is needed" in result.stderr
 
 
 def test_scripts_are_executable():

@@ -150,23 +150,6 @@ def test_a_run_that_has_not_ended_is_asked_by_its_newest_checkpoint(run, capsys)
     assert answers["answers"] == told("run", "17.mp4", QUESTION, capsys=capsys)["answers"]
 
 
-def test_the_text_for_a_terminal(run, capsys):
-    capsys.readouterr()
-    assert qwenvl(["try", "run", "17.mp4", QUESTION, "-n", "2", "--solution", "(1) pick", "--use_cpu"]) == 0
-    shown = capsys.readouterr().out
-    for expected in (
-        r"^run\nsettings: those of its run\n\n17\.mp4: 8 frames, 320 x 240 pixels, the model sees \d+ x \d+, \d+ tok",
-        r"^  at 0\.00 \d\.\d\d .* s$",
-        r"^what it saw: try\.png$",
-        r"^prompt: \d+ tokens, \d+ of them vision\n  <\|im_start\|>system\n  Be brief\.",
-        r"^solution:\n  \(1\) pick$",
-        r"^answer 2 of 2 \(sampled at temperature 1\.3\): \d+ tokens",
-        r"^  rewards: format \d\.\d{3}, letters \d\.\d{3}, total \d\.\d{3}$",
-    ):
-        assert re.search(expected, shown, re.MULTILINE), (expected, shown)
-    assert Path("try.png").is_file()
-
-
 def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, capsys):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText

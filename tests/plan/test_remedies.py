@@ -32,10 +32,6 @@ def test_a_warm_up_has_no_group_to_make_smaller():
     assert "max_per_prompt" not in names(alone)
 
 
-def test_nothing_is_taken_where_it_fits():
-    assert cheapest_way(CASE, CASE.estimate().peak) == ([], CASE)
-
-
 def test_what_is_taken_fits_and_nothing_of_it_is_needless():
     room = remedies(CASE)[0].case.estimate().peak * 0.5
     taken, after = cheapest_way(CASE, room)
@@ -51,15 +47,7 @@ def test_only_what_changes_nothing_is_taken_where_that_is_asked():
     room = cheapest_way(CASE, 1.0, automatic=True)[1].estimate().peak
     taken, after = cheapest_way(CASE, room, automatic=True)
     assert taken and all(each.automatic for each in taken) and after.estimate().peak <= room
-
-
-def test_the_automatic_does_not_reach_everywhere():
-    taken, after = cheapest_way(CASE, 1.0, automatic=True)
-    assert after.estimate().peak > 1.0
-    assert set(names(taken)) <= {
-        "per_device_train_batch_size", "gradient_accumulation_steps", "logit_memory_gb", "rollout_token_budget",
-        "gradient_checkpointing",
-    }  # fmt: skip
+    assert cheapest_way(CASE, CASE.estimate().peak) == ([], CASE)
 
 
 def test_a_host_has_no_remedies_of_a_gpu():

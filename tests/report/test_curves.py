@@ -1,10 +1,13 @@
 """Smoothing, thinning and trends, with numbers redone by hand."""
 
 import math
+from pathlib import Path
 
 import pytest
 
-from qwenvl.report.curves import half_life_of, smoothed, thinned, trend
+from qwenvl.report import curves
+from qwenvl.report.curves import SECTIONS, charts, finite, half_life_of, phases, shown, smoothed, thinned, trend
+from qwenvl.report.run import Run
 
 
 def test_a_value_one_half_life_back_weighs_half():
@@ -43,3 +46,84 @@ def test_a_short_curve_has_no_verdict_and_an_empty_one_no_trend():
     short = trend([1.0, math.nan, 2.0])
     assert (short.first, short.last, short.verdict) == (1.0, 2.0, "short") and math.isnan(short.ci95)
     assert trend([]) is None and trend([math.nan]) is None
+
+
+def run_of(*rows: dict[str, float]) -> Run:
+    return Run("r", Path("r"), {}, {}, None, [{"step": n + 1} | row for n, row in enumerate(rows)])
+
+
+@pytest.mark.parametrize(
+    ("metric", "section", "title"),
+    [
+        ("reward/total", "learning", "total reward"),
+        ("reward/action_order", "learning", "reward: action_order"),
+        ("dataset/sop/reward", "learning", "dataset: sop/reward"),
+        ("filter/rounds", "learning", "filter: rounds"),
+        ("kl", "stable", "KL to the reference"),
+        ("my_own_number", "stable", "my own number"),
+        ("frame_cache/hit_frac", "fast", "frame cache: hit_frac"),
+        ("prompt/tokens", "data", "prompt tokens"),
+        ("eval_total_reward", "learning", "eval total reward"),
+        ("eval_runtime", "fast", "eval runtime"),
+        ("memory/peak_gb", "fast", "memory: peak_gb"),
+        ("data/bad_samples", "data", "data: bad_samples"),
+    ],
+)
+def test_each_metric_has_a_section_and_a_title(metric, section, title):
+    assert (shown(metric).section, shown(metric).title) == (section, title) and section in SECTIONS
+
+
+def test_the_first_curves_are_what_matters_most():
+    row = {"loss": 0.0, "epoch": 0.1, "reward/b": 0.0, "reward/total": 0.0, "time/sample_s": 1.0, "reward/std": 0.1}
+    later = {name: value + 1 for name, value in row.items()}
+    found = charts([run_of(row, later, {"train_loss": 0.0, "total_flos": 1.0})])
+    assert [each["metric"] for each in found["learning"]] == ["reward/total", "reward/b", "reward/std"]
+    assert [each["metric"] for each in found["stable"]] == ["loss"]
+    assert found["fast"] == found["data"] == [], "seconds are stacked, and neither epoch nor the last line is a curve"
+
+
+def test_what_never_changes_stands_behind_unless_it_matters():
+    found = charts([run_of(*[{"reward/total": 1.0, "reward/std": 0.0, "learning_rate": 1e-6}] * 3)])
+    main = {each["metric"]: each["main"] for section in found.values() for each in section}
+    assert main == {"reward/total": True, "reward/std": False, "learning_rate": False}
+
+
+def test_long_curves_are_thinned_and_their_smooth_values_are_those_of_all_rows(monkeypatch):
+    thinned = curves.thinned
+    monkeypatch.setattr(curves, "thinned", lambda *columns: thinned(*columns, most=2))
+    [chart] = charts([run_of(*({"kl": value} for value in (0.0, 2.0, 4.0)))])["stable"]
+    [curve] = chart["curves"]
+    assert (curve["steps"], curve["raw"], curve["each"]) == ([2, 3], [1.0, 4.0], 2)
+    assert curve["smooth"] == pytest.approx([2 / 1.5, (4 + 1) / 1.75], rel=1e-5)  # after two rows and after three
+
+
+def test_a_curve_without_noise_is_not_smoothed():
+    [chart] = charts([run_of(*({"learning_rate": value} for value in (1e-6, 3e-6, 2e-6)))])["stable"]
+    assert chart["curves"][0]["smooth"] == chart["curves"][0]["raw"] == [1e-6, 3e-6, 2e-6]
+
+
+def test_an_evaluation_has_points_with_intervals_and_a_later_row_counts():
+    rows = (
+        {"eval_total_reward": value, "eval_total_reward_ci95": width} for value, width in ((0.5, 0.1), (0.6, math.nan))
+    )
+    again = {"step": 1, "eval_total_reward": 0.4, "eval_accuracy_reward": 0.2}
+    [chart] = charts([run_of(*rows, again)])["learning"]
+    assert chart["title"] == "held-out reward" and chart["main"]
+    assert chart["curves"] == [{"run": 0, "steps": [1, 2], "points": {"mean": [0.4, 0.6], "ci95": [None, None]}}]
+
+
+def test_phases_are_stacked_in_their_order():
+    [found] = phases(
+        [
+            run_of(
+                {"time/sample_s": 2.0, "time/reward_s": 1.0, "time/step_s": 9.0}, {"loss": 0.0}, {"time/sample_s": 4.0}
+            )
+        ]
+    )
+    assert (found["names"], found["steps"]) == (["sample", "reward"], [1, 3])
+    assert (found["values"], found["means"]) == ([[2, 4], [1, 0]], [3, 0.5])
+    assert phases([run_of({"loss": 0.0})]) == []
+
+
+def test_numbers_have_six_digits_and_only_finite_ones_are_numbers():
+    assert finite([1 / 3, None, math.nan, -math.inf, 123456789.0]) == [0.333333, None, None, None, 123457000.0]

@@ -1,10 +1,11 @@
 """Each warning is given for what it is about, and not otherwise."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from qwenvl.health.rules import Sampled, findings
+from qwenvl.health import Sampled, findings
 from qwenvl.report.findings import warnings
 from qwenvl.report.groups import grouped, row_of
 from qwenvl.report.run import Run
@@ -50,6 +51,7 @@ def test_each_warning(code, columns):
     [
         {"reward": RISING, "kl": [0.6] * 60, "equal": [1.0] * 48 + [0.5] * 12, "cut": [0.05] * 60},
         {"reward": FLAT, "eval_total_reward": RISING[::-1], "eval_total_reward_ci95": [0.5] * 60},
+        {"reward": FLAT, "eval_total_reward": RISING[::-1], "eval_total_reward_ci95": [math.nan] * 60},  # one clip
         {"data/bad_samples": [0.0] * 60},
     ],
 )

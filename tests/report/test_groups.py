@@ -14,6 +14,7 @@ from qwenvl.report.groups import (
     TRUNCATED,
     UNSCORED,
     Group,
+    compared,
     dataset_of,
     grouped,
     hardest,
@@ -21,6 +22,7 @@ from qwenvl.report.groups import (
     is_form,
     marks,
     most_improved,
+    parts_of,
     row_of,
     suspicions,
 )
@@ -99,3 +101,25 @@ def test_records_over_their_groups():
     assert [(each.record, each.means) for each in found] == [("17", (0.25, 0.875)), ("18", (0.0, 1.0))]
     assert [each.record for each in hardest(found)] == ["18", "17"]  # means 0.5 and 0.5625
     assert [(each.record, each.gain) for each in most_improved(found)] == [("18", 1.0), ("17", 0.625)]
+
+
+def test_numbered_parts_are_compared_by_their_numbers():
+    assert compared("(2) a fan, (04) lid", "(2) insert the fan (3) screw") == (
+        [("(2) a fan", True), ("(04) lid", False)],
+        ["(3) screw"],
+    )
+    assert compared("(3)(2)", "(2) fan (3) screw").missing == []
+
+
+def test_phrases_are_compared_without_case_white_space_and_full_stop():
+    assert compared("Left,\n go  up.", "go up; left") == ([("Left", True), ("go up.", True)], [])
+    assert compared("B", "D") == ([("B", False)], ["D"])
+
+
+def test_a_completion_without_an_answer_misses_everything():
+    assert compared(None, "(1) a (2) b") == ([], ["(1) a", "(2) b"])
+    assert compared("", "12") == ([], ["12"])
+
+
+def test_text_before_the_first_number_is_no_part():
+    assert [part.text for part in parts_of("steps: (1) a (2)")] == ["(1) a", "(2)"]

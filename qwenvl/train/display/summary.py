@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.health.rules import RULES, Finding
+from qwenvl.health import RULES, Finding
 from qwenvl.report.curves import trend
 from qwenvl.report.findings import warnings
 from qwenvl.report.run import read_runs

@@ -1,12 +1,12 @@
-"""``qwenvl plan``: what memory and time a step takes, whether it fits, and which flags change that."""
+"""``qwenvl plan``: the memory of a step, whether it fits, and the flags that lower it."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from qwenvl.config.command_line import config_from, file_tokens, help_text, split_file
@@ -14,7 +14,6 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.option import Options, option, problems_of
 from qwenvl.plan.memory import Estimate, amount, memory_lines
 from qwenvl.plan.remedies import Case, cheapest_way, remedies, remedy_lines
-from qwenvl.plan.seconds import DEVICES, Rates, rates_of, seconds_by_phase
 from qwenvl.plan.sizes import Engine
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 
@@ -29,7 +28,7 @@ USAGE = (
     "       qwenvl plan --warmup --model MODEL --dataset_use DATA [--flag of a warm-up value ...]"
 )
 PURPOSE = (
-    "Say before a run what memory and time a step takes, whether it fits, and which flag changes that. It reads the "
+    "Say before a run what memory a step takes, whether it fits, and which flags change that. It reads the "
     "model's config.json and processor, and the headers of media. It needs neither weights nor a GPU."
 )
 OF_THE_MACHINE = ("optim", "bf16", "fp16", "use_cpu", "deepspeed", "fsdp", "ds3_gather_for_generation")
@@ -51,29 +50,10 @@ class PlanOptions(Options):
     records: int = option(
         1000, "Most records whose prompts are measured, at least 1: a random sample, the same for a seed.", least=1
     )
-    device: str | None = option(
-        None,
-        f"GPU whose nominal rates seconds are computed from: {', '.join(DEVICES)}.",
-        unset="the one whose memory is nearest to --gpu_memory",
-    )
-    device_tflops: float | None = option(
-        None,
-        "Rate that training reaches there in products, in 10^12 operations a second, above 0: as you measured it.",
-        unset="0.4 of the nominal rate",
-        above=0,
-    )
-    device_gbs: float | None = option(
-        None,
-        "Rate that its memory is read at, in 10^9 bytes a second, above 0: as you measured it.",
-        unset="0.6 of the nominal rate",
-        above=0,
-    )
     json: bool = option(False, "Print the numbers as JSON in place of the tables.")
 
     def problems(self):
         """Contradictions."""
-        if self.device is not None and self.device not in DEVICES:
-            yield f"--device must be one of {', '.join(DEVICES)}, got {self.device!r}"
         if self.gpus == 1 and self.engine not in (None, "none", "zero2", "zero3"):
             yield f"--engine {self.engine} has no effect with --gpus 1"
         if self.gpus > 1 and self.engine == "none":
@@ -97,14 +77,12 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory and the time of a run's steps."""
+    """The memory of a run's steps."""
 
     lengths: Lengths  # of the prompts
     case: Case  # a step with the longest prompt
     made: Estimate  # the memory of that step
     room: float  # bytes that it may take
-    seconds: Mapping[str, float]  # of a step with the median prompt, by phase
-    rates: Rates
 
     @property
     def fits(self) -> bool:
@@ -144,6 +122,9 @@ def request_of(argv: Sequence[str]) -> PlanRequest:
     from qwenvl.config.grpo_config import GRPOConfig
     from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
 
+    for word in argv:
+        if word.split("=")[0] in ("--device", "--device_tflops", "--device_gbs"):
+            raise ValueError(f"{word}: a plan computes memory alone; a run with --max_steps 5 measures time/step_s")
     argv = [
         "--model_name_or_path" + word[len("--model") :] if word.split("=")[0] == "--model" else word for word in argv
     ]
@@ -219,11 +200,7 @@ def plan_of(request: PlanRequest) -> Plan:
         optimizer=request.optimizer,
         targets=lengths.targets,
     )
-    rates = rates_of(options.device, options.gpu_memory, options.device_tflops, options.device_gbs)
-    median = lengths.at(0.5)
-    usual = replace(case.job, tokens=median.tokens, patches=median.vision * case.shapes.vision.merged)
-    seconds = seconds_by_phase(case.shapes, case.weights, usual, rates)
-    return Plan(lengths, case, case.estimate(), SHARE * options.gpu_memory * 1e9, seconds, rates)
+    return Plan(lengths, case, case.estimate(), SHARE * options.gpu_memory * 1e9)
 
 
 def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
@@ -248,10 +225,6 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
         after = fitted.estimate().peak
         end = f"gives {amount(after)}" + ("" if after <= plan.room else ", which is still too much")
         yield f"Together, {' '.join(each.flags for each in way)} {end}" if way else "No flag is known that changes it"
-    yield f"seconds of a step with median prompts, computed, not measured ({plan.rates.source}):"
-    yield "  " + ", ".join(f"{name} {seconds:.2g}" for name, seconds in plan.seconds.items())
-    left_out = f"{'' if job.warmup else 'rewards, '}decoding of clips and waiting"
-    yield f"  in all {sum(plan.seconds.values()):.2g} without {left_out}"
 
 
 def numbers(plan: Plan) -> dict[str, Any]:
@@ -266,8 +239,6 @@ def numbers(plan: Plan) -> dict[str, Any]:
         "room": round(plan.room),
         "fits": plan.fits,
         "remedies": [{"flags": each.flags, "peak": each.case.estimate().peak, "costs": each.costs} for each in found],
-        "seconds": plan.seconds,
-        "rates": plan.rates.source,
     }
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.health.rules import Finding, findings
+from qwenvl.health import Finding, findings
 from qwenvl.report.findings import summary
 from qwenvl.report.run import read_runs
 from qwenvl.rewards.function import RewardError

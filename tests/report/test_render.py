@@ -8,7 +8,7 @@ import pytest
 from jinja2 import UndefinedError
 from PIL import Image
 
-from qwenvl.page.render import data_url, render
+from qwenvl.report.write import data_url, render
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from qwenvl.health.rules import RULES, LogEntry, Sampled, findings
+from qwenvl.health import RULES, LogEntry, Sampled, findings
 
 
 def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[LogEntry]:
