@@ -16,20 +16,14 @@ from qwenvl.grpo.advantages import group_advantages
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.runlog import read_config, read_metrics, read_rollouts
 from qwenvl.train.data_sets import build_dataset
-from tests.train.conftest import logged
+from tests.train.conftest import caught_draws, caught_gradients, logged
 
 
-def gradients_of_one_step(trainer, data_order=None):
+def gradients_of_one_step(trainer):
     """Runs one optimizer step and returns what the optimizer was given."""
-    seen = {}
-
-    class Catch(torch.optim.SGD):
-        def step(self, closure=None):
-            seen.update({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
-
-    trainer.optimizer = Catch([p for p in trainer.model.parameters() if p.requires_grad], lr=0.0)
+    steps = caught_gradients(trainer)
     trainer.train()
-    return seen
+    return steps[0]
 
 
 def first_batch(trainer):
@@ -222,13 +216,9 @@ def base_model(make_trainer):
 
 def test_evaluation_samples_once_and_has_intervals(make_trainer, sop_data):
     trainer = make_trainer(eval_dataset_use=str(sop_data), functions=None, per_device_eval_batch_size=3)
-    calls = []
-    sample = trainer.collector.engine.draw
-    trainer.collector.engine.draw = lambda model, prompts, *rest: (
-        calls.append(len(prompts)) or sample(model, prompts, *rest)
-    )
+    draws = caught_draws(trainer)
     metrics = trainer.evaluate()
-    assert calls == [3, 3, 2]
+    assert [prompts for prompts, *_ in draws] == [3, 3, 2]
     rows = list(read_rollouts(trainer.args.output_dir, split="eval"))
     assert len(rows) == 8 and all(row.split == "eval" and row.advantage is None for row in rows)
     for name in ("format", "accuracy", "total"):

@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from qwenvl.runlog import read_rollouts
-from tests.train.conftest import logged
+from tests.train.conftest import caught_draws, caught_gradients, logged
 
 # Eight records in steps of six: the second step of an epoch has two prompts in a micro-batch, and an empty one.
 RAGGED = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
@@ -29,15 +29,12 @@ def test_prompts_are_drawn_and_sampled_once_and_trained_on_twice(make_trainer, t
     once = make_trainer(output_dir=str(tmp_path / "once"), **epochs)
     once.train()
     twice = make_trainer(output_dir=str(tmp_path / "twice"), num_iterations=2, **epochs)
-    sampled, sample = [], twice.collector.engine.draw
-    twice.collector.engine.draw = lambda model, prompts, *rest: (
-        sampled.append(len(prompts)) or sample(model, prompts, *rest)
-    )
+    draws = caught_draws(twice)
     twice.train()
 
     assert once.state.global_step == 4 and twice.state.global_step == twice.state.max_steps == 8
     assert once.state.epoch == twice.state.epoch == 2.0
-    assert sampled == [6, 2, 6, 2]
+    assert [prompts for prompts, *_ in draws] == [6, 2, 6, 2]
     # The same records in the same order; rollouts are filed under the first of their two steps.
     assert drawn_in(twice) == {2 * step - 1: drawn for step, drawn in drawn_in(once).items()}
     rows = logged(twice)
@@ -61,14 +58,7 @@ def test_while_nothing_moves_both_steps_have_the_gradient_of_one(make_trainer, s
 
     def gradients(name: str, **options) -> list[dict[str, torch.Tensor]]:
         trainer = make_trainer(output_dir=str(tmp_path / name), max_grad_norm=0.0, **RAGGED, **settings, **options)
-        steps = []
-
-        class Catch(torch.optim.SGD):
-            def step(self, closure=None):
-                named = trainer.model.named_parameters()
-                steps.append({name: p.grad.clone() for name, p in named if p.grad is not None})
-
-        trainer.optimizer = Catch([p for p in trainer.model.parameters() if p.requires_grad], lr=0.0)
+        steps = caught_gradients(trainer)
         trainer.train()
         return steps
 
