@@ -69,7 +69,7 @@ times (`--temporal_contrast_share` of the group) with its frames in random order
 `--correctness_func` exceeds the shuffled one's by more than `--temporal_contrast_margin`, its correct completions get
 `--temporal_contrast_bonus` on top of their total, logged as `reward/temporal_contrast`; others get 0, prompts without
 video none, nor does a record whose field `reward` names other functions. It costs the sampling of the second group and
-one more run of the vision tower.
+one more run of the vision tower, and cannot be combined with `--async_rollouts`.
 
 ## Your own
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from qwenvl.rollout.engine import (
     real_tokens,
 )
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
-from qwenvl.train.collect.scored import Scored, join_rewards, without_pixels
+from qwenvl.train.collect.scored import Scored, join_rewards, rewards_of_rows, without_pixels
 from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
@@ -165,7 +166,9 @@ class Collector:
             rewards = self._score(batches, rollouts, state, group_size=self.group_size)
         if self.contrast is not None:
             rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state, *purpose)
-        parts = zip(map(without_pixels, batches), prompts, rollouts, split_rewards(rewards, sizes), strict=True)
+        rows = iter(range(sum(sizes)))
+        own = [rewards_of_rows(rewards, [*islice(rows, size)]) for size in sizes]
+        parts = zip(map(without_pixels, batches), prompts, rollouts, own, strict=True)
         return [Scored(*part) for part in parts]
 
     def _compared(self, scored: Sequence[Scored]) -> list[Experience]:
@@ -333,14 +336,3 @@ def _texts_and_columns(
         finish_reasons=[reason for _, _, reason in rows],
     )
     return [text for text, _, _ in rows], columns
-
-
-def split_rewards(rewards: RewardBatch, sizes: Sequence[int]) -> list[RewardBatch]:
-    """The rows of ``rewards`` cut into consecutive batches of the given sizes."""
-    parts, start = [], 0
-    for size in sizes:
-        rows = slice(start, start + size)
-        components = [values[rows] for values in rewards.components]
-        parts.append(replace(rewards, components=components, total=rewards.total[rows]))
-        start += size
-    return parts
