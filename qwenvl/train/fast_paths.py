@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Paths:
-    """The three computations that a fast path and a plain path exist for.
+    """The three computations that have a fast and a plain path.
 
     Attributes:
         completion_likelihood: see ``qwenvl.model.logprobs``.
@@ -47,7 +47,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class PathLikelihood:
-    """What policy or reference make of completions, by the path that the run takes.
+    """Computes log-probs and entropies of completions, by the path that the run takes.
 
     Attributes:
         paths: of the run.
@@ -63,7 +63,7 @@ class PathLikelihood:
 
     @classmethod
     def of(cls, args: GRPOConfig, paths: Paths, bare: nn.Module, accelerator: Accelerator) -> PathLikelihood:
-        """As the flags ask for it. ``bare`` is the model without adapter or engine."""
+        """From the flags. ``bare`` is the model without adapter or engine."""
         chunk = logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
         return cls(paths, chunk, several=args.world_size > 1, autocast=accelerator.autocast)
 
@@ -128,7 +128,7 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
 
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
-    """The servers that the flags ask for."""
+    """The servers that the flags name."""
     from qwenvl.rollout.remote.colocate import remote_engine
 
     prompt = args.max_prompt_length
@@ -144,5 +144,5 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
 
 
 def drawing_of(paths: Paths) -> Drawing | None:
-    """How far the engine is with a draw. None where other processes sample."""
+    """The progress of the engine's current draw. None where other processes sample."""
     return paths.engine.drawing if isinstance(paths.engine, LocalEngine) else None

@@ -84,7 +84,7 @@ class KlPenalty:
 
 @dataclass(frozen=True)
 class Collector:
-    """Asks an engine for completions, a rubric for their rewards, and compares each with its group.
+    """Samples completions with an engine, scores them with a rubric, and compares each with its group.
 
     Training and evaluation share it. It knows no Trainer.
 
@@ -96,8 +96,8 @@ class Collector:
         params: how completions of training are drawn.
         group_size: completions per prompt in training.
         advantage_estimator, scale_rewards: how rewards become advantages, see ``group_advantages``.
-        penalty: takes the KL of completions off their rewards before they are compared. None without.
-        contrast: the bonus for answers that need the order of the frames. None without.
+        penalty: takes the KL of completions off their rewards before they are compared. None: no penalty.
+        contrast: the bonus for answers that need the order of the frames. None: no bonus.
         device: where models run.
         seed: of the run. Draws are a function of it, the process, and the epochs and ids of the records.
         process: the number of this process.
@@ -304,7 +304,7 @@ class Collector:
 
 
 def require_finite(rollouts: Sequence[RolloutBatch]) -> None:
-    """For completions that no loss is computed from, which would show it.
+    """Check the log-probs of completions that no loss is computed from.
 
     Raises:
         FloatingPointError: the model gives sampled tokens log-probs that are NaN or infinite.
@@ -320,7 +320,7 @@ def require_finite(rollouts: Sequence[RolloutBatch]) -> None:
 def _texts_and_columns(
     batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch]
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """What reward functions take: the N completions of all prompts, and the columns beside them."""
+    """Arguments of the reward functions: the N completions of all prompts, and the columns."""
     rows = [
         row
         for each in rollouts

@@ -1,4 +1,4 @@
-"""Prompts with their completions and rewards: groups can be chosen from them, and several can be joined."""
+"""Prompts with their completions and rewards: groups of them can be selected and joined."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Scored:
         rows = [group * size + n for group in groups for n in range(size)]
         rollout = self.rollout
         width = max(1, int(rollout.completion_mask[rows].sum(1).max()) if rows else 0)
-        tensors = {name: getattr(rollout, name) for name in _COMPLETION_ROWS}
+        tensors: dict[str, Any] = {name: getattr(rollout, name) for name in _COMPLETION_ROWS}
+        own: dict[str, Any] = {name: None if value is None else value[rows, :width] for name, value in tensors.items()}
         return Scored(
             self.batch.select(groups),
             self.prompts.select(list(groups)),
@@ -43,7 +44,7 @@ class Scored:
                 rollout,
                 texts=[rollout.texts[row] for row in rows],
                 finish_reasons=[rollout.finish_reasons[row] for row in rows],
-                **{name: None if value is None else value[rows, :width] for name, value in tensors.items()},
+                **own,
             ),
             rewards_of_rows(self.rewards, rows),
         )
