@@ -12,7 +12,7 @@ from torch import Tensor
 RewardScale = Literal["group", "batch", "none"]
 
 EPS = 1e-4
-"""Added to each standard deviation, so that a group of equal rewards gives zeros."""
+"""Added to each standard deviation, so that equal rewards do not divide 0 by 0."""
 
 
 @dataclass(frozen=True)

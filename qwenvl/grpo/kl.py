@@ -63,13 +63,13 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -
 
 
 def completion_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """The sum over each completion's tokens of k1 = l' - q: what ``kl_in_reward`` takes off its reward, times beta.
+    """The sum over each completion's tokens of k1 = l' - q: times beta, the penalty of ``kl_in_reward``.
 
     In expectation over completions it is KL(policy || reference) of a completion (REINFORCE++, arXiv:2501.03262).
 
     Args:
         logprobs, ref_logprobs: N x T, of the policy that sampled the completions and of the reference.
-        mask: N x T bool, the tokens of the completions. Anything may stand in the log-probs where it is false.
+        mask: N x T bool, the tokens of the completions. Log-probs where it is false are not read.
 
     Returns:
         N float64, in nats. A difference counts as 20 at most.

@@ -1,4 +1,4 @@
-"""What weighs the policy term of a token beside its advantage and its importance ratio: which tokens it takes.
+"""Per-token weights of the policy loss: importance correction for the sampler, off-policy masks.
 
 Notation: l and l' are the log-probs of a token under the policy and under the policy before its first update on the
 completion, l_sampler under the engine that sampled it, A the advantage of the completion. All weights are constants:
@@ -59,7 +59,7 @@ class Weighting:
 
 
 def off_policy(fallen: Tensor, advantages: Tensor, mask: Tensor, threshold: float) -> Tensor:
-    """Drop a completion where A < 0 and mean(l_sampler - l) > threshold (DeepSeek-V3.2, arXiv:2512.02556).
+    """Whether to drop a completion: A < 0 and mean(l_sampler - l) > threshold (DeepSeek-V3.2, arXiv:2512.02556).
 
     Args:
         fallen: N x T, l_sampler - l.

@@ -1,4 +1,4 @@
-"""A reward function: what the rubric must know of it, the arguments that a user may give it, and how it is called."""
+"""A reward function: its name, its check of records, its arguments, and how it is called."""
 
 from __future__ import annotations
 

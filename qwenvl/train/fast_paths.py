@@ -119,7 +119,7 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
 
 
 def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine:
-    """The servers that the flags ask for."""
+    """The servers that the flags name."""
     from qwenvl.rollout.vllm import vllm_engine
 
     prompt = args.max_prompt_length

@@ -29,9 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("adapter", help="the folder of an adapter: a run with --lora_enable, or one of its checkpoints")
     parser.add_argument("--out", required=True, help="the folder to write; one that holds something is refused")
-    parser.add_argument(
-        "--base", help="the model that the adapter was trained on, if it is not where the adapter says"
-    )
+    parser.add_argument("--base", help="the model that the adapter was trained on, if it is not where the adapter says")
     return parser
 
 

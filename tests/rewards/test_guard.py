@@ -3,16 +3,13 @@ import os
 import subprocess
 import sys
 import threading
-import traceback
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from qwenvl.rewards.function import RewardError, RewardFunction
-from qwenvl.rewards.guard import own, own_state
 from qwenvl.rewards.rubric import Rubric
-from qwenvl.rewards.workers import load_file
 
 
 def rubric(*functions, **options):
@@ -93,19 +90,6 @@ def test_an_error_in_an_async_function_names_its_row():
 
     with pytest.raises(RewardError, match="record 'r2': ZeroDivisionError"):
         rubric(fussy).score(["a", ""], {"id": ["r1", "r2"]})
-
-
-def test_the_cause_of_an_error_is_told_once():
-    def fussy(completions, **columns):
-        if "" in completions:
-            raise LookupError("an empty one")
-        return [1.0] * len(completions)
-
-    with pytest.raises(RewardError) as caught:  # the function is called with both rows, and with each
-        rubric(fussy).score(["a", ""], {"id": ["r1", "r2"]})
-    told = "".join(traceback.format_exception(caught.value))
-    assert told.count('raise LookupError("an empty one")') == 1
-    assert told.count("Traceback (most recent call last)") == 2  # where it failed, and what was asked for
 
 
 def test_a_function_that_fails_only_in_company_affects_all_rows():
@@ -224,17 +208,12 @@ os._exit(5)
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 5
 
 
-def test_a_plugin_that_ends_the_process_while_it_is_loaded_is_named(tmp_path):
-    (tmp_path / "script.py").write_text("import sys\nsys.exit()\n")
-    with pytest.raises(RewardError, match=r"script.py: SystemExit while it was loaded"):
-        load_file(str(tmp_path / "script.py"))
-
-
 def test_what_a_function_changes_is_its_own():
     def vandal(completions, **columns):
         completions.clear()
         columns["meta"][0]["steps"].append("extra")
         columns["id"][0] = "other"
+        columns["meta"][1]["span"][0].clear()
         columns["trainer_state"].log_history[0]["loss"] = 0
         columns["trainer_state"].global_step = 99
         return [0.0, 0.0]
@@ -246,13 +225,14 @@ def test_what_a_function_changes_is_its_own():
         seen.append([completions, columns["meta"], columns["id"], state.log_history, state.global_step])
         return [0.0, 0.0]
 
-    state = SimpleNamespace(log_history=[{"loss": 1.0}], global_step=3)
-    columns = {"meta": [{"steps": ["one"]}, {"steps": []}], "id": ["a", "b"]}
+    lock = threading.Lock()  # what is no list, dict or set is not copied
+    state = SimpleNamespace(log_history=[{"loss": 1.0}], global_step=3, lock=lock)
+    columns = {"meta": [{"steps": ["one"]}, {"span": ([1], {2})}], "id": ["a", "b"]}
     for made in (rubric(vandal, witness), rubric(vandal, witness, timeout=600)):
         made.score(["x", "y"], columns, trainer_state=state)
-    untouched = [["x", "y"], [{"steps": ["one"]}, {"steps": []}], ["a", "b"], [{"loss": 1.0}], 3]
+    untouched = [["x", "y"], [{"steps": ["one"]}, {"span": ([1], {2})}], ["a", "b"], [{"loss": 1.0}], 3]
     assert seen == [untouched, untouched]
-    assert columns == {"meta": [{"steps": ["one"]}, {"steps": []}], "id": ["a", "b"]}
+    assert columns == {"meta": untouched[1], "id": ["a", "b"]}
     assert (state.log_history, state.global_step) == ([{"loss": 1.0}], 3)
 
 
@@ -265,15 +245,3 @@ def test_a_row_that_is_tried_alone_is_as_it_was():
 
     values = rubric(changes_and_fails, on_error="skip").values(["a", "b"], {"steps": [[], []]})
     assert values == [[None, None]]  # it fails on no row alone, so in company on both
-
-
-def test_copies():
-    value = {"a": [1, [2, {"b": "c"}], ("d", [3])], "e": {4, 5}}
-    copied = own(value)
-    assert copied == value
-    copied["a"][1][1]["b"], copied["a"][2][1][0] = 0, 0
-    copied["e"].clear()
-    assert value == {"a": [1, [2, {"b": "c"}], ("d", [3])], "e": {4, 5}}
-    assert own_state(None) is None and own_state("text") == "text"
-    lock = threading.Lock()
-    assert own_state(SimpleNamespace(lock=lock)).lock is lock, "what is no list, dict or set stays"

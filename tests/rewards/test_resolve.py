@@ -175,6 +175,8 @@ def test_refusals_of_users_functions(plugin, tmp_path):
     bare.write_text("def f(completions):\n    return []\n")
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0\n")
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit()\n")
     clash = tmp_path / "clash.py"
     clash.write_text(PLUGIN.replace('"short"', '"accuracy"'))
     twin = tmp_path / "twin.py"
@@ -184,6 +186,7 @@ def test_refusals_of_users_functions(plugin, tmp_path):
     for funcs, plugins, message in (
         (["short"], [str(bare)], r'no function is marked with @reward\("name"\)'),
         (["short"], [str(broken)], "ZeroDivisionError while it was loaded"),
+        (["short"], [str(script)], "script.py: SystemExit while it was loaded"),
         (["short"], ["missing.py"], "missing.py: no such Python file"),
         (["short"], [plugin, str(twin)], "'short' is there twice"),
         (["short"], [str(clash)], "'accuracy' has the name of one in the table"),

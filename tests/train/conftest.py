@@ -61,6 +61,32 @@ def logged(trainer, times: bool = True) -> list[dict]:
     return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in rows]
 
 
+def caught_gradients(trainer, lr: float = 0.0) -> list[dict[str, torch.Tensor]]:
+    """A list to which each optimizer step of the trainer, by plain SGD, adds its gradients by name."""
+    steps = []
+
+    class Catch(torch.optim.SGD):
+        def step(self, closure=None):
+            steps.append({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
+            super().step(closure)
+
+    trainer.optimizer = Catch([p for p in trainer.model.parameters() if p.requires_grad], lr=lr)
+    return steps
+
+
+def caught_draws(trainer) -> list[tuple]:
+    """A list to which each call of the engine adds (prompts, group size, sampling parameters, completions)."""
+    engine, calls = trainer.paths.engine, []
+    draw = engine.draw
+
+    def drawn(model, prompts, size, params, seed):
+        calls.append((len(prompts), size, params, draw(model, prompts, size, params, seed)))
+        return calls[-1][-1]
+
+    engine.draw = drawn
+    return calls
+
+
 def letters(completions: list[str], **columns) -> list[float]:
     """A reward that differs within every group of random text: the share of letters."""
     return [sum(c.isalpha() for c in text) / max(1, len(text)) for text in completions]

@@ -7,6 +7,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.runlog import read_rollouts
 from qwenvl.train.evaluation import evaluation_metrics, in_budget
 from qwenvl.types import PromptBatch
+from tests.train.conftest import caught_draws
 
 
 def test_a_prompt_whose_rewards_were_skipped_does_not_count(make_trainer, sop_data):
@@ -81,12 +82,9 @@ def test_prompts_are_sampled_together_by_the_token_budget(make_trainer, sop_data
     found = {}
     for name, settings in {"together": {}, "alone": {"per_device_eval_batch_size": 1}}.items():
         trainer = make_trainer(eval_dataset_use=str(sop_data), output_dir=str(tmp_path / name), **settings)
-        calls, draw = [], trainer.paths.engine.draw
-        trainer.paths.engine.draw = lambda model, prompts, *rest, calls=calls, draw=draw: (
-            calls.append(len(prompts)) or draw(model, prompts, *rest)
-        )
+        draws = caught_draws(trainer)
         metrics = {key: value for key, value in trainer.evaluate().items() if "reward" in key}
         texts = [(row.record_id, row.completion) for row in read_rollouts(tmp_path / name, split="eval")]
-        found[name] = calls, metrics, texts
+        found[name] = [prompts for prompts, *_ in draws], metrics, texts
     assert found["together"][0] == [8] and found["alone"][0] == [1] * 8
     assert found["together"][1] == pytest.approx(found["alone"][1]) and found["together"][2] == found["alone"][2]

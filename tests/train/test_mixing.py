@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from transformers import TrainerCallback
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.order import EpochSampler
@@ -55,7 +54,7 @@ def test_shares_and_rewards_are_logged_for_each(make_trainer, two_sets):
                 assert f"dataset/{name}/reward" not in row
 
 
-def test_a_run_cut_within_an_epoch_draws_what_the_whole_one_drew(make_trainer, two_sets, tmp_path):
+def test_a_run_cut_within_an_epoch_draws_what_the_whole_one_drew(whole_and_resumed, two_sets, tmp_path):
     clips, texts = two_sets
     settings = {
         "dataset_use": f"{clips}:3,{texts}:1",
@@ -63,17 +62,8 @@ def test_a_run_cut_within_an_epoch_draws_what_the_whole_one_drew(make_trainer, t
         "max_steps": 11,  # an epoch is eight
         "save_strategy": "steps",
         "save_steps": 5,
-        "save_only_model": False,
     }
-    make_trainer(output_dir=str(tmp_path / "whole"), **settings).train()
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 6
-
-    make_trainer(output_dir=str(tmp_path / "cut"), callbacks=[Stop()], **settings).train()
-    resumed = make_trainer(output_dir=str(tmp_path / "cut"), **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-5"))
+    whole_and_resumed(killed=6, resumed_from=5, **settings)
     whole = drawn_in(tmp_path / "whole")
     assert [step for step, _, _ in whole] == list(range(1, 12))
     assert drawn_in(tmp_path / "cut") == whole

@@ -6,19 +6,20 @@ import json
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
-from transformers import TrainerCallback
 
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.data_sets import build_sampler
+from tests.train.conftest import turns
 from tests.train.test_distributed import launch
+
+MIXED = [n * 7 % 17 for n in range(1, 17)]  # the numbers from 1 to 16
 
 
 @pytest.fixture
 def uneven(sop_data, tmp_path) -> str:
     """Sixteen prompts of text, of 1 to 16 repetitions of a word, and two with clips; in mixed order."""
     rows = json.loads(sop_data.read_text())
-    turns = lambda n: [{"from": "human", "value": "step " * n}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
-    texts = [{"id": f"text-{n}", "conversations": turns(n)} for n in (n * 7 % 17 for n in range(1, 17))]
+    texts = [{"id": f"text-{n}", "conversations": turns("step " * n, "(1)")} for n in MIXED]
     clips = [row | {"video": str(sop_data.parent / row["video"])} for row in rows[:2]]
     path = tmp_path / "uneven.json"
     path.write_text(json.dumps(texts[:8] + clips + texts[8:]))
@@ -72,20 +73,11 @@ def test_processes_draw_every_record_once_between_them(make_trainer):
     assert sorted(drawn) == [(0, index) for index in range(8)]
 
 
-def test_a_cut_run_goes_on_in_the_same_order(make_trainer, uneven, tmp_path):
+def test_a_cut_run_goes_on_in_the_same_order(whole_and_resumed, uneven):
     options = settings(
         uneven, train_sampling_strategy="group_by_length", max_steps=7, save_strategy="steps", save_steps=3
     )
-    whole = make_trainer(output_dir=str(tmp_path / "whole"), **options)
-    whole.train()
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 4
-
-    make_trainer(output_dir=str(tmp_path / "cut"), callbacks=[Stop()], **options).train()
-    resumed = make_trainer(output_dir=str(tmp_path / "cut"), **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+    whole, resumed = whole_and_resumed(killed=4, resumed_from=3, **options)
     assert drawn_in(resumed) == drawn_in(whole)
 
 
@@ -111,9 +103,8 @@ def test_a_data_set_of_another_kind_has_no_lengths(make_trainer, uneven):
 
 def test_processes_have_prompts_of_like_length_in_a_step(tiny_checkpoint, tmp_path):
     """Two processes, a prompt each in a step. 16 prompts make pools of 16 // (4 * 2) = 2 steps."""
-    turns = lambda n: [{"from": "human", "value": "step " * n}, {"from": "gpt", "value": "<answer>(1)</answer>"}]
     data, out = tmp_path / "texts.json", tmp_path / "run"
-    data.write_text(json.dumps([{"id": str(n * 7 % 17), "conversations": turns(n * 7 % 17)} for n in range(1, 17)]))
+    data.write_text(json.dumps([{"id": str(n), "conversations": turns("step " * n, "(1)")} for n in MIXED]))
     launch(2, tiny_checkpoint(), data, out, max_steps=8, train_sampling_strategy="group_by_length")
     drawn: dict[int, list[int]] = {}
     for row in read_rollouts(out):

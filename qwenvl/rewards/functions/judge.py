@@ -103,12 +103,9 @@ class JudgeReward:
         answers = [answer_of(text) for text in completions]
         slots = asyncio.Semaphore(self._concurrency)
         async with self._client() as client:
+            rows = zip(answers, by_rule, solution, prompts, strict=True)
             verdicts = await asyncio.gather(
-                *(
-                    self._verdict(client, slots, answer, rule, truth, prompt)
-                    for answer, rule, truth, prompt in zip(answers, by_rule, solution, prompts, strict=True)
-                ),
-                return_exceptions=True,
+                *(self._verdict(client, slots, *row) for row in rows), return_exceptions=True
             )
         return [each if isinstance(each, BaseException) else self._values[each] for each in verdicts]
 
@@ -133,8 +130,8 @@ class JudgeReward:
             return True
         values = {"question": _question(prompt), "solution": solution_of(solution), "answer": answer}
         text = _PLACE.sub(lambda place: values[place[1]], self._prompt)
-        place = json.dumps([f"{self._url}/chat/completions", self._model, text])
-        key = hashlib.sha256(place.encode()).hexdigest()
+        request = json.dumps([f"{self._url}/chat/completions", self._model, text])
+        key = hashlib.sha256(request.encode()).hexdigest()
         path = self._cache / key[:2] / key
         if path.is_file():
             return path.read_text() == "correct"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from qwenvl.rollout.engine import (
     real_tokens,
 )
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
-from qwenvl.train.collect.scored import Scored, join_rewards, without_pixels
+from qwenvl.train.collect.scored import Scored, join_rewards, rewards_of_rows, without_pixels
 from qwenvl.train.fast_paths import PathLikelihood
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
@@ -81,7 +82,7 @@ class KlPenalty:
 
 @dataclass(frozen=True)
 class Collector:
-    """Asks an engine for completions, a rubric for their rewards, and compares each with its group.
+    """Samples completions with an engine, scores them with a rubric, and compares each with its group.
 
     Training and evaluation share it. It knows no Trainer.
 
@@ -93,8 +94,8 @@ class Collector:
         params: how completions of training are drawn.
         group_size: completions per prompt in training.
         advantage_estimator, scale_rewards: how rewards become advantages, see ``group_advantages``.
-        penalty: takes the KL of completions off their rewards before they are compared. None without.
-        contrast: the bonus for answers that need the order of the frames. None without.
+        penalty: takes the KL of completions off their rewards before they are compared. None: no penalty.
+        contrast: the bonus for answers that need the order of the frames. None: no bonus.
         device: where models run.
         seed: of the run. Draws are a function of it, the process, and the epochs and ids of the records.
         process: the number of this process.
@@ -163,7 +164,9 @@ class Collector:
             rewards = self._score(batches, rollouts, state, group_size=self.group_size)
         if self.contrast is not None:
             rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state, *purpose)
-        parts = zip(map(without_pixels, batches), prompts, rollouts, split_rewards(rewards, sizes), strict=True)
+        rows = iter(range(sum(sizes)))
+        own = [rewards_of_rows(rewards, [*islice(rows, size)]) for size in sizes]
+        parts = zip(map(without_pixels, batches), prompts, rollouts, own, strict=True)
         return [Scored(*part) for part in parts]
 
     def _compared(self, scored: Sequence[Scored]) -> list[Experience]:
@@ -300,7 +303,7 @@ class Collector:
 
 
 def require_finite(rollouts: Sequence[RolloutBatch]) -> None:
-    """For completions that no loss is computed from, which would show it.
+    """Check the log-probs of completions that no loss is computed from.
 
     Raises:
         FloatingPointError: the model gives sampled tokens log-probs that are NaN or infinite.
@@ -316,7 +319,7 @@ def require_finite(rollouts: Sequence[RolloutBatch]) -> None:
 def _texts_and_columns(
     batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch]
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """What reward functions take: the N completions of all prompts, and the columns beside them."""
+    """Arguments of the reward functions: the N completions of all prompts, and the columns."""
     rows = [
         row
         for each in rollouts
@@ -332,14 +335,3 @@ def _texts_and_columns(
         finish_reasons=[reason for _, _, reason in rows],
     )
     return [text for text, _, _ in rows], columns
-
-
-def split_rewards(rewards: RewardBatch, sizes: Sequence[int]) -> list[RewardBatch]:
-    """The rows of ``rewards`` cut into consecutive batches of the given sizes."""
-    parts, start = [], 0
-    for size in sizes:
-        rows = slice(start, start + size)
-        components = [values[rows] for values in rewards.components]
-        parts.append(replace(rewards, components=components, total=rewards.total[rows]))
-        start += size
-    return parts

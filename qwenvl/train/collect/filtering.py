@@ -37,7 +37,7 @@ class FilteringCollector(Collector):
     """A collector whose groups have rewards that differ, as far as there are such groups.
 
     Where all rewards of a group are equal, another prompt is sampled in its place, in rounds that all processes make
-    together. A process that has nothing to replace takes part with empty batches. Micro-batches keep their sizes. A
+    together. A process without groups to replace takes part with empty batches. Micro-batches keep their sizes. A
     group that no round could replace stays, and its advantages are 0.
 
     Attributes:
@@ -210,7 +210,7 @@ class _Place:
         self.varied += len(rows)
 
     def filled(self) -> Scored:
-        """The groups to train on, in the places of the micro-batch."""
+        """The groups to train on, as many as the micro-batch had."""
         if all(number == 0 for number, _ in self._kept):
             return self.first
         starts = list(accumulate((len(part) for part in self._parts), initial=0))

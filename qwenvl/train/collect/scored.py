@@ -1,4 +1,4 @@
-"""Prompts with their completions and rewards: groups can be chosen from them, and several can be joined."""
+"""Prompts with their completions and rewards: groups of them can be selected and joined."""
 
 from __future__ import annotations
 
@@ -33,23 +33,20 @@ class Scored:
         """The groups of the prompts ``groups``, in this order. Samples that were left out stay with the whole."""
         size = len(self.rollout.texts) // max(1, len(self))
         rows = [group * size + n for group in groups for n in range(size)]
-        rollout, rewards = self.rollout, self.rewards
+        rollout = self.rollout
         width = max(1, int(rollout.completion_mask[rows].sum(1).max()) if rows else 0)
-        tensors = {name: getattr(rollout, name) for name in _COMPLETION_ROWS}
+        tensors: dict[str, Any] = {name: getattr(rollout, name) for name in _COMPLETION_ROWS}
+        own: dict[str, Any] = {name: None if value is None else value[rows, :width] for name, value in tensors.items()}
         return Scored(
             self.batch.select(groups),
             self.prompts.select(list(groups)),
-            RolloutBatch(
+            replace(
+                rollout,
                 texts=[rollout.texts[row] for row in rows],
                 finish_reasons=[rollout.finish_reasons[row] for row in rows],
-                boots=rollout.boots,
-                **{name: None if value is None else value[rows, :width] for name, value in tensors.items()},
+                **own,
             ),
-            replace(
-                rewards,
-                components=[[values[row] for row in rows] for values in rewards.components],
-                total=rewards.total[rows],
-            ),
+            rewards_of_rows(self.rewards, rows),
         )
 
     def without_media(self) -> Scored:
@@ -66,6 +63,12 @@ class Scored:
             join_rollouts([part.rollout for part in parts]),
             join_rewards([part.rewards for part in parts]),
         )
+
+
+def rewards_of_rows(rewards: RewardBatch, rows: Sequence[int]) -> RewardBatch:
+    """The rewards of some completions."""
+    components = [[values[row] for row in rows] for values in rewards.components]
+    return replace(rewards, components=components, total=rewards.total[rows])
 
 
 def without_pixels(batch: PromptBatch) -> PromptBatch:

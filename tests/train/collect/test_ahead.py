@@ -17,6 +17,7 @@ from qwenvl.runlog import read_rollouts
 from qwenvl.train import fast_paths
 from qwenvl.train.run.resume import SettingsError
 from qwenvl.train.step import TokenRules
+from tests.train.conftest import caught_gradients
 from tests.train.conftest import logged as all_logged
 from tests.train.copying_engine import with_copying_engine
 
@@ -143,15 +144,7 @@ def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engi
         **own,
         **EPOCH_OF_4,
     )
-    gradients = []
-
-    class Catch(torch.optim.SGD):
-        def step(self, closure=None):
-            named = trainer.model.named_parameters()
-            gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
-            super().step(closure)
-
-    trainer.optimizer = Catch([p for p in trainer.model.parameters() if p.requires_grad], lr=0.5)
+    gradients = caught_gradients(trainer, lr=0.5)
     seen = Snapshots().follow(trainer)
     trainer.train()
     policy, experiences = seen.policies[1], seen.steps[1]

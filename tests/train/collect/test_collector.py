@@ -9,7 +9,8 @@ import torch
 
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.rollout.engine import EngineWithWeights, SamplingParams
-from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.runlog import read_rollouts
+from tests.train.conftest import caught_draws, logged
 from tests.train.copying_engine import CopyingEngine
 
 FLAGS = {
@@ -28,16 +29,12 @@ def test_every_sampling_flag_reaches_every_draw(make_trainer, sop_data):
     trainer = make_trainer(
         **FLAGS, temporal_contrast=True, per_device_train_batch_size=8, max_steps=1, eval_dataset_use=str(sop_data)
     )
-    given = []
-    sample = trainer.paths.engine.draw
-    trainer.paths.engine.draw = lambda model, prompts, size, params, seed: (
-        given.append((size, params)) or sample(model, prompts, size, params, seed)
-    )
+    draws = caught_draws(trainer)
     trainer.train()
-    assert given == [(3, PARAMS), (2, PARAMS)] and trainer.paths.engine.token_budget == 500
+    assert [call[1:3] for call in draws] == [(3, PARAMS), (2, PARAMS)] and trainer.paths.engine.token_budget == 500
     trainer.evaluate()
     greedy = SamplingParams(6, 0.0, 20, 0.8, 0.01, 1.1, ("</answer>", "\n\n"))
-    assert given[2:] == [(1, greedy)]  # 500 tokens hold the eight prompts
+    assert [call[1:3] for call in draws[2:]] == [(1, greedy)]  # 500 tokens hold the eight prompts
 
 
 def test_a_run_with_stop_strings(make_trainer):
@@ -52,7 +49,7 @@ def test_a_run_with_stop_strings(make_trainer):
     for row in rows:
         assert row.finish_reason == ("stop" if row in stopped else "length")
         assert row.tokens == 6 or row in stopped
-    log = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    log = logged(trainer)
     assert all(row["parity/max"] < 1e-3 for row in log)
     truncated = [row["completion/truncated_frac"] for row in log]
     assert sum(truncated) / 2 * len(rows) == sum(row.finish_reason == "length" for row in rows)
@@ -105,6 +102,6 @@ def test_an_engine_has_the_weights_of_each_step_and_of_evaluations(make_trainer,
     assert engine.versions == [0, 2, 4]
     trainer.evaluate()
     assert engine.versions[-1] is None  # a script may have changed the weights
-    rows = [row for row in read_metrics(trainer.args.output_dir) if "loss" in row]
+    rows = logged(trainer)
     assert all(row["parity/max"] < 1e-4 for row in rows if "parity/max" in row)
     assert "time/sync_s" in rows[0]

@@ -12,6 +12,7 @@ from qwenvl.rewards import build_rubric
 from qwenvl.runlog import read_rollouts
 from qwenvl.train.collect.contrast import TemporalContrast, reorder_frames
 from qwenvl.types import RewardBatch
+from tests.train.conftest import caught_draws
 
 
 def contrast(margin=0.0, share=0.5):
@@ -98,13 +99,10 @@ def test_records_and_ids_of_the_shuffled_prompts_belong_together(make_trainer):
 @pytest.mark.parametrize("settings", [{}, {"shared_prefix": "off"}])
 def test_a_run_with_the_bonus(make_trainer, settings):
     trainer = make_trainer(temporal_contrast=True, per_device_train_batch_size=8, max_steps=1, **settings)
-    sizes = []
-    sample = trainer.paths.engine.draw
-    trainer.paths.engine.draw = lambda model, prompts, size, *rest: (
-        sizes.append((len(prompts), size)) or sample(model, prompts, size, *rest)
-    )
+    draws = caught_draws(trainer)
     trainer.train()
-    assert sizes == [(8, 3), (6, 2)]  # all prompts, then those with video, half as often (1.5, rounded to even)
+    # All prompts, then those with video, half as often (1.5, rounded to even).
+    assert [(prompts, size) for prompts, size, *_ in draws] == [(8, 3), (6, 2)]
     rows = list(read_rollouts(trainer.args.output_dir))
     by_kind = {row.record_id: row.rewards["temporal_contrast"] for row in rows}
     assert by_kind["text"] is None and by_kind["image"] is None and by_kind["clip-0"] is not None
@@ -121,10 +119,9 @@ def test_the_second_group_is_drawn_by_itself(make_trainer, sop_data):
         max_steps=1,
         generation_temperature=1.0,
     )
-    groups, sample = [], trainer.paths.engine.draw
-    trainer.paths.engine.draw = lambda *given: groups.append(sample(*given)) or groups[-1]
+    draws = caught_draws(trainer)
     trainer.train()
-    ordered, shuffled = groups
+    (*_, ordered), (*_, shuffled) = draws
     assert sum(a == b for a, b in zip(ordered.texts, shuffled.texts, strict=True)) < 3
 
 
