@@ -16,8 +16,8 @@ from PIL import Image
 from qwenvl.demo.clips import encode
 
 CLIPS = (
-    *("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4", "videos/Art/0.mp4"),
-    *("arkitscenes/41069025.mp4", "upload/1/0a1b-clip.mp4", "v_QOlSCBRmfWY.mkv", "3MSZA.mp4", "star/ZS9XR.mp4"),
+    *("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4"),
+    *("upload/1/0a1b-clip.mp4", "v_QOlSCBRmfWY.mkv", "3MSZA.mp4", "star/ZS9XR.mp4"),
 )
 FORM = "First think, within <think> </think>. Then give"
 LETTER = f"{FORM} the letter of the right option within <answer> </answer>."
@@ -129,7 +129,6 @@ VIDEO_MME = {
     "answer": "B",
 }
 VIDEO_MME_ASKED = f"<video>What moves?\nA. Apples.\nB. Squares.\n{LETTER}"
-VSI = {"id": 0, "dataset": "arkitscenes", "scene_name": "41069025", "question": "How many?"}
 SENTENCE = '<video>When does the following happen in the video? "{}"\n' + (
     f"{FORM} start and end in seconds, with the word to between them, within <answer> </answer>."
 )
@@ -267,50 +266,6 @@ FILES: dict[str, Foreign] = {
         ],
         f"<video>What happens?\nA. It falls.\nB. It moves.\n{LETTER}",
         "<answer>B</answer>",
-    ),
-    "mmvu": Foreign(
-        "mmvu",
-        [
-            {
-                "id": "validation_0",
-                "video": "https://huggingface.co/datasets/yale-nlp/MMVU/resolve/main/videos/Art/0.mp4",
-                "youtube_url": "",
-                "question_type": "multiple-choice",
-                "question": "Which?",
-                "choices": {"A": "left", "B": "right", "C": "", "D": "", "E": ""},
-                "answer": "B",
-                "metadata": {"subject": "Art", "textbook": "", "rationale": "", "knowledge": []},
-            },
-            {
-                "id": "validation_1",
-                "video": "https://huggingface.co/datasets/yale-nlp/MMVU/resolve/main/videos/Art/0.mp4",
-                "youtube_url": "",
-                "question_type": "open-ended",
-                "question": "Which?",
-                "choices": {"A": "", "B": "", "C": "", "D": "", "E": ""},
-                "answer": "depth-first search",
-                "metadata": {"subject": "Art", "textbook": "", "rationale": "", "knowledge": []},
-            },
-        ],
-        f"<video>Which?\nA. left\nB. right\n{LETTER}",
-        "<answer>B</answer>",
-        count=2,
-    ),
-    "vsi-bench": Foreign(
-        "vsi-bench",
-        [
-            VSI | {"question_type": "object_counting", "ground_truth": "4", "options": None},
-            VSI
-            | {
-                "question_type": "object_rel_distance",
-                "ground_truth": "B",
-                "options": ["A. chair", "B. table", "C. stool", "D. bed"],
-            },
-        ],
-        f"<video>How many?\n{FORM} a number within <answer> </answer>.",
-        "<answer>4</answer>",
-        ".parquet",
-        count=2,
     ),
 }
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.media.source import frame_list, media_cache
 from qwenvl.data.records.record_file import JoinedRecords
-from qwenvl.data.records.tables import require_format
+from qwenvl.data.records.sources import require_format
 from qwenvl.doctor.flags import add_dataset_flags, opened
 from qwenvl.files import written_whole
 from qwenvl.types import ClipMeta, Record

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qwenvl.data.records.presets import check_name
-from qwenvl.data.records.tables import HUB_PREFIX
 from qwenvl.yaml_text import read_yaml
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHIPPED = _PACKAGE / "shipped_data" / "datasets.yaml"  # in a wheel alone: see setup.py
 DEFAULT_CATALOG = _SHIPPED if _SHIPPED.is_file() else _PACKAGE.parent / "data" / "datasets.yaml"
+HUB_PREFIX = "hf:"
 ANNOTATION_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".parquet", ".csv", ".tsv", ".txt")
 
 

@@ -74,10 +74,9 @@ class Preset:
     without_ending: bool = False
 
 
-_REMOVED = {
-    "tempcompass": "read eval_tempcompass.json of Video-R1 by --format video-r1",
-    "videochat": "write each question as `prompt` and its answer as `solution`",
-}
+_BY_VIDEO_R1 = {"tempcompass": "tempcompass", "mmvu": "mmvu", "vsi-bench": "vsibench"}  # its files eval_NAME.json
+_REMOVED = {name: f"read eval_{file}.json of Video-R1 by --format video-r1" for name, file in _BY_VIDEO_R1.items()}
+_REMOVED["videochat"] = "write each question as `prompt` and its answer as `solution`"
 
 
 def check_name(name: str) -> None:
@@ -337,8 +336,6 @@ def _question_answer(row: Values) -> Values:
 
 # Benchmarks, as their authors or lmms-eval publish them
 
-_REPOSITORY = re.compile(r"^https?://huggingface\.co/datasets/[^/]+/[^/]+/resolve/[^/]+/")
-
 
 def _videomme(row: Values) -> Values:
     """``videoID`` names the clip."""
@@ -354,21 +351,6 @@ def _mvbench(row: Values) -> Values:
     meta = {known: row[key] for key, known in names.items() if row.get(key) is not None}
     options = options_of(row.get("candidates"), "candidates")
     return _question_row(row, options=options, used=tuple(names), **meta)
-
-
-def _mmvu(row: Values) -> Values:
-    """Options by letter, or open questions. The clip is an address in the repository, or a path in it."""
-    is_choice = _text(row, "question_type").replace("-", " ") == "multiple choice"
-    clip = _REPOSITORY.sub("", _text(row, "video_path" if row.get("video_path") else "video"))
-    options, kind = (options_of(row.get("choices"), "choices"), CHOICE) if is_choice else ([], WORDS)
-    return _question_row(row, options=options, kind=kind, media={"videos": [clip]}, used=("video_path",))
-
-
-def _vsi_bench(row: Values) -> Values:
-    """Questions with options, or about a number. ``dataset`` and ``scene_name`` name the clip."""
-    options = options_of(_list(row, "options")) if row.get("options") is not None else []
-    media = {"videos": [f"{_text(row, 'dataset')}/{_text(row, 'scene_name')}"]}
-    return _question_row(row, answer="ground_truth", options=options, kind=None if options else REGRESSION, media=media)
 
 
 # Sentences and when they happen
@@ -566,16 +548,6 @@ PRESETS: dict[str, Preset] = {
     ),
     "videomme": Preset("Video-MME", _has("videoID", "question", "options", "answer"), _videomme, without_ending=True),
     "mvbench": Preset("the tasks of MVBench", _has("video", "question", "candidates", "answer"), _mvbench),
-    "mmvu": Preset(
-        "MMVU",
-        lambda row: (
-            _has("question_type", "question", "choices", "answer")(row) and bool({"video", "video_path"} & set(row))
-        ),
-        _mmvu,
-    ),
-    "vsi-bench": Preset(
-        "VSI-Bench", _has("dataset", "scene_name", "question_type", "ground_truth"), _vsi_bench, without_ending=True
-    ),
     "activitynet": Preset(
         "ActivityNet Captions",
         _has("video_id", "timestamp", "sentence"),

@@ -115,8 +115,8 @@ def test_a_format_can_be_named_and_none_be_guessed(tmp_path):
     assert "\nB. y\n" in records_of(path)[0].messages[0].text
     with pytest.raises(RecordError, match="expected an object with `conversations`, `messages` or `prompt`"):
         records_of(path, format="qwenvl")
-    with pytest.raises(RecordError, match="read as mmvu: question_type: expected text"):
-        records_of(path, format="mmvu")
+    with pytest.raises(RecordError, match="read as videomme: options: expected a list"):
+        records_of(path, format="videomme")
     for name, message in (
         ("videomm", "no format 'videomm'; did you mean videomme"),
         ("tempcompass", "--format video-r1"),
@@ -130,7 +130,7 @@ def test_a_catalog_names_the_format_of_a_data_set(tmp_path, files):
     entry = f"annotation_path: {files['videomme, json']}"
     catalog.write_text(f"bench: {{{entry}, format: videomme}}\nother: {{{entry}, format: qwenvl}}\n")
     bench, other = (resolve_datasets(name, catalog)[0] for name in ("bench", "other"))
-    assert len(RecordFile(bench, seed=0, options=ReadOptions(format="mmvu")).load()) == 1, "before the flag"
+    assert len(RecordFile(bench, seed=0, options=ReadOptions(format="videomme")).load()) == 1, "before the flag"
     with pytest.raises(RecordError):
         RecordFile(other, seed=0).load()
     catalog.write_text(f"bench: {{{entry}, format: videome}}\n")
