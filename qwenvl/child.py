@@ -158,7 +158,7 @@ class Child:
         self._process.kill()
 
     def kill(self) -> int:
-        """End the process whatever it does, and return its exit code. A negative one is the signal that ended it."""
+        """End the process at once, and return its exit code. A negative one is the signal that ended it."""
         self._process.kill()
         self._connection.close()
         atexit.unregister(self.kill)
@@ -177,7 +177,7 @@ class Child:
         return answer
 
     def _died(self, cpu_seconds: float | None) -> NoReturn:
-        with suppress(subprocess.TimeoutExpired):  # it ends by itself, and its exit code tells why
+        with suppress(subprocess.TimeoutExpired):  # the exit code of its own end says why
             self._process.wait(EXIT_SECONDS)
         code = self.kill()
         if cpu_seconds is not None and code == -signal.SIGPROF:
@@ -210,7 +210,7 @@ def _serve(connection: Connection, answer: Callable[[Any], Any]) -> None:
         message, seconds, cpu_seconds = pickle.loads(data)
     except Exception as error:
         return connection.send_bytes(_failure(error, "the message cannot be read in a child process: "))
-    # The kernel ends this process when a timer runs out, whatever it is computing, also where the parent is gone.
+    # The kernel ends this process when a timer runs out, also within a call into C, and where the parent is gone.
     signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_MARGIN_SECONDS if seconds else 0)
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds or 0)
     result = None

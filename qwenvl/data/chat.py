@@ -55,7 +55,7 @@ def check_template_arguments(processor: ProcessorMixin, arguments: Mapping[str, 
 def opens_think(prompt: str) -> bool:
     """Say whether a rendered prompt ends inside a think block.
 
-    The chat templates of thinking checkpoints end the prompt with ``<think>``, and the completion goes on inside that
+    The chat templates of thinking checkpoints end the prompt with ``<think>``, and the completion continues inside that
     block. Only the last turn counts: a question may mention the tag.
 
     Example:

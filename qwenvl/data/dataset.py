@@ -1,4 +1,4 @@
-"""Records to samples, whose media are decoded when asked for and whose frames are chosen by (seed, epoch, record)."""
+"""Records to samples: media are decoded on access, and frames are chosen by (seed, epoch, record)."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoCl
 
 
 class GRPODataset(Dataset):
-    """Samples of records, whose media are decoded when a sample is asked for, in the process that asks.
+    """Samples of records. Their media are decoded on access, in the process that accesses them.
 
-    An item is asked for by (pass, index), as ``EpochSampler`` yields them, or by index alone (pass 0). None gives None,
-    an empty place (see ``RepeatedSteps``).
+    A key is (pass, index), as ``EpochSampler`` yields them, or an index alone (pass 0). The key None gives None, an
+    empty place (see ``RepeatedSteps``).
 
     Args:
         records: as ``RecordFile.load`` returns them.
@@ -147,7 +147,7 @@ class GRPODataset(Dataset):
         """The sample of a record, with less of its media shown where the prompt would be too long.
 
         Clips are measured by their headers first, so that each is decoded once, as far as it is shown. Where decoding
-        then gives another size than the header said, what is shown is settled again.
+        then gives another size than the header, what is shown is settled again.
         """
         numbers = range(len(record.videos))
         with ExitStack() as opened:
@@ -192,7 +192,7 @@ class GRPODataset(Dataset):
         opened: Clip | CachedClip | None = None,
         timeline: Timeline | None = None,
     ) -> VideoClip:
-        """A clip with its frames. With a cache or a ruler they are resized to what is left by ``lowered``.
+        """A clip with its frames. With a cache or a ruler they are resized, and bounded by ``lowered``.
 
         Args:
             opened: the clip, where it is open already. It stays open.

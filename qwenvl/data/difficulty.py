@@ -36,7 +36,7 @@ class Difficulty:
     """Pass rates of records, and which records lie outside of the band in which there is something to learn.
 
     The pass rate of a record is the mean reward of its completions over the last ``window`` epochs in which it was
-    drawn. Whatever is asked about an epoch depends on earlier epochs alone: a run that is resumed in the midst of an
+    drawn. All numbers for an epoch depend on earlier epochs alone: a run that is resumed in the midst of an
     epoch draws the rest of it as the run before would have.
 
     Args:
@@ -67,7 +67,7 @@ class Difficulty:
         latest.times += 1
         latest.total += sum(rewards)
         latest.completions += len(rewards)
-        if len(history.epochs) > self.window + 1:  # the one that goes on, and the window before it
+        if len(history.epochs) > self.window + 1:  # the current one, and the window before it
             history.before += history.epochs.pop(0).times
 
     def pass_rate(self, index: int, epoch: int) -> float | None:

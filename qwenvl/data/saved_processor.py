@@ -2,7 +2,7 @@
 
 Training resizes frames and images itself, by the flags. A checkpoint's own processor has other bounds, so that a model
 loaded with it would see pictures of sizes that it was not trained on. What is saved therefore carries the bounds, the
-frame rates and the chat template of the run, and the run's own settings stand in a file beside it.
+frame rates and the chat template of the run, and the run's own settings are in a file beside it.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+import random
 from collections import Counter
 
 import pytest
@@ -7,6 +8,7 @@ from torch.utils.data import BatchSampler
 from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.options import DifficultyArguments
 from qwenvl.data.order import EpochSampler, Grouping, Part, RefillOrder, RepeatedSteps, draws_per_epoch
+from qwenvl.data.seeds import stable_random
 
 
 def keys_of(sampler: EpochSampler, epoch: int = 0) -> list[tuple[int, int]]:
@@ -31,6 +33,12 @@ class TestWithoutWeights:
 
     def test_without_shuffling(self):
         assert list(EpochSampler([Part("a", 1), Part("b", 2)], shuffle=False)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_seed_is_the_first_eight_bytes_of_sha256():
+    # printf '0\x1f1' | sha256sum -> 1bb4027db324470c...
+    assert stable_random(0, 1).random() == random.Random(0x1BB4027DB324470C).random()
+    assert stable_random(1, 23).random() != stable_random(12, 3).random(), "parts do not run together"
 
 
 class TestDrawsPerEpoch:

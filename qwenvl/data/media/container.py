@@ -155,7 +155,7 @@ class Packets:
 
     Attributes:
         pts: presentation times in the stream's units, None where the file does not say it.
-        dts: decoding times, as ``pts``. Empty for an MP4 whose times stand in its header.
+        dts: decoding times, as ``pts``. Empty for an MP4 whose times were read from its header.
         keys: whether decoding can start at the packet.
         hidden: whether an edit list hides its frame, as it does when players show the file.
         beginnings: how often times begin anew.
@@ -189,7 +189,7 @@ class Clock:
     """Notices where the times of a file begin anew, as they do where several files were joined.
 
     Attributes:
-        offset: units to add to the times of the packets from here on, so that they go on without a gap.
+        offset: units to add to the times of the packets from here on, so that they continue without a gap.
     """
 
     def __init__(self, container: InputContainer, stream: VideoStream) -> None:
@@ -235,7 +235,7 @@ class Played(NamedTuple):
 
     Attributes:
         part: of a file that several were joined to, which one it comes from.
-        offset: units to add to its times, so that this part goes on where the last one ended.
+        offset: units to add to its times, so that this part continues where the last one ended.
     """
 
     frame: VideoFrame
@@ -272,7 +272,7 @@ def play(path: str, most_packets: int | None = None, strict: bool = False) -> It
 
 
 def decoded(packets: Iterable[Packet]) -> Iterator[VideoFrame]:
-    """Decode packets one by one, whatever their times."""
+    """Decode packets one by one, in their order."""
     began = False
     for packet in packets:
         frames = _frames_in(packet, began)

@@ -184,7 +184,7 @@ def check_packets(path: str, times: Sequence[float]) -> None:
     Raises:
         BadMediaError: the container is damaged, or frames are missing within the clip.
     """
-    with _errors_told() as errors:
+    with _logged_errors() as errors:
         container, stream = open_video(path, strict=True)
         with closing(container):
             try:
@@ -280,18 +280,18 @@ def _hole(times: Sequence[float]) -> tuple[float, float] | None:
 
 
 @contextmanager
-def _errors_told() -> Iterator[list[tuple[str, str]]]:
-    """What FFmpeg logs as errors: the name of the part that does, and the text."""
-    told: list[tuple[str, str]] = []
+def _logged_errors() -> Iterator[list[tuple[str, str]]]:
+    """The errors that FFmpeg logs in this block: the name of the component, and the text."""
+    logged: list[tuple[str, str]] = []
     level, repeats = av.logging.get_level(), av.logging.get_skip_repeated()
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)
     try:
         with av.logging.Capture() as lines:
             try:
-                yield told
+                yield logged
             finally:
-                told += [(name, text.strip()) for _, name, text in lines]
+                logged += [(name, text.strip()) for _, name, text in lines]
     finally:
         av.logging.set_level(level)
         av.logging.set_skip_repeated(repeats)

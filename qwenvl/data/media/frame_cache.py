@@ -1,4 +1,4 @@
-"""Decoded frames kept on disk from epoch to epoch and from run to run, at the size that the model sees.
+"""A cache on disk of decoded frames, over epochs and runs, at the size that the model sees.
 
 The key of an entry is made of the file's content, the numbers of the frames, their size, and the versions of what
 decodes and resizes them. A clip whose frames are found is not opened.
@@ -145,7 +145,7 @@ class CachedClip:
         return frames
 
     def look(self, indices: Sequence[int]) -> tuple[int, ...]:
-        """Return how much the picture changes up to each frame, as ``Clip.look`` does. It is always kept."""
+        """Return how much the picture changes up to each frame, as ``Clip.look`` does. It is always cached."""
         key = _digest("looks", *self._base, tuple(indices))
         known = self._cache.store.get(key)
         if known is not None:

@@ -1,4 +1,4 @@
-"""Opens a clip by the backend that is asked for, in this process or in a child that can be killed.
+"""Opens a clip by the requested backend, in this process or in a child that can be killed.
 
 The choice was measured on clips whose frames carry their number (docs/benchmarks.md). PyAV with an index of
 presentation times gives the right frames of every container tried. It is the fastest that does, brings its own FFmpeg,

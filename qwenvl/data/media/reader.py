@@ -1,7 +1,7 @@
 """Exact frames of a clip, by number, decoded in this process.
 
 All backends share one index (``index``), so frame i is the same picture for all of them: the i-th picture that a
-player would show, whatever the container says of counts or rates. Each decoded frame is checked against its time there.
+player would show, independent of the counts and rates in the container. The time of each decoded frame is checked.
 """
 
 from __future__ import annotations

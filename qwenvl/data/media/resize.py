@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from transformers.image_utils import PILImageResampling, pil_torch_interpolation
 
 from qwenvl.data.errors import BadMediaError
 from qwenvl.types import ClipMeta
+
+if TYPE_CHECKING:
+    from qwenvl.data.media.reader import Clip
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -60,14 +63,13 @@ def resize(pixels: Tensor, size: Size, processor: Any) -> Tensor:
     return tvf.resize(pixels, list(size), interpolation=interpolation, antialias=True)
 
 
-def read_resized(clip: Any, indices: Sequence[int], size_of: SizeOf, processor: Any) -> tuple[Tensor, Size]:
+def read_resized(clip: Clip, indices: Sequence[int], size_of: SizeOf, processor: Any) -> tuple[Tensor, Size]:
     """The frames of an open clip with these rising numbers, resized, and their size in the file.
 
     A few of them at a time are in memory at full size. They are those that ``resize`` makes of all together, bit for
     bit: each frame is resized by itself.
 
     Args:
-        clip: with ``parts``, as ``ClipReader`` has them.
         size_of: the height and width to resize to, given those in the file.
         processor: as for ``resize``.
 

@@ -277,7 +277,7 @@ def _container(head: bytes) -> str | None:
 
 
 def _raw_stream(head: bytes) -> str | None:
-    """H.264 or HEVC without a container, told by the kind of its first unit, which follows a start code."""
+    """H.264 or HEVC without a container, by the kind of its first unit, which follows a start code."""
     if not head.startswith((b"\0\0\1", b"\0\0\0\1")):
         return None
     first, second = head[head.index(1) + 1 :][:2]
