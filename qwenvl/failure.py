@@ -1,4 +1,4 @@
-"""The error that ends a run, told once: by the first of its processes that fails."""
+"""Report a fatal error once: by the first process of a run that fails. Text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_LINE = 1000  # characters
 
 
 def memory_is_full(error: BaseException) -> bool:
-    """Whether an error says that memory of a GPU or of a process could not be had. Workers tell it as text alone."""
+    """Whether an error says that memory of a GPU or of a process is full. Errors of workers are text alone."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, (RuntimeError, OSError)) and any(words in str(error) for words in _FULL_GPU + _FULL_HOST)
@@ -29,7 +29,7 @@ def which_memory(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without what would steer a terminal. Of lines above 1,000 characters the middle is left out.
+    """A text without control characters. The middle of lines above 1,000 characters is left out.
 
     Example:
         >>> printable("clips/\\x1b[2Ja.mp4")
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """The same in one line, of any length.
+    """A text without control characters, in one line of any length.
 
     Example:
         >>> visible("one\\n two\\x1b[2J")
@@ -65,11 +65,11 @@ def _joins(character: str) -> bool:
 def tell(message: str, consequence: bool = False) -> None:
     """Print on standard error why a command ends.
 
-    Where it runs in several processes, the first one of each machine that fails tells it. One that fails after it with
-    other words tells its first line.
+    Of several processes, the first one of each machine that fails prints its message. One that fails later with another
+    message prints its first line.
 
     Args:
-        consequence: the message says that another process is gone. It is told only where no process has told why.
+        consequence: the message says that another process is gone. It is printed only if no process has said why.
     """
     message = printable(message)
     if (first := _first(message)) is None:
@@ -80,18 +80,18 @@ def tell(message: str, consequence: bool = False) -> None:
 
 
 def told_before(message: str) -> str | None:
-    """What another process of the run has told on this machine why it ends. None: this one is the first, with that."""
+    """The first fatal message of another process on this machine. None: this one is the first, with this message."""
     return _first(message)
 
 
 def has_failed() -> bool:
-    """Whether a process of the run has told on this machine why it ends."""
+    """Whether a process of the run on this machine has reported a fatal error."""
     return (path := _path()) is not None and path.exists()
 
 
 @contextmanager
 def tells_errors_once() -> Iterator[None]:
-    """End one of several processes with status 1 at any error, whose traceback is told once. Alone, errors pass."""
+    """Of several processes, end this one with status 1 at any error, and print one traceback. With one: no effect."""
     try:
         yield
     except Exception as error:
@@ -105,7 +105,7 @@ def tells_errors_once() -> Iterator[None]:
 
 
 def _first(message: str) -> str | None:
-    """What the first process told that failed. None: that is this one."""
+    """The message of the first process that failed. None: this process is the first."""
     if (path := _path()) is None:
         return None
     partial = path.with_name(f"{path.name}-{secrets.token_hex(4)}")

@@ -1,4 +1,4 @@
-"""What is shown and written while a run goes on."""
+"""The callbacks of every run: its folder, its warnings, its display."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from qwenvl.train.display.install import install_display
 from qwenvl.train.display.summary import RunSummary
 from qwenvl.train.journal import Journal
 from qwenvl.train.reference import ReferenceSync
+from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite_steps import FiniteWeights
 from qwenvl.train.run.lock import hold, release
-from qwenvl.train.run.resumed import Resumed
-from qwenvl.train.run.session import has_pending_evaluation
-from qwenvl.train.run.state.entropy_target import EntropyTarget
-from qwenvl.train.run.state.stream_rows import StreamRows
+from qwenvl.train.run.resume import Resumed, has_pending_evaluation
 from qwenvl.train.trackers import install_trackers
 
 logger = logging.getLogger(__name__)
 
 
 class RunFolder(TrainerCallback):
-    """Holds the run folder and writes log entries to it. At the end it lists the samples that were left out.
+    """Locks the run folder and writes log entries to it. At the end it lists the samples that were left out.
 
     Raises:
         RunLockedError: when training begins, if another run holds the folder.
@@ -63,16 +61,16 @@ class RunFolder(TrainerCallback):
 class HealthWarnings(TrainerCallback):
     """Warns once of each rule of ``qwenvl.health.rules`` that holds, with what to do.
 
-    A resumed run goes on with the history of its run folder. What still holds it tells of again.
+    A resumed run has the history of its run folder, and warns again of the rules that still hold.
     """
 
     _history: list[Entry]
-    _told: set[str]
+    _warned: set[str]
     _step: int
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """The history up to the checkpoint that a run goes on from."""
-        self._history, self._told, self._step = [], set(), 0
+        """The history up to the checkpoint that a run resumes from."""
+        self._history, self._warned, self._step = [], set(), 0
         if state.is_world_process_zero and state.global_step:
             for row in read_metrics(args.output_dir, "train"):
                 if row["step"] <= state.global_step:
@@ -83,12 +81,12 @@ class HealthWarnings(TrainerCallback):
         """One more entry. Its numbers are those of all processes."""
         if state.is_world_process_zero and "loss" in logs:
             self._add(args, state.global_step, logs)
-            self._tell()
+            self._warn()
 
     def on_train_end(self, args, state, control, **kwargs):
-        """What is said of a run that was short."""
+        """The rules for a short run."""
         if state.is_world_process_zero:
-            self._tell(ended=True)
+            self._warn(ended=True)
 
     def _add(self, args, step: int, values: Mapping[str, float]) -> None:
         prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -96,10 +94,10 @@ class HealthWarnings(TrainerCallback):
         self._history.append(sampled.entry(self._step, step, values))
         self._step = step
 
-    def _tell(self, ended: bool = False) -> None:
+    def _warn(self, ended: bool = False) -> None:
         for rule, seen in findings(self._history, ended):
-            if rule.name not in self._told:
-                self._told.add(rule.name)
+            if rule.name not in self._warned:
+                self._warned.add(rule.name)
                 logger.warning(f"{seen}. {rule.remedy}")
 
 
@@ -109,11 +107,10 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     install_display(trainer, journal)
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
-    trainer.add_callback(StreamRows())
     if (target := EntropyTarget.of(trainer.args)) is not None:
         trainer.add_callback(target)
     trainer.add_callback(FiniteWeights(journal))
     if trainer.reference is not None and trainer.args.sync_ref_model:
         trainer.add_callback(ReferenceSync(trainer.reference))
     trainer.add_callback(RunFolder(journal))
-    trainer.add_callback(RunSummary())  # the last one: it tells of the warnings of the others
+    trainer.add_callback(RunSummary())  # the last one: it shows the warnings of the others

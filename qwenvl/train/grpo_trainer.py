@@ -25,8 +25,8 @@ from qwenvl.train.collect.penalty import KlPenalty
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.parity import ParityCheck
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.run.state.entropy_target import with_entropy_coef
-from qwenvl.train.run.state.pass_rates import build_pass_rates
+from qwenvl.train.run.entropy_target import with_entropy_coef
+from qwenvl.train.run.pass_rates import build_pass_rates
 from qwenvl.train.step import Experience, Step, TokenRules
 from qwenvl.types import PromptBatch
 

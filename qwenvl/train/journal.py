@@ -1,4 +1,4 @@
-"""The journal of a run: what happened becomes metrics and rows of the run folder."""
+"""The journal of a run: experiences, losses and evaluations become metrics and rows of the run folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
 class MicroBatch(Protocol):
-    """A micro-batch that a loss was computed of, as it is reported where the loss is not finite."""
+    """A micro-batch of the current step, as it is reported if its loss is not finite."""
 
     @property
     def loss(self) -> float:
@@ -32,12 +32,12 @@ class MicroBatch(Protocol):
         """Each with its value: ``kl nan``."""
 
     def report(self) -> dict[str, Any]:
-        """What is needed to compute its loss again, as JSON can hold it."""
+        """Everything needed to compute its loss again, as JSON can hold it."""
 
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """A micro-batch of completions that a loss was computed of.
+    """A micro-batch of completions and its loss.
 
     Attributes:
         iteration: of its step.
@@ -87,8 +87,8 @@ class Journal:
     ):
         """
         Args:
-            dataset: what training draws from. Where it has several parts, their shares and rewards are logged.
-            cache: whose hits and costs are logged.
+            dataset: of training. If it has several parts, their shares and rewards are logged.
+            cache: its hits and costs are logged.
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
         self.on_evaluation: Callable[[str, PromptBatch, Sequence[Rollout]], None] | None = None  # a tracker's
@@ -105,7 +105,7 @@ class Journal:
     def collected(self, step: int, experience: Experience) -> None:
         """Metrics and rollouts of a micro-batch that was sampled for optimizer step ``step`` (the first is 1).
 
-        Metrics are of all groups as they were sampled, those that were dropped included.
+        The metrics include dropped groups.
         """
         if not len(experience.batch):
             return
@@ -146,10 +146,10 @@ class Journal:
             self.on_evaluation(split, batch, rows)
 
     def begin(self, finished_steps: int, *, evaluates: bool) -> None:
-        """Writes the settings and versions, and forgets rows of steps that a resumed run does anew.
+        """Write the settings and versions, and delete the rows of steps that a resumed run repeats.
 
         Args:
-            evaluates: the evaluation after these steps is done anew too.
+            evaluates: the evaluation after these steps is repeated too.
         """
         self.runlog.begin(finished_steps, evaluates=evaluates)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
@@ -158,7 +158,7 @@ class Journal:
         self.runlog.write_config(settings)
 
     def drawn(self, batch: PromptBatch) -> None:
-        """Counts what training drew from each data set, samples that were left out among them."""
+        """Count the samples that training drew from each data set, left-out ones included."""
         self.left_out(batch)
         self.drawn_for_training.update(used=len(batch), left_out=len(batch.bad))
         names = [record.dataset for record in (*batch.records, *(bad.record for bad in batch.bad))]
@@ -166,7 +166,7 @@ class Journal:
             self._meter.count(f"dataset/{name}/drawn", names.count(name))
 
     def left_out(self, batch: PromptBatch) -> None:
-        """Counts and remembers the samples that a batch could not have."""
+        """Count and remember the samples that were left out of a batch."""
         self._meter.count("data/bad_samples", len(batch.bad))
         self.bad_samples |= {sample.record.where: sample for sample in batch.bad}
 
@@ -193,7 +193,7 @@ class Journal:
             self._meter.mean(name, value, weight=rows)
 
     def _penalties(self, experience: Experience) -> None:
-        """With ``kl_in_reward``: the KL of a completion, and what its reward was once that was taken off."""
+        """With ``kl_in_reward``: the KL of a completion, and its reward minus the penalty."""
         if experience.penalties is not None:
             for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
                 self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
@@ -221,7 +221,7 @@ class Journal:
             self._meter.mean("vision_cache/compute_s", computed)
 
     def seen(self, batch: PromptBatch) -> None:
-        """Metrics of the prompts of a micro-batch: how long they are, how many frames they have, what was cached."""
+        """Metrics of the prompts of a micro-batch: lengths, frames, cache hits."""
         self._cached()
         if self._args.fit_frames:
             self._meter.count("data/fitted_prompts", sum(fitted is not None for fitted in batch.fitted))

@@ -39,9 +39,9 @@ from qwenvl.train.meter import Doing, Meter, peak_memory
 from qwenvl.train.reference import build_reference
 from qwenvl.train.run.checkpoints import is_sealed, read_state, whole_checkpoint
 from qwenvl.train.run.finite_steps import FiniteSteps
-from qwenvl.train.run.live_weights import load_weights, start_from_weights, told_where_they_do_not_fit
-from qwenvl.train.run.session import checkpoint_to_resume, interruptible
-from qwenvl.train.run.stopping import begin_worker, kill_workers
+from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
+from qwenvl.train.run.live_weights import explained_misfit, load_weights, start_from_weights
+from qwenvl.train.run.resume import checkpoint_to_resume
 from qwenvl.types import PromptBatch
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class PolicyTrainer(Trainer):
         self.steps_trained = output.global_step - begun
         if stop.stopped_by is not None:
             self.accelerator.end_training()
-            say(stop.told())
+            say(stop.message())
             raise SystemExit(0)
         self.journal.runlog.finish(self.state.global_step, saved=False)
         return output
@@ -252,7 +252,7 @@ class PolicyTrainer(Trainer):
         if self._saves_whole_models():
             load_weights(self.model, resume_from_checkpoint)
         else:
-            with told_where_they_do_not_fit(resume_from_checkpoint):
+            with explained_misfit(resume_from_checkpoint):
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:

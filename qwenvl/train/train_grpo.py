@@ -13,7 +13,7 @@ if __package__ in (None, ""):
 from qwenvl.config.command_line import parse_args
 from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
-from qwenvl.train.run.idle import ends_at_signals
+from qwenvl.train.run.signals import ends_at_signals
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback

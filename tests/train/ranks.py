@@ -202,7 +202,7 @@ def on_a_small_disk(log: str, folder: str, megabytes: int, words: list[str], ask
     ):
         sys.exit(f"refused: {os.strerror(ctypes.get_errno())}")
     if not asked_before:
-        checkpoints.require_space = lambda trainer, folder: None
+        checkpoints.require_space = lambda folder: None
     try:
         train_command(words)
     except SystemExit as ended:

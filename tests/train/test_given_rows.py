@@ -12,7 +12,7 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.run.resumed import SettingsError
+from qwenvl.train.run.resume import SettingsError
 
 
 class Mapped(torch.utils.data.Dataset):

@@ -23,7 +23,7 @@ from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
 from qwenvl.train.collect.scored import Scored
 from qwenvl.train.meter import Meter
-from qwenvl.train.run.state.pass_rates import require_reward
+from qwenvl.train.run.pass_rates import require_reward
 from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, PromptBatch, Record, RewardBatch
 

@@ -1,4 +1,4 @@
-"""What the commands that train do around their trainers: look first, hold the folder, train, evaluate, save."""
+"""The commands that train, around their trainers: check, lock the folder, train, evaluate, save."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from qwenvl.train.planning.full_memory import told_what_takes_memory
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.failures import told_in_one_line
 from qwenvl.train.run.lock import RunFolderError, locked
-from qwenvl.train.run.resumed import SettingsError
-from qwenvl.train.run.session import Beginning, begin
+from qwenvl.train.run.resume import Beginning, SettingsError, begin
 from qwenvl.train.trackers import require_trackers
 
 
 @contextmanager
 def alone_in_its_folder(command: str, args: GRPOConfig, dry: bool) -> Iterator[None]:
-    """Hold the run folder within, once the data sets that the flags name are found. Errors end the process in one line.
+    """Lock the run folder within, once the data sets of the flags are found. Errors end the process in one line.
 
     Args:
-        command: what error messages begin with.
-        dry: nothing will be written, so the folder is not held.
+        command: the beginning of error messages.
+        dry: nothing will be written, so the folder is not locked.
     """
     with told_to_the_user(command):  # before a model is loaded, which may take minutes
         for flag in ("dataset_use", "eval_dataset_use"):
@@ -49,7 +48,7 @@ def told_of_settings(command: str) -> AbstractContextManager[None]:
 
 
 def beginning_of(command: str, args: GRPOConfig) -> Beginning:
-    """What the run begins with. It is said where the run is finished already.
+    """Where the run begins. Prints a line if the run is finished already.
 
     Raises:
         ValueError, OSError, ImportError: see ``begin`` and ``require_trackers``.
@@ -63,7 +62,7 @@ def beginning_of(command: str, args: GRPOConfig) -> Beginning:
 
 
 def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> list[str]:
-    """Train, evaluate where there is data for it, and save the model. Return the warnings that were given."""
+    """Train, evaluate if there is data for it, and save the model. Return the warnings of the run."""
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with (
         told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError)),
@@ -81,12 +80,10 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
 
 
 def evaluated_last(trainer: PolicyTrainer) -> bool:
-    """Whether the weights that are to be saved were evaluated after their last step already.
-
-    ``eval_strategy`` did so, or an earlier process that died before it saved its model.
-    """
+    """Whether the weights to be saved were evaluated after their last step already: by ``eval_strategy``, or by an
+    earlier process that died before it saved its model."""
     rows = trainer.state.log_history
     if not trainer.steps_trained:
         rows = read_metrics(trainer.args.output_dir)
     done = any(row["step"] == trainer.state.global_step and trainer.eval_metric in row for row in rows)
-    return done and not trainer.args.load_best_model_at_end  # which took the place of those evaluated
+    return done and not trainer.args.load_best_model_at_end  # which replaced the evaluated weights

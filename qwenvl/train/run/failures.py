@@ -1,4 +1,4 @@
-"""What the command says when a run is cut short by something other than its settings: one line, and what to do."""
+"""One line, with what to do, for errors that are not the program's: Ctrl-C, a full disk or memory, a lost process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.parity import ParityError
 from qwenvl.train.run.checkpoints import newest_whole
 
-OF_A_WORKER = "Original Traceback"  # stands in the text of an error that a process of a DataLoader met
-INTERRUPTED = 130  # what a shell reports of a process that ended by Ctrl-C
+OF_A_WORKER = "Original Traceback"  # in the text of an error of a DataLoader's worker
+INTERRUPTED = 130  # the status of a process that Ctrl-C ended, in a shell
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TORCH_WRITES = ("PytorchStreamWriter", "unexpected pos", "inline_container")
 _LOST = (
@@ -28,19 +28,18 @@ _WORKER = "DataLoader worker (pid"
 
 
 class FullMemoryError(RuntimeError):
-    """Memory was full, and what it went to is known. The message says it."""
+    """Memory was full. The message says what used it."""
 
 
 @contextmanager
 def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[None]:
     """End the process with one line for Ctrl-C, a full disk or memory, a lost process or numbers that are not finite.
 
-    Errors of other kinds pass, and all do where ``QWENVL_TRACEBACK`` is set.
+    Other errors pass, and with ``QWENVL_TRACEBACK`` in the environment all errors pass.
 
     Args:
-        command: what the line begins with.
-        output_dir: of the run. The line says from which of its checkpoints to go on. None for a command that makes no
-            checkpoints.
+        command: the beginning of the line.
+        output_dir: of the run, to name the checkpoint to resume from. None: a command without checkpoints.
     """
     try:
         yield
@@ -53,7 +52,7 @@ def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[No
 
 
 def explanation(error: BaseException, output_dir: str | Path | None) -> str | None:
-    """What happened and what to do, for an error that is not the program's. None for all others."""
+    """What happened and what to do, for an error that is not the program's. None for other errors."""
     if isinstance(error, KeyboardInterrupt):
         return f"stopped by Ctrl-C{_go_on(output_dir)}"
     if isinstance(error, (FloatingPointError, ParityError)):
@@ -64,7 +63,7 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
         return f"another process of the run is gone ({lost}){_go_on(output_dir)}"
     if isinstance(error, RuntimeError) and str(error).startswith(_WORKER):
         return (
-            f"a process that reads clips ahead is gone ({first_line(error)}). Most often memory was full, or /dev/shm: "
+            f"a worker of the data loader is gone ({first_line(error)}). Most often memory was full, or /dev/shm: "
             f"a lower --dataloader_num_workers takes less{_go_on(output_dir)}"
         )
     if isinstance(error, FullMemoryError):
@@ -96,12 +95,12 @@ def _go_on(output_dir: str | Path | None) -> str:
         )
     if whole is None:
         return "; there is no checkpoint yet: the same command begins anew"
-    return f"; go on from {whole} with --resume_from_checkpoint {whole}"
+    return f"; resume from {whole} with --resume_from_checkpoint {whole}"
 
 
 def _lost(error: BaseException) -> str | None:
-    """What a process sees of another one that has died, while it waits for it. None for other errors."""
-    other = isinstance(error, EngineLostError) or not isinstance(error, RuntimeError)  # servers are no processes of it
+    """The words of an error that says that another process has died. None for other errors."""
+    other = isinstance(error, EngineLostError) or not isinstance(error, RuntimeError)  # not of servers
     if other or not torch.distributed.is_initialized():
         return None
     return next((words for words in _LOST if words in str(error)), None)
@@ -116,8 +115,8 @@ def _is_full_disk(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its kind where it has none. Of a DataLoader's worker the last line of the
-    traceback that its text is."""
+    """The first line of an error's text, or its kind if it is empty. The text of a DataLoader's worker is a traceback:
+    its last line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1 if OF_A_WORKER in str(error) else 0].rstrip(".")[:400]
 

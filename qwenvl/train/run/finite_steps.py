@@ -1,4 +1,4 @@
-"""Loss, gradients or weights that are not finite end the run or skip the step (``--on_nonfinite``), with a report."""
+"""A loss, gradients or weights that are not finite end the run or skip the step (``--on_nonfinite``), with a report."""
 
 from __future__ import annotations
 
@@ -27,26 +27,24 @@ SKIPPED = "nonfinite/skipped_steps"
 
 
 class FiniteSteps:
-    """Looks at each optimizer step after its last backward pass and before its update. All processes decide alike.
+    """Checks each optimizer step between its last backward pass and its update. All processes decide alike.
 
-    The gradients of a step that is left out are dropped, so that no optimizer changes a weight or its own state. The
-    learning rate goes on: it stays a function of the step.
+    The gradients of a skipped step are dropped, so that no optimizer changes a weight or its own state. The learning
+    rate stays a function of the step.
 
-    With fp16 the loss scaler leaves out steps whose gradients overflow, as a matter of course, and lowers its scale.
-    They are none of those that are counted here. A loss that is not finite is.
+    With fp16 the loss scaler skips steps whose gradients overflow, and lowers its scale. These are not counted here.
+
+    Args:
+        journal: has the losses of the current step.
+        meter: counts the skipped steps, ``nonfinite/skipped_steps``.
     """
 
     def __init__(self, args: GRPOConfig, journal: Journal, meter: Meter, accelerator: Accelerator):
-        """
-        Args:
-            journal: knows the losses of the present step.
-            meter: counts the steps that are left out, ``nonfinite/skipped_steps``.
-        """
         self._args, self._journal, self._meter, self._accelerator = args, journal, meter, accelerator
         self._in_a_row, self._last_window = 0, -1
 
     def check(self, model: nn.Module, step: int) -> None:
-        """Leaves the gradients of the step as they are if they and the losses are finite, on all processes.
+        """Leave the gradients of the step as they are if they and the losses are finite, on all processes.
 
         Args:
             step: from 1.
@@ -59,14 +57,23 @@ class FiniteSteps:
             self._meter.count(SKIPPED, 0)
         gradients = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
         bad = [] if self._args.fp16 else nonfinite(gradients)
-        own = self._losses(self._journal.trained_on)
+        rank = f" of process {self._args.process_index}" if self._args.world_size > 1 else ""
+        micro_batches = self._journal.trained_on
+        own = [
+            f"the loss of micro-batch {n} of {len(micro_batches)}{rank} ({', '.join(each.metrics_that_are_not_finite)})"
+            for n, each in enumerate(micro_batches, 1)
+            if not math.isfinite(each.loss)
+        ]
         if bad:
             own.append(f"the gradient of parameter {bad[0][0]}" + (f" and {len(bad) - 1} others" if bad[1:] else ""))
-        if not self._any(bool(own)):
+        everywhere = torch.tensor(float(bool(own)))
+        if self._args.world_size > 1:
+            everywhere = self._accelerator.reduce(everywhere.to(self._accelerator.device), "sum")
+        if not everywhere:
             self._in_a_row = 0
             return
         what = [each for process in gather_object([own]) for each in process]
-        report = write_report(self._args, step, own, bad, self._journal.trained_on)
+        report = write_report(self._args, step, own, bad, micro_batches)
         window = (step - 1) // self._args.num_iterations  # steps on the same completions fail together
         self._in_a_row += window != self._last_window or not self._in_a_row
         self._last_window = window
@@ -74,31 +81,13 @@ class FiniteSteps:
         said += f"; {report} has what the step was made of"
         if not skips or self._in_a_row > MOST_IN_A_ROW:
             raise NonFiniteError(f"{said}. {self._remedy(skips)}")
-        self._drop_gradients(model)
+        if self._args.fp16:  # the scaler needs gradients, and makes no update with infinite ones
+            next(p.grad for p in model.parameters() if p.grad is not None).fill_(math.inf)
+        else:
+            model.zero_grad(set_to_none=True)
         if self._args.process_index == 0:
             self._meter.count(SKIPPED, 1)
             logger.warning(f"{said}. The step was left out, {self._in_a_row} in a row of at most {MOST_IN_A_ROW}")
-
-    def _losses(self, trained_on: list[MicroBatch]) -> list[str]:
-        rank = f" of process {self._args.process_index}" if self._args.world_size > 1 else ""
-        return [
-            f"the loss of micro-batch {n} of {len(trained_on)}{rank} ({', '.join(each.metrics_that_are_not_finite)})"
-            for n, each in enumerate(trained_on, 1)
-            if not math.isfinite(each.loss)
-        ]
-
-    def _any(self, here: bool) -> bool:
-        if self._args.world_size == 1:
-            return here
-        flag = torch.tensor(float(here), device=self._accelerator.device)
-        return self._accelerator.reduce(flag, "sum").item() > 0
-
-    def _drop_gradients(self, model: nn.Module) -> None:
-        if not self._args.fp16:
-            model.zero_grad(set_to_none=True)
-            return
-        # The scaler refuses to go on without gradients, and makes no update of those that are infinite.
-        next(p.grad for p in model.parameters() if p.grad is not None).fill_(math.inf)
 
     def _remedy(self, skips: bool) -> str:
         lower = f"a lower --learning_rate (it is {self._args.learning_rate:g})"
@@ -120,15 +109,15 @@ class NonFiniteError(FloatingPointError):
 def nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, int]]:
     """Name, count of values that are NaN or infinite, and size, of each tensor that has any.
 
-    Of tensors that are split among processes it sees the part of this process.
+    Of sharded tensors it sees the shard of this process.
 
     Args:
         tensors: weights or gradients, by the name of the parameter.
     """
-    held = {name: _held(tensor) for name, tensor in tensors}
-    if not held or torch.stack([torch.isfinite(values).all() for values in held.values()]).all():
+    local = {name: _local(tensor) for name, tensor in tensors}
+    if not local or torch.stack([torch.isfinite(values).all() for values in local.values()]).all():
         return []  # a GPU is waited for once
-    counts = [(name, int((~torch.isfinite(values)).sum()), values.numel()) for name, values in held.items()]
+    counts = [(name, int((~torch.isfinite(values)).sum()), values.numel()) for name, values in local.items()]
     return [each for each in counts if each[1]]
 
 
@@ -139,7 +128,7 @@ def write_report(
     parameters: Sequence[tuple[str, int, int]],
     micro_batches: Sequence[MicroBatch],
 ) -> Path:
-    """Write what an optimizer step was made of in this process.
+    """Write everything needed to compute an optimizer step of this process again.
 
     Args:
         step: from 1.
@@ -167,9 +156,9 @@ def write_report(
     return path
 
 
-def _held(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor."""
-    values = getattr(tensor, "ds_tensor", tensor.detach())  # ZeRO-3 keeps a flat part of a weight there
+def _local(tensor: Tensor) -> Tensor:
+    """The shard of a tensor in this process."""
+    values = getattr(tensor, "ds_tensor", tensor.detach())  # ZeRO-3's flat shard of a weight
     return values.to_local() if hasattr(values, "to_local") else values
 
 
@@ -183,12 +172,10 @@ def _words(value: Any) -> Any:
 
 
 class FiniteWeights(TrainerCallback):
-    """Looks at every trained weight after each step, and at all weights when training begins.
-
-    It reads the weights once, which takes milliseconds beside a step of seconds.
+    """Checks every trained weight after each step, and all weights when training begins: milliseconds each time.
 
     Raises:
-        NonFiniteError: after it has written a report into the run folder, which ``write_report`` describes.
+        NonFiniteError: after a report was written into the run folder (``write_report``).
     """
 
     def __init__(self, journal: Journal):
@@ -197,9 +184,8 @@ class FiniteWeights(TrainerCallback):
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         """The weights that training begins with, frozen ones too."""
         if bad := nonfinite(model.named_parameters()):
-            name, count, size = bad[0]
             raise NonFiniteError(
-                f"step {state.global_step}: before any update {_counted(name, count, size)}{_others(bad)}: the weights "
+                f"step {state.global_step}: before any update {_counted(bad)}: the weights "
                 f"that training begins with are broken; load them from the source again"
             )
 
@@ -207,8 +193,7 @@ class FiniteWeights(TrainerCallback):
         """The weights that learn, after their update and before a checkpoint of them is saved."""
         learning = ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
         if bad := nonfinite(learning):
-            name, count, size = bad[0]
-            what = f"after its update {_counted(name, count, size)}{_others(bad)}"
+            what = f"after its update {_counted(bad)}"
             report = write_report(args, state.global_step, [what], bad, self._journal.trained_on)
             raise NonFiniteError(
                 f"step {state.global_step}: {what}. No "
@@ -218,9 +203,7 @@ class FiniteWeights(TrainerCallback):
             )
 
 
-def _counted(name: str, count: int, size: int) -> str:
-    return f"parameter {name} has {count} of {size} values that are NaN or infinite"
-
-
-def _others(bad: list[tuple[str, int, int]]) -> str:
-    return f" (and so have {len(bad) - 1} other parameters)" if len(bad) > 1 else ""
+def _counted(bad: list[tuple[str, int, int]]) -> str:
+    name, count, size = bad[0]
+    others = f" (and so have {len(bad) - 1} other parameters)" if len(bad) > 1 else ""
+    return f"parameter {name} has {count} of {size} values that are NaN or infinite{others}"

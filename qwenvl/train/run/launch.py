@@ -1,9 +1,8 @@
-"""``python -m qwenvl.train.run.launch``: torchrun, which hands signals on and tells in a line which process failed.
+"""``python -m qwenvl.train.run.launch``: torchrun that forwards signals, and reports a failed process in one line.
 
-torchrun gives its processes 30 seconds after a signal, and ends with an error itself. Here the processes of the run are
-told instead: they finish their step, save a checkpoint and end with status 0, and so does this one. Before their first
-step they end at once, which is no failure either. Where a process fails, it has told why. torchrun would add some fifty
-lines of its own.
+torchrun gives its processes 30 seconds after a signal, and ends with an error. Here the processes get the signal: they
+finish their step, save a checkpoint and end with status 0, and so does the launcher. Before their first step they end
+at once, with status 0 too. A process that fails has printed why; torchrun would add some fifty lines.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from typing import Any
 
 import psutil
 
-from qwenvl.train.run.idle import ASKED_TO_END, SIGNALS, told
+from qwenvl.train.run.signals import ASKED_TO_END, SIGNALS, stop_message
 
 COMMAND = "qwenvl train"
-_handed_on: list[int] = []  # signals, in the order in which they came
+_forwarded: list[int] = []  # signals, in their order
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Starts processes as torchrun does, and takes its arguments. Ends with the status of the first one that failed."""
+    """Start processes with the arguments of torchrun. End with the status of the first one that failed."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -35,14 +34,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.signals_to_handle = "SIGINT,SIGQUIT"
     for each in SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, _hand_on)
+            signal.signal(each, _forward)
     try:
         run.run(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if _handed_on and failure.exitcode in (ASKED_TO_END, -signal.SIGUSR1):
-            if failure.exitcode != ASKED_TO_END:  # it came before this process could take it
-                print(told(COMMAND, signal.Signals(_handed_on[0]).name), file=sys.stderr)
+        if _forwarded and failure.exitcode in (ASKED_TO_END, -signal.SIGUSR1):
+            if failure.exitcode != ASKED_TO_END:  # the signal came before the process had a handler
+                print(stop_message(COMMAND, signal.Signals(_forwarded[0]).name), file=sys.stderr)
             return
         print(f"{COMMAND}: {_ended(rank, failure.exitcode)}, and the run with it", file=sys.stderr)
         sys.exit(failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode)
@@ -50,15 +49,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(128 + error.sigval)
 
 
-def _hand_on(number: int, frame: Any) -> None:
-    _handed_on.append(number)
+def _forward(number: int, frame: Any) -> None:
+    _forwarded.append(number)
     for each in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             each.send_signal(signal.SIGUSR1)
 
 
 def _ended(process: int, code: int) -> str:
-    """How a process ended, by its exit code, where a negative one is the signal that ended it."""
+    """How a process ended, by its exit code. A negative code is the signal that ended it."""
     if code > 0:
         return f"process {process} ended with status {code}"
     name = signal.Signals(-code).name

@@ -14,16 +14,12 @@ from qwenvl.model.sharding import is_partitioned
 from qwenvl.model.weight_files import has_weights, weights_problem
 from qwenvl.train.run.checkpoints import require_same_tuning
 
-_OF_TORCH = "Error(s) in loading state_dict"  # how its message begins, with a line for each weight behind it
+_OF_TORCH = "Error(s) in loading state_dict"  # the first line of torch's message
 
 
 @contextmanager
-def told_where_they_do_not_fit(folder: str | Path) -> Iterator[None]:
-    """Tell in a line what torch tells in one for each weight that does not fit.
-
-    Raises:
-        MisfitError: in the place of torch's RuntimeError.
-    """
+def explained_misfit(folder: str | Path) -> Iterator[None]:
+    """Raise MisfitError with one line instead of torch's RuntimeError with a line for each weight that does not fit."""
     try:
         yield
     except RuntimeError as error:
@@ -37,9 +33,9 @@ def told_where_they_do_not_fit(folder: str | Path) -> Iterator[None]:
 def load_weights(model: nn.Module, folder: str | Path) -> None:
     """Loads the weights that ``save_pretrained`` wrote into a live model of the same class, strictly.
 
-    Checkpoints of Qwen-VL name their weights otherwise than live models do. transformers renames them in
-    ``from_pretrained`` alone. Its Trainer loads the file as it is, drops what does not match with a warning, and goes
-    on from the weights the model had.
+    The names of weights in checkpoints of Qwen-VL differ from those in live models, and transformers renames them in
+    ``from_pretrained`` alone. Its Trainer loads the file as it is, drops names without a match with a warning, and
+    continues with the weights that the model had.
 
     Raises:
         MisfitError: a weight is missing, left over or of another shape.
@@ -47,13 +43,13 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
     ours, theirs = model.config.model_type, _kind_of(folder)
     if theirs not in (None, ours):
         raise MisfitError(f"{folder}: holds a model of {theirs}, and the run trains one of {ours}")
-    with told_where_they_do_not_fit(folder):
+    with explained_misfit(folder):
         saved = load_whole(type(model), folder, dtype="auto")
         model.load_state_dict(saved.state_dict(), strict=True)
 
 
 def _kind_of(folder: str | Path) -> str | None:
-    """What the configuration of a saved model calls its kind, where it says so."""
+    """The ``model_type`` of a saved model, None if its configuration has none."""
     try:
         return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError):
@@ -61,7 +57,7 @@ def _kind_of(folder: str | Path) -> str | None:
 
 
 def start_from_weights(model: nn.Module, folder: str | Path) -> None:
-    """Loads the weights, or the adapter, of a checkpoint into a model that no training has begun with.
+    """Load the weights, or the adapter, of a checkpoint into a model before training.
 
     Raises:
         ValueError: the folder has none, or one that does not fit the model.
@@ -76,7 +72,7 @@ def start_from_weights(model: nn.Module, folder: str | Path) -> None:
     require_same_tuning(folder, adapter)
     try:
         if adapter:
-            with told_where_they_do_not_fit(folder):
+            with explained_misfit(folder):
                 model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True)
         else:
             load_weights(model, folder)

@@ -1,4 +1,8 @@
-"""The lock of a run folder: two runs in one folder would mix their rows and their checkpoints."""
+"""The lock of a run folder: two runs in one folder would mix their rows and their checkpoints.
+
+A POSIX record lock and not ``filelock``, whose flock is inherited by forks: after ``kill -9`` workers of a data loader
+would keep the folder locked for seconds, and a supervisor's restart would be refused (``test_lock.py`` has the case).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,11 @@ from typing import TextIO
 logger = logging.getLogger(__name__)
 
 NAME = ".lock"
-_held: dict[Path, list[TextIO]] = {}  # a process may take the lock several times, as the command and its trainer do
-_made: set[Path] = set()  # folders that were made for the lock
+_held: dict[Path, tuple[TextIO, int]] = {}  # and how often: the command takes the lock, and so does its trainer
 
 
 class RunFolderError(OSError):
-    """The run folder can't be made or written. The message says why."""
+    """The run folder can't be created or written. The message says why."""
 
 
 class RunLockedError(RunFolderError):
@@ -39,23 +42,29 @@ def locked(folder: str | Path, rank: int = 0) -> Iterator[None]:
 def hold(folder: str | Path, rank: int = 0) -> None:
     """Take the lock of a run folder for this process. The operating system frees it when the process dies.
 
-    It is a POSIX record lock, so child processes don't inherit it, and network file systems know it.
-
     Args:
         rank: of this process in its run. Only rank 0 takes the lock, for all of them.
 
     Raises:
         RunLockedError: another process holds it.
-        RunFolderError: the folder can't be made or written.
+        RunFolderError: the folder can't be created or written.
     """
     path = Path(folder).resolve() / NAME
     if rank != 0:
         return
     if path in _held:
-        _held[path].append(_held[path][0])
+        file, times = _held[path]
+        _held[path] = file, times + 1
         return
     while True:
-        file = _opened(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+            raise RunFolderError(
+                f"{path.parent}: can't be created or written ({reason}); give another --output_dir"
+            ) from None
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -67,45 +76,24 @@ def hold(folder: str | Path, rank: int = 0) -> None:
             ) from None
         except OSError as error:
             logger.warning(f"{path}: can't be locked ({error.strerror}); see that no other run uses this folder")
-        if _is(file, path):
-            break
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                break
         file.close()  # its holder deleted it in between
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
-    _held[path] = [file]
+    _held[path] = file, 1
 
 
 def release(folder: str | Path, rank: int = 0) -> None:
-    """Give the lock back, when it has been released as often as it was taken."""
+    """Release the lock, when it has been released as often as it was taken."""
     path = Path(folder).resolve() / NAME
     if rank != 0 or path not in _held:
         return
-    file = _held[path].pop()
-    if not _held[path]:
-        del _held[path]
+    file, times = _held.pop(path)
+    if times > 1:
+        _held[path] = file, times - 1
+    else:
         path.unlink(missing_ok=True)
         file.close()
-        if path.parent in _made:
-            with suppress(OSError):  # the run has left something there
-                path.parent.rmdir()
-
-
-def _opened(path: Path) -> TextIO:
-    """The file of the lock, in a folder that is made where there is none."""
-    try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True)
-            _made.add(path.parent)
-        return path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise RunFolderError(
-            f"{path.parent}: can't be made or written ({error.strerror}); give another --output_dir"
-        ) from None
-
-
-def _is(file: TextIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

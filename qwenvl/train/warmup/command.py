@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from qwenvl.config.command_line import FILES_AND_FLAGS, help_text, settings_from, wants_help
 from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
-from qwenvl.train.run.idle import ends_at_signals
+from qwenvl.train.run.signals import ends_at_signals
 
 if TYPE_CHECKING:
     from qwenvl.train.warmup.config import WarmupConfig

@@ -15,7 +15,7 @@ from qwenvl.grpo.loss import objective_of
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train import fast_paths
-from qwenvl.train.run.resumed import SettingsError
+from qwenvl.train.run.resume import SettingsError
 from qwenvl.train.step import TokenRules
 from tests.train.copying_engine import with_copying_engine
 

@@ -36,7 +36,7 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.train.grpo_trainer import GRPOTrainer
-from qwenvl.train.run.session import Beginning
+from qwenvl.train.run.resume import Beginning
 from qwenvl.train.run.command import carry_out
 from qwenvl.train.run.failures import told_in_one_line
 

@@ -76,7 +76,7 @@ def test_resume_auto_is_one_command_for_a_queue(command, tmp_path):
     with caught_warnings("qwenvl.train.run.checkpoints") as warnings:
         command(*auto, "--max_steps=4")
     assert warnings == [
-        f"{out}/checkpoint-3 is passed over, and the run goes on from {out}/checkpoint-2: "
+        f"{out}/checkpoint-3 is passed over, and the run resumes from {out}/checkpoint-2: "
         f"{out}/checkpoint-3/optimizer.pt: no such file"
     ]
     assert [row["step"] for row in read_metrics(out) if "loss" in row] == [1, 2, 3, 4]
@@ -101,7 +101,7 @@ def test_resume_takes_the_folder_of_a_checkpoint(command, tmp_path):
     command("--save_steps=1")
     command(f"--resume={tmp_path}/out/checkpoint-1", "--save_steps=1", "--max_steps=3")
     assert [row["step"] for row in read_metrics(tmp_path / "out") if "loss" in row] == [1, 2, 3]
-    with caught_warnings("qwenvl.train.run.session") as told:
+    with caught_warnings("qwenvl.train.run.resume") as told:
         command(f"--resume={tmp_path}/out/checkpoint-1/", "--dry_run")
     assert told[0].startswith(f"{tmp_path}/out/checkpoint-3 is newer than {tmp_path}/out/checkpoint-1/, from which the")
     assert command("--resume=none")[1].startswith("qwenvl train: none: not a checkpoint")

@@ -1,29 +1,31 @@
-"""Whole checkpoints are found, torn ones are named with an older whole one, weights load without a key left over."""
+"""A checkpoint is whole, or it is none: found, refused by name, deleted in order, its weights loaded strictly."""
 
 import json
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from transformers import TrainerCallback
 
 from qwenvl.demo.tiny import FAMILIES
-from qwenvl.train.run.checkpoints import (
-    find_checkpoint,
-    newest_whole,
-    require_fresh_folder,
-)
+from qwenvl.train.run import checkpoints
+from qwenvl.train.run.checkpoints import find_checkpoint, newest_or_none, newest_whole, require_fresh_folder, seal
 from qwenvl.train.run.live_weights import load_weights, start_from_weights
 
+SAVING = {"save_strategy": "steps", "save_steps": 1, "generation_max_length": 2}
+FILES = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
 
-def checkpoint(folder, step, whole=True):
+
+def checkpoint(folder, step, whole=True, without=()):
     path = folder / f"checkpoint-{step}"
     path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
-    save_file({"weight": torch.zeros(64)}, path / "model.safetensors")
-    for name in ("optimizer.pt", "scheduler.pt"):
-        torch.save({"state": torch.zeros(64)}, path / name)
+    for name in set(FILES) - set(without):
+        (path / name).write_text("0" * 600)
     if whole:
-        (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        seal(path)
     return path
 
 
@@ -36,8 +38,8 @@ def test_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path):
     assert find_checkpoint(None, tmp_path) is None and find_checkpoint("False", tmp_path) is None
 
 
-def test_what_is_not_there_is_an_error(tmp_path):
-    checkpoint(tmp_path, 3, whole=False)
+def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path):
+    checkpoint(tmp_path, 3, whole=False, without=["trainer_state.json"])
     with pytest.raises(FileNotFoundError, match=r"no whole checkpoint .*1 unfinished"):
         find_checkpoint("true", tmp_path)
     with pytest.raises(FileNotFoundError, match="not a checkpoint"):
@@ -51,31 +53,29 @@ def test_what_is_not_there_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("resume", ["true", "path"])
 @pytest.mark.parametrize(
-    ("name", "left", "said"),
+    ("name", "left", "message"),
     [
         ("model.safetensors", None, "no such file"),
-        ("model.safetensors", 100, "cut short: it has 100 bytes, its header says "),
-        ("model.safetensors", 20, "cut short: it has 20 bytes and its header alone needs "),
-        ("model.safetensors", 0, "cut short: it has 0 bytes"),
-        ("config.json", None, "no such file"),
-        ("optimizer.pt", 500, "cut short"),
-        ("scheduler.pt", 500, "cut short"),
-        ("trainer_state.json", 5, "cut short"),
+        ("optimizer.pt", 500, "it has 500 bytes, and had 600 when it was saved"),
+        ("scheduler.pt", "1" * 600, "damaged: its checksum is not the one"),
+        ("manifest.json", 5, "cut short or unreadable"),
     ],
 )
-def test_a_torn_checkpoint_is_named_with_the_older_whole_one(resume, name, left, said, tmp_path):
+def test_a_torn_checkpoint_is_named_with_the_older_whole_one(resume, name, left, message, tmp_path, caplog):
     for step in (5, 10, 15, 20):
         checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-15" / "optimizer.pt").unlink()
     torn = tmp_path / "checkpoint-20" / name
-    content = torn.read_bytes()
+    content = torn.read_text()
     torn.unlink()
     if left is not None:
-        torn.write_bytes(content[:left])
-    with pytest.raises(ValueError, match=rf"^{torn}: {said}") as error:
+        torn.write_text(left if isinstance(left, str) else content[:left])
+    with pytest.raises(ValueError, match=rf"^{torn}: {message}") as error:
         find_checkpoint("true" if resume == "true" else str(tmp_path / "checkpoint-20"), tmp_path)
-    assert str(error.value).endswith(f"go on with --resume_from_checkpoint {tmp_path}/checkpoint-10")
-    assert newest_whole(tmp_path) == tmp_path / "checkpoint-10"
+    assert str(error.value).endswith(f"resume with --resume_from_checkpoint {tmp_path}/checkpoint-10")
+    assert newest_or_none(tmp_path) == str(tmp_path / "checkpoint-10")
+    passed_over = f"{tmp_path}/checkpoint-20 is passed over, and the run resumes from {tmp_path}/checkpoint-10: {torn}"
+    assert f"{passed_over}: {message}" in caplog.text and "checkpoint-15/optimizer.pt: no such file" in caplog.text
 
 
 def test_a_torn_checkpoint_without_an_older_one(tmp_path):
@@ -85,37 +85,22 @@ def test_a_torn_checkpoint_without_an_older_one(tmp_path):
     assert newest_whole(tmp_path) is None
 
 
-def test_a_lost_part_of_weights_in_several_files(tmp_path):
-    path = checkpoint(tmp_path, 5)
-    (path / "model.safetensors").rename(path / "model-00001-of-00002.safetensors")
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"model-00002-of-00002.safetensors: no such file, although the index"):
-        find_checkpoint("true", tmp_path)
-    (path / "model.safetensors.index.json").write_text("{")
-    with pytest.raises(ValueError, match=r"index.json: not an index"):
-        find_checkpoint("true", tmp_path)
-
-
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
 def test_without_optimizer_or_schedule_nothing_is_resumed(name, tmp_path):
-    (checkpoint(tmp_path, 5) / name).unlink()
+    checkpoint(tmp_path, 5, without=[name])
     with pytest.raises(FileNotFoundError, match=rf"checkpoint-5/{name}: no such file.* --start_from_weights "):
         find_checkpoint("true", tmp_path)
 
 
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp", "fsdp in parts"])
-def test_engines_name_the_state_of_the_optimizer_otherwise(engine, tmp_path):
-    path = checkpoint(tmp_path, 5)
-    (path / "optimizer.pt").unlink()
-    if engine == "deepspeed":  # schedule and optimizer lie in the folder that the file names
-        (path / "scheduler.pt").unlink()
+def test_engines_have_other_names_for_the_state_of_the_optimizer(engine, tmp_path):
+    if engine == "deepspeed":  # a file that names a folder with schedule and optimizer
+        path = checkpoint(tmp_path, 5, without=["optimizer.pt", "scheduler.pt"])
         (path / "latest").write_text("global_step5")
-        (path / "global_step5").mkdir()
-    elif engine == "fsdp":
-        (path / "optimizer.bin").write_bytes(b"")
     else:
-        (path / "optimizer_0").mkdir()
+        path = checkpoint(tmp_path, 5, without=["optimizer.pt"])
+        (path / "optimizer.bin").write_text("") if engine == "fsdp" else (path / "optimizer_0").mkdir()
+    seal(path)
     assert find_checkpoint("true", tmp_path) == str(path)
 
 
@@ -136,6 +121,100 @@ def test_a_model_is_replaced_only_where_that_is_asked_for(name, tmp_path):
     with pytest.raises(FileExistsError, match=r"holds a model, .* --overwrite_output_dir"):
         require_fresh_folder(tmp_path)
     require_fresh_folder(tmp_path, overwrite=True)
+
+
+@pytest.fixture
+def saved(make_trainer, tmp_path) -> Path:
+    """A run folder with the checkpoints of steps 1 and 2."""
+    make_trainer(**SAVING).train()
+    return tmp_path / "run"
+
+
+def test_the_manifest_names_every_file(saved):
+    for step in (1, 2):
+        folder = saved / f"checkpoint-{step}"
+        rows = json.loads((folder / "manifest.json").read_text())["files"]
+        files = {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
+        assert (
+            files == {*rows, "manifest.json", "README.md"}
+            and {"model.safetensors", "optimizer.pt", "trainer_state.json"} <= files
+        )
+        assert all((folder / name).stat().st_size == row["bytes"] for name, row in rows.items())
+        assert checkpoints.problem_of(folder, read=True) is None
+        (folder / "README.md").write_text("A card may be edited.")
+        assert checkpoints.problem_of(folder, read=True) is None
+
+
+def test_checksums_are_those_of_the_zip_format(tmp_path):
+    (tmp_path / "a").write_bytes(b"123456789")
+    checkpoints.seal(tmp_path)
+    # the check value that the catalogues of CRC-32 give for these nine digits
+    assert json.loads((tmp_path / "manifest.json").read_text())["files"]["a"] == {"bytes": 9, "crc32": 0xCBF43926}
+
+
+def test_a_checkpoint_without_its_manifest_was_not_finished(saved, caplog):
+    (saved / "checkpoint-2" / "manifest.json").unlink()
+    assert newest_or_none(saved) == str(saved / "checkpoint-1")
+    passed_over = f"{saved}/checkpoint-2 is passed over, and the run resumes from {saved}/checkpoint-1: "
+    assert f"{passed_over}{saved}/checkpoint-2/manifest.json: no such file, so that saving was cut short" in caplog.text
+    assert newest_whole(saved) == saved / "checkpoint-1" and find_checkpoint("True", saved).endswith("checkpoint-1")
+    with pytest.raises(ValueError, match=r"manifest.json: no such file, so that saving was cut short"):
+        find_checkpoint(str(saved / "checkpoint-2"), saved)
+
+
+def test_older_checkpoints_are_deleted_when_the_new_one_is_whole(make_trainer, tmp_path, monkeypatch):
+    """Killed between the last file and the manifest, the older one is still there."""
+
+    class Killed(Exception):
+        pass
+
+    def killed(folder):
+        if folder.name == "checkpoint-2":
+            raise Killed
+        seal(folder)
+
+    monkeypatch.setattr(checkpoints, "seal", killed)
+    trainer = make_trainer(save_total_limit=1, **SAVING)
+    with pytest.raises(Killed):
+        trainer.train()
+    assert newest_whole(tmp_path / "run") == tmp_path / "run" / "checkpoint-1"
+    assert trainer.args.save_total_limit == 1
+    monkeypatch.undo()
+    make_trainer(save_total_limit=1, resume="auto", **SAVING).train()
+    assert [each.name for each in sorted((tmp_path / "run").glob("checkpoint-*"))] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [(1, None, [5]), (2, None, [3, 5]), (3, None, [2, 3, 5]), (2, 2, [2, 5]), (1, 2, [2, 5]), (4, None, [2, 3, 5, 8])],
+)
+def test_whole_checkpoints_before_the_new_one_are_kept_longest(limit, best, left, tmp_path):
+    """8 is of a run that resumed from 3 later. 6 was not finished. All times are equal."""
+    runs = tmp_path / "run"
+    for step in (2, 3, 5, 6, 8):
+        (runs / f"checkpoint-{step}").mkdir(parents=True)
+        if step != 6:
+            checkpoints.seal(runs / f"checkpoint-{step}")
+        os.utime(runs / f"checkpoint-{step}", (1e9, 1e9))
+    best_folder = None if best is None else str(runs / f"checkpoint-{best}")
+    checkpoints.delete_others(runs / "checkpoint-5", limit, best_folder)
+    assert sorted(int(each.name.removeprefix("checkpoint-")) for each in runs.glob("checkpoint-*")) == left
+
+
+def test_a_checkpoint_that_would_fill_the_disk_is_not_begun(make_trainer, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+
+    class FillsTheDisk(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            free = 10**12 if state.global_step == 1 else needed(tmp_path / "run" / "checkpoint-1") - 1
+            monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**12, 0, free))
+
+    def needed(folder: Path) -> int:
+        return sum(each.stat().st_size for each in folder.iterdir())
+
+    with pytest.raises(OSError, match=r"takes about [\d.]+ GB and [\d.]+ GB are free, so none was begun"):
+        make_trainer(callbacks=[FillsTheDisk()], **SAVING).train()
+    assert [each.name for each in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
 
 
 def test_weights_of_another_model_are_not_started_from(tiny_pair, tmp_path):

@@ -28,6 +28,6 @@ def test_the_last_checkpoint_stays_on_a_full_disk(asked_before, tiny_checkpoint,
         pytest.skip(f"no file system can be mounted here: {said}")
     assert process.exitcode == 0, said
     assert "newest whole: checkpoint-1" in said and said.count("qwenvl train: no space left for") == 1
-    assert "Traceback" not in said and f"; go on from {disk}/run/checkpoint-1 with --resume_from_checkpoint" in said
+    assert "Traceback" not in said and f"; resume from {disk}/run/checkpoint-1 with --resume_from_checkpoint" in said
     if asked_before:
         assert "a checkpoint takes about 0.00 GB and 0.00 GB are free, so none was begun" in said

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.meter import Meter
 from qwenvl.train.parity import ParityError, check_parity
+from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.failures import explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
 from qwenvl.types import RolloutBatch
@@ -59,7 +59,7 @@ def test_a_full_disk(fails, tiny_checkpoint, tmp_path, capfd):
     assert ended.value.code == 1 and "Traceback" not in said
     line = said.strip().splitlines()[-1]
     assert line.startswith(f"qwenvl train: no space left for {out}: ")
-    whole = f"go on from {out}/checkpoint-1 with --resume_from_checkpoint {out}/checkpoint-1"
+    whole = f"resume from {out}/checkpoint-1 with --resume_from_checkpoint {out}/checkpoint-1"
     none = "there is no checkpoint yet: the same command begins anew"
     assert line.endswith(whole if fails == "optimizer.pt" else none)
     main([*flags, "--max_steps=2"])  # with space again the same command does the rest
@@ -103,7 +103,7 @@ def test_a_worker_of_the_data_loader_that_is_killed(tmp_path):
     with pytest.raises(RuntimeError) as error:
         next(iter(torch.utils.data.DataLoader(Kills(), num_workers=1)))
     said = explanation(error.value, tmp_path)
-    assert said.startswith("a process that reads clips ahead is gone (DataLoader worker (pid")
+    assert said.startswith("a worker of the data loader is gone (DataLoader worker (pid")
     assert "--dataloader_num_workers takes less; there is no checkpoint yet" in said and "\n" not in said
 
 
@@ -126,9 +126,8 @@ def test_checkpoints_of_weights_alone_are_named(tmp_path):
     for step in (1, 2):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-        save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
+        (folder / "model.safetensors").touch()
+        seal(folder)
     said = explanation(EngineLostError("no server samples any more"), tmp_path)
     assert f"--start_from_weights {tmp_path}/checkpoint-2" in said and "--resume_from_checkpoint" not in said
 
@@ -172,4 +171,4 @@ def test_ctrl_c_ends_a_run_with_one_line(fork_python, tiny_checkpoint, tmp_path)
         said += process.stderr.readlines()
     assert process.returncode == 130, "".join(said)
     assert "Traceback" not in "".join(said), "".join(said)
-    assert said[-1].startswith(f"qwenvl train: stopped by Ctrl-C; go on from {out}/checkpoint-")
+    assert said[-1].startswith(f"qwenvl train: stopped by Ctrl-C; resume from {out}/checkpoint-")

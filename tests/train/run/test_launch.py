@@ -25,7 +25,7 @@ if how == "signal":
     print("ready", flush=True)
     time.sleep(600)
 if how == "idle":
-    from qwenvl.train.run.idle import ends_at_signals
+    from qwenvl.train.run.signals import ends_at_signals
     with ends_at_signals("toy"):
         print("ready", flush=True)
         time.sleep(600)
@@ -97,9 +97,8 @@ STALLS = """
 import os, re, time
 from types import SimpleNamespace
 from accelerate import PartialState
-from qwenvl.train.meter import Doing
-from qwenvl.train.meter import Meter
-from qwenvl.train.run import stalled
+from qwenvl.train.meter import Doing, Meter
+from qwenvl.train.run import interruptions
 
 def hangs():
     re.match("(a|aa)+$", "a" * 60 + "b")  # with Python's lock
@@ -109,7 +108,7 @@ def waits():
 
 rank = int(os.environ["RANK"])
 PartialState(cpu=True)
-watch = stalled.StallWatch(SimpleNamespace(stall_timeout=0.02, process_index=rank, world_size=2), Doing(Meter()))
+watch = interruptions.StallWatch(SimpleNamespace(stall_timeout=0.02, process_index=rank, world_size=2), Doing(Meter()))
 with watch.watches():
     waits() if rank == 0 else hangs()
 """

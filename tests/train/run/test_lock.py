@@ -53,10 +53,10 @@ def test_a_process_may_hold_it_twice(tmp_path):
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
 
 
-def test_a_folder_that_cannot_be_made_is_told_of_in_one_line(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error_of_one_line(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("max_steps: 3")
     for folder, reason in ((file, "Not a directory"), (file / "run", "Not a directory")):
-        with pytest.raises(RunFolderError, match=rf"^{folder}: can't be made or written \({reason}\); give another"):
+        with pytest.raises(RunFolderError, match=rf"^{folder}: can't be created or written \({reason}\); give another"):
             hold(folder)
     assert file.read_text() == "max_steps: 3"

@@ -131,16 +131,16 @@ def test_a_signal_before_the_first_step_ends_the_command_with_status_0(number, s
 HANGS = """
 import sys, time
 from types import SimpleNamespace
-from qwenvl.train.meter import Doing
-from qwenvl.train.meter import Meter
-from qwenvl.train.run import stalled
+from qwenvl.train.meter import Doing, Meter
+from qwenvl.train.run import interruptions
 
 def hangs():
     {hang}
 
-stalled.BACKUP_SECONDS = 0.5
+interruptions.BACKUP_SECONDS = 0.5
 meter = Meter()
-with stalled.StallWatch(SimpleNamespace(stall_timeout=0.01, process_index=3, world_size=1), Doing(meter)).watches():
+args = SimpleNamespace(stall_timeout=0.01, process_index=3, world_size=1)
+with interruptions.StallWatch(args, Doing(meter)).watches():
     with meter.time("time/logp_s"):
         hangs()
 """
@@ -154,6 +154,39 @@ def test_a_run_without_progress_ends_and_says_where_it_stands(hang, fork_python)
     if "sleep" in hang:
         assert "no progress for 0.01 minutes (--stall_timeout) since step 0 (log-probs): process 3 ends." in done.stderr
     assert re.search(r'File "<string>", line \d+ in hangs', done.stderr)
+
+
+FORKS = """
+import multiprocessing, os, signal, time
+from types import SimpleNamespace
+from qwenvl.train.run import interruptions, signals
+signals._FORK_WAITS = 1.0  # seconds in which this machine starts a thread of another process
+
+args = SimpleNamespace(save_on_signal=600.0, device="cpu", world_size=1, num_iterations=1, output_dir="run")
+fork = multiprocessing.get_context("fork").Process
+with interruptions.StopOnSignal(args).listens(), signals.ends_at_signals("toy"):
+    alone = fork(target=time.sleep, args=(600,))
+    alone.start()
+    alone.terminate()
+    alone.join()
+    print("terminated by", signal.Signals(-alone.exitcode).name, flush=True)
+
+    def outlives():
+        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(7)
+
+    with_the_run = fork(target=outlives)
+    with_the_run.start()
+    with_the_run.join()
+    print("ended with", with_the_run.exitcode, flush=True)
+"""
+
+
+def test_a_fork_of_a_reward_can_be_terminated_and_outlives_a_signal_to_the_whole_run(fork_python):
+    """A pool of processes terminates its own at its end, and waits for them."""
+    done = subprocess.run([fork_python, "-c", FORKS], capture_output=True, text=True)
+    assert done.stdout == "terminated by SIGTERM\nended with 7\n" and done.returncode == 0, done.stderr
 
 
 def test_a_step_that_outlasts_the_time_limit_is_ended_without_a_checkpoint(start, tmp_path):

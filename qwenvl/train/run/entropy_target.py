@@ -10,7 +10,7 @@ from transformers.trainer_callback import CallbackHandler, ExportableState
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.loss import Objective, StepCounts
-from qwenvl.train.run.resumed import SettingsError
+from qwenvl.train.run.resume import SettingsError
 
 
 class EntropyTarget(TrainerCallback, ExportableState):

@@ -19,7 +19,7 @@ from qwenvl.data.options import DifficultyOptions
 from qwenvl.files import written_whole
 from qwenvl.rewards import Rubric
 from qwenvl.train.collect.scored import Scored
-from qwenvl.train.run.resumed import SettingsError
+from qwenvl.train.run.resume import SettingsError
 from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, PromptBatch, RewardBatch
 

@@ -6,8 +6,8 @@ import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics
-from qwenvl.train.run.resumed import SettingsError
-from qwenvl.train.run.state.entropy_target import EntropyTarget
+from qwenvl.train.run.entropy_target import EntropyTarget
+from qwenvl.train.run.resume import SettingsError
 
 
 def test_the_weight_by_hand():

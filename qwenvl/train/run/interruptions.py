@@ -1,0 +1,256 @@
+"""What ends training early: a signal, after a checkpoint; a stall, with a report; the loss of the engine.
+
+SIGTERM comes from queue systems and container managers before they kill, SIGHUP when a terminal is closed, and SIGUSR1
+from queue systems that announce their time limit. Ctrl-C (SIGINT) ends a run at once.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import torch
+from accelerate.utils import gather_object, reduce
+from transformers import TrainerCallback
+
+from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.failure import has_failed, told_before
+from qwenvl.rollout.engine import EngineLostError
+from qwenvl.train.meter import Doing
+from qwenvl.train.run.resume import PendingEvaluation
+from qwenvl.train.run.signals import SIGNALS, end_fork, hold_back_for_forks, note_signal
+
+SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads
+BACKUP_SECONDS = 30.0  # after the timeout, a thread that holds Python's lock is ended from C
+
+
+@contextmanager
+def interruptible(trainer: Any) -> Iterator[StopOnSignal]:
+    """Training runs within. A signal or a stall ends it, and a lost engine after a checkpoint of the last step.
+
+    Args:
+        trainer: a ``PolicyTrainer``.
+
+    Raises:
+        EngineLostError: all engines died; raised in every process.
+    """
+    stop, stall = StopOnSignal(trainer.args), StallWatch(trainer.args, trainer.doing)
+    added = (stop, stall, PendingEvaluation(trainer))
+    for each in added:
+        trainer.add_callback(each)
+    try:
+        with stop.listens(), stall.watches():
+            yield stop
+    except EngineLostError:  # during the sampling of a step or of an evaluation
+        trainer.save_last_step()
+        raise
+    finally:
+        for each in added:
+            trainer.remove_callback(each)
+
+
+class StopOnSignal(TrainerCallback):
+    """Ends training at the next step whose checkpoint can be resumed, once any process of the run got a signal.
+
+    Attributes:
+        stopped_by: the name of the signal that ended training. None: no signal did.
+        step: the last step.
+    """
+
+    def __init__(self, args: GRPOConfig):
+        self.stopped_by: str | None = None
+        self.step = 0
+        self._args = args
+        self._received: signal.Signals | None = None
+        self._process = os.getpid()
+
+    @contextmanager
+    def listens(self) -> Iterator[None]:
+        """Take the signals within. A signal that the process ignores, as with ``nohup``, stays ignored.
+
+        With ``save_on_signal 0`` a signal ends the process at once. Python takes signals in the main thread alone: in
+        any other thread this does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        hold_back_for_forks()
+        before = {each: signal.getsignal(each) for each in SIGNALS}
+        for each, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(each, self._receive if self._args.save_on_signal else self._at_once())
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, signal.SIG_DFL if handler is None else handler)
+            self._received = None  # ends the thread of the time limit
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """After a signal training ends here, with a checkpoint."""
+        self._end_if_signalled(state, control)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """The same: an evaluation may take long, and it comes before the checkpoint of its step."""
+        if state.global_step:
+            self._end_if_signalled(state, control)
+
+    def message(self) -> str:
+        """The signal, the checkpoint, and how to resume, in a line."""
+        folder = f"{self._args.output_dir}/checkpoint-{self.step}"
+        return (
+            f"stopped by {self.stopped_by} after step {self.step}, saved as {folder}: --resume auto resumes from it"
+        )
+
+    def _end_if_signalled(self, state: Any, control: Any) -> None:
+        number = torch.tensor(float(self._received or 0), device=self._args.device)
+        number = reduce(number, "max") if self._args.world_size > 1 else number
+        if number and state.global_step % self._args.num_iterations == 0:
+            self.stopped_by, self.step = signal.Signals(int(number)).name, state.global_step
+            control.should_save = control.should_training_stop = True
+
+    def _at_once(self) -> Any:
+        """The handler of a run that saves nothing. A launcher sees by the status that a signal was taken."""
+        return signal.SIG_DFL if self._args.world_size == 1 else lambda number, frame: os._exit(128 + number)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._process:
+            return end_fork(number)
+        note_signal()
+        if has_failed():  # the launcher ends the others, which wait for a process that is gone
+            os._exit(1)
+        if self._received is None:
+            self._received = signal.Signals(number)
+            seconds = self._args.save_on_signal
+            threading.Thread(target=self._limit, args=(seconds,), daemon=True).start()
+            _write(f"{self._received.name}: finishing the step and saving a checkpoint, in at most {seconds:g} s\n")
+
+    def _limit(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._received is not None and time.monotonic() < until:
+            time.sleep(min(0.2, seconds))
+        if (received := self._received) is not None:
+            _write(f"{received.name}: the step was not done in {seconds:g} s (--save_on_signal): ending without it\n")
+            os._exit(128 + received)
+
+
+class StallWatch(TrainerCallback):
+    """Ends the process with status 1 after ``stall_timeout`` minutes without progress, and prints the stacks.
+
+    Each process of a run watches itself. Where one of them hangs the others wait for it, so that all of them end. A
+    process that waits has made its last progress before the one that hangs, so its time is over first, and launchers
+    then end the others. So the first process of a machine makes all of them print their stacks, by a signal that is
+    handled in C: a thread that hangs with Python's lock is reported too.
+
+    Args:
+        doing: phases that begin and tokens that are sampled are progress too.
+    """
+
+    def __init__(self, args: GRPOConfig, doing: Doing):
+        self._doing, self._beat = doing, doing.beat()
+        self._limit = 60 * args.stall_timeout
+        self._process = args.process_index
+        # Without a launcher that ends the others each process reports itself.
+        self._alone = args.world_size == 1 or "TORCHELASTIC_ERROR_FILE" not in os.environ
+        self._others: list[tuple[int, int]] = []  # of this machine: their ranks and process ids
+        self._step, self._last = 0, time.monotonic()
+
+    @contextmanager
+    def watches(self) -> Iterator[None]:
+        """Watch within."""
+        if not self._limit:
+            yield
+            return
+        over = threading.Event()
+        self._others = [] if self._alone else self._meet()
+        self._progress()
+        threading.Thread(target=self._watch, args=(over,), daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _progress(self) -> None:
+        self._last = time.monotonic()
+        if self._limit:
+            # In C and without Python's lock, which a thread that hangs may hold.
+            faulthandler.dump_traceback_later(self._limit + BACKUP_SECONDS, exit=True, file=2)
+
+    def _watch(self, over: threading.Event) -> None:
+        while not over.wait(min(1.0, self._limit / 4)):
+            if (beat := self._doing.beat()) != self._beat:
+                self._beat = beat
+                self._progress()
+            if time.monotonic() - self._last >= self._limit:
+                self._end()
+
+    def _meet(self) -> list[tuple[int, int]]:
+        """The other processes of this machine. From now on all of them print their stacks at SIGUSR2."""
+        faulthandler.register(signal.SIGUSR2, file=2)  # for good: without it the signal would end the process
+        host = socket.gethostname()
+        all_of_them = gather_object([(host, self._process, os.getpid())])
+        return [(process, pid) for of, process, pid in all_of_them if of == host and process != self._process]
+
+    def _end(self) -> NoReturn:
+        said = (
+            f"no progress for {self._limit / 60:g} minutes (--stall_timeout) since step {self._step} "
+            f"({self._doing.words()}): process {self._process} ends"
+        )
+        before = told_before(said) if self._others else None
+        if before is not None and before.startswith(said.partition(" since ")[0]):  # and it reports this process too
+            time.sleep(SECONDS_FOR_EACH * (1 + len(self._others)))
+            os._exit(1)
+        os.write(2, f"{said}. Its threads, the innermost call first:\n".encode())
+        faulthandler.dump_traceback(file=2)
+        for process, pid in [] if before is not None else self._others:
+            os.write(2, f"process {process} is then told to end. Its threads:\n".encode())
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
+                time.sleep(SECONDS_FOR_EACH)
+        os._exit(1)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """A step is done."""
+        self._step = state.global_step
+        self._progress()
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        """A micro-batch, a batch of an evaluation, an evaluation or a checkpoint is done."""
+        self._progress()
+
+    on_prediction_step = on_evaluate = on_save = on_substep_end
+
+
+def begin_worker(then: Callable[[int], None] | None, index: int) -> None:
+    """Initialize a worker of a data loader: it ignores signals, which the run takes, and calls the earlier function."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    if then is not None:
+        then(index)
+
+
+def kill_workers(process: int) -> None:
+    """End the workers of data loaders when the run exits: they ignore the SIGTERM of multiprocessing, which then waits.
+
+    Args:
+        process: of the run. Its forks leave the workers alone.
+    """
+    if os.getpid() == process:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that is killed
+        for each in multiprocessing.active_children():
+            if each.daemon:
+                each.kill()
+
+
+def _write(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, line.encode())  # a handler must not call print, which may be at work
