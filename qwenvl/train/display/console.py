@@ -1,4 +1,4 @@
-"""What a run says while it gets ready: plain lines on standard error, from the first process only."""
+"""Lines on standard error, from the first process of a run only. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def say(line: str) -> None:
 
 @contextmanager
 def ends_at_ctrl_c(command: str) -> Iterator[None]:
-    """End the process with one line where Ctrl-C comes before there is a run, which says more.
+    """End the process with one line at a Ctrl-C before the run has begun.
 
     Args:
-        command: what the line begins with.
+        command: the beginning of the line.
     """
     try:
         yield
@@ -36,12 +36,11 @@ def shows_bars() -> bool:
 
 
 def settle_output() -> None:
-    """Switch off what other libraries would write without need.
+    """Switch off useless output of other libraries.
 
-    These are the bars of transformers and of the hub where the output is no terminal, and DeepSpeed's warning that the
-    run is on a CPU: accelerate imports DeepSpeed in every run that has it installed, asked for or not. Tokenizers warn
-    in each process of the data loader that they do not use threads any more, unless they are told before. accelerate
-    calls torch's DDP by a name that newer versions of it warn about.
+    These are the bars of transformers and of the hub without a terminal; DeepSpeed's warning that the run is on a CPU,
+    as accelerate imports DeepSpeed wherever it is installed; the warning of tokenizers in each worker of a data loader
+    that they do not use threads any more; and the warning of torch's DDP about an argument that accelerate sets.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("DeepSpeed").addFilter(_is_news)

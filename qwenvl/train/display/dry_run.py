@@ -1,4 +1,4 @@
-"""``qwenvl train --dry_run``: what a run would do. It reads, and neither trains nor writes."""
+"""``qwenvl train --dry_run``: shows what a run would do. It neither trains nor writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dry_run(args: GRPOConfig) -> str:
 
     Raises:
         RecordError, BadMediaError, FramePlanError: a record that the run would stop at, if it is among the first.
-        ValueError, OSError: what the run itself would be refused for.
+        ValueError, OSError: a run with these settings would be refused.
     """
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
     rubric = build_rewards(args, None, None)
@@ -52,13 +52,13 @@ def dry_run(args: GRPOConfig) -> str:
 
 
 def say_sizes(args: GRPOConfig, train: Any, evaluation: Any) -> None:
-    """Print what ``size_warnings`` finds, which a run logs. It raises as that does."""
+    """Print the warnings of ``size_warnings``, which a run logs. Raises the same errors."""
     for warning in size_warnings(args, train, evaluation):
         say(f"worth a look: {warning}")
 
 
 def settings_lines(args: GRPOConfig, groups: Sequence[type[Options]], without: Collection[str] = ()) -> Iterator[str]:
-    """The settings of ``groups`` but those ``without``, and those of the Trainer that differ from their defaults."""
+    """The settings of ``groups`` except ``without``, and those of the Trainer that differ from their defaults."""
     own = {each.name for group in groups for each in fields(group)} - set(without)
     for each in fields(args):
         value = getattr(args, each.name)

@@ -1,4 +1,4 @@
-"""What is worth a look before a run begins: unused keys, small pictures, unasked forms, sizes that do not fit."""
+"""Hints before a run begins: unused keys, small pictures, answer forms without a reward, sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a 
 
 
 def first_look(dataset: Any, collator: GRPOCollator, checker: Any) -> None:
-    """Say of a data set what ``qwenvl data check`` would, as far as a few records show it.
+    """Print the hints of ``qwenvl data check`` on a few records of a data set.
 
     Args:
-        checker: of the run. A rubric says which form of answer is read.
+        checker: of the run. The reward functions of a rubric read answers of some forms.
     """
     records: Sequence[Record] = getattr(dataset, "records", ())
     if not records or os.environ.get("RANK", "0") != "0":
@@ -54,7 +54,7 @@ def first_look(dataset: Any, collator: GRPOCollator, checker: Any) -> None:
 
 
 def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str]:
-    """What a run would be wasted by: numbers that do not fit the data, and an evaluation that measures nothing.
+    """Settings that would waste a run: numbers that do not fit the data, an evaluation that measures nothing.
 
     Args:
         train, evaluation: data sets, several by name to evaluate on, or None.
@@ -101,14 +101,14 @@ def _of_training(args: GRPOConfig, records: int) -> Iterator[str]:
 
 
 def _questions(dataset: Any) -> set[int]:
-    """Hashes of what the records of a data set ask of which media."""
+    """Hashes of the questions and media of a data set's records."""
     records: Sequence[Record] = getattr(dataset, "records", ())
     read = records if isinstance(records, list) or len(records) <= COMPARED else spot_checked(records)
     return {hash((record.messages, record.videos, record.images)) for record in read}
 
 
 def _sizes(record: Record) -> MediaSizes:
-    """The sizes of a record's media by their headers, of those that can be read. The others are told when decoded."""
+    """The sizes of a record's media by their headers. Unreadable media are reported when they are decoded."""
     clips, metas, images = [], [], []
     for path, meta in zip(record.videos, record.clip_meta, strict=True):
         try:

@@ -1,4 +1,4 @@
-"""What became of a run, in a few lines at its end."""
+"""The summary of a run, a few lines at its end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from qwenvl.train.display.lines import evaluated, with_interval
 
 
 class RunSummary(TrainerCallback):
-    """Prints the summary when training ends. The command takes it out, and prints its own after evaluating."""
+    """Prints the summary when training ends. The command removes this callback, and prints its own after evaluating."""
 
     def __init__(self):
         self._collecting = ExitStack()
         self._warnings: list[str] = []
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Collects warnings from here on."""
+        """Start to collect warnings."""
         self._collecting.close()  # of a run that failed
         self._warnings = self._collecting.enter_context(collected_warnings())
 
@@ -41,11 +41,11 @@ class RunSummary(TrainerCallback):
 
 @contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """A list to which each warning of this library is added within, beside where it goes anyway."""
+    """A list that also gets each warning of this library within."""
     collected: list[str] = []
     handler = logging.Handler(logging.WARNING)
     library = logging.getLogger("qwenvl")
-    # A logger without any handler prints its warnings. With this one it would keep them.
+    # A logger without any handler prints its warnings. With this handler it would not.
     printed = logging.lastResort if not library.hasHandlers() else None
 
     def emit(record: logging.LogRecord) -> None:
@@ -62,18 +62,18 @@ def collected_warnings() -> Iterator[list[str]]:
 
 
 def findings_of(folder: str | Path) -> list[Finding]:
-    """The warnings that the report of a run has, but for those that come from its completions."""
+    """The warnings of the report of a run, except those on its completions."""
     return warnings(read_runs([folder])[0], [])
 
 
 def run_summary(
     folder: str | Path, logged: Sequence[str], found: Sequence[Finding], next_step: str | None = None
 ) -> str:
-    """What became of a run: its folder, rewards or loss, evaluations and warnings, and what to do next.
+    """The folder of a run, its rewards or loss, evaluations and warnings, and what to do next.
 
     Args:
         folder: the run folder, written by rank 0.
-        logged: warnings that were logged while it ran. Those of ``RULES`` are passed over: ``found`` has what holds.
+        logged: warnings that were logged during the run. Those of ``RULES`` are skipped: ``found`` has them.
         found: the findings of its report.
         next_step: a command, or words.
     """
@@ -102,9 +102,9 @@ def run_summary(
 
 
 def next_step(args: GRPOConfig, argv: Sequence[str], found: Sequence[Finding]) -> str:
-    """What to type after a run: train on, or what the first of ``RULES`` that holds at its end asks for.
+    """The command to type after a run: train on, or the remedy of the first of ``RULES`` that holds at its end.
 
-    That is the run anew with other flags, or a look at the data.
+    A remedy is the run with other flags, or a look at the data.
 
     Args:
         argv: of the command that ended.

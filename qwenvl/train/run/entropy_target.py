@@ -36,7 +36,7 @@ class EntropyTarget(TrainerCallback, ExportableState):
 
     @classmethod
     def of(cls, args: GRPOConfig) -> EntropyTarget | None:
-        """What the flags ask for."""
+        """By the flags. None without ``--entropy_target``."""
         if args.entropy_target is None:
             return None
         return cls(args.entropy_target, STEP, args.entropy_coef)
@@ -53,12 +53,12 @@ class EntropyTarget(TrainerCallback, ExportableState):
         return now if low else 0.0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The part of a checkpoint."""
         made = {"target": self._target, "step": self._step, "first": self._first}
         return {"args": made, "attributes": {"coefficient": self.coefficient}}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """A resumed run goes on with the weight of its checkpoint.
+        """A resumed run continues with the weight of its checkpoint.
 
         Raises:
             SettingsError: the flag of the first weight changed, which would have no effect.
@@ -68,8 +68,8 @@ class EntropyTarget(TrainerCallback, ExportableState):
             first = kept["args"]["first"]
             if first != self._first:
                 raise SettingsError(
-                    f"--entropy_coef was {first:g} and is {self._first:g}: with --entropy_target a resumed run goes on "
-                    "with the weight of its checkpoint; set it as it was"
+                    f"--entropy_coef was {first:g} and is {self._first:g}: with --entropy_target a resumed run "
+                    "continues with the weight of its checkpoint; set it as it was"
                 )
             self.coefficient = kept["attributes"]["coefficient"]
         state.stateful_callbacks[type(self).__name__] = self.state()

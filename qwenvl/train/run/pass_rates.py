@@ -1,4 +1,4 @@
-"""Pass rates of a run: what came of each record, on all processes, in the checkpoints and in the run folder."""
+"""The pass rate of each record: the same on all processes, in the checkpoints and in the run folder."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class PassRates(TrainerCallback, ExportableState):
     """Keeps ``Difficulty`` the same on all processes, in each checkpoint, and for the user in ``difficulty.jsonl``.
 
     Args:
-        difficulty: takes what came of the groups of each step.
+        difficulty: gets the rewards of the groups of each step.
         by: the reward that the pass rate is the mean of, ``total`` or the name of a function.
         measure: takes the name and the value of a metric.
 
     Raises:
-        SettingsError: when training begins, if it goes on from a checkpoint without pass rates.
+        SettingsError: when training begins, if it resumes from a checkpoint without pass rates.
     """
 
     nothing: ClassVar[dict[str, Any]] = {"args": {}, "attributes": {"records": "{}"}}
@@ -48,7 +48,7 @@ class PassRates(TrainerCallback, ExportableState):
         self._seen: list[tuple[int, str, list[float]]] = []
 
     def saw(self, experience: Experience) -> None:
-        """The groups of a micro-batch were sampled in this process, those that were dropped among them."""
+        """Note the groups that this process sampled for a micro-batch, dropped ones included."""
         groups: list[Experience | Scored] = [experience, *experience.dropped]
         for each in groups:
             self._saw(each.batch, each.rewards)
@@ -62,7 +62,7 @@ class PassRates(TrainerCallback, ExportableState):
             self._measure("difficulty/outside_frac", float(self.difficulty.outside(record.index, self._epoch)))
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The part of a checkpoint."""
         return {"args": {}, "attributes": {"records": self.difficulty.state()}}
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -75,26 +75,26 @@ class PassRates(TrainerCallback, ExportableState):
             )
         self.difficulty.load(kept["attributes"]["records"])
         self._seen = []
-        state.stateful_callbacks[type(self).__name__] = self.state()  # of which an earlier checkpoint had none
+        state.stateful_callbacks[type(self).__name__] = self.state()  # an earlier checkpoint may have none
         self._write(args, state)
 
     def on_step_begin(self, args, state, control, **kwargs):
-        """The epoch that the step belongs to. When the step ends it may be the next one."""
+        """Note the epoch of the step. When the step ends it may be the next one."""
         self._epoch = int(state.epoch or 0)
 
     def on_step_end(self, args, state, control, **kwargs):
-        """What all processes saw becomes part of the pass rates, in the same order everywhere."""
+        """Add the groups of all processes to the pass rates, in the same order everywhere."""
         for seen in gather_object([self._seen]):
             for index, where, rewards in seen:
                 self.difficulty.add(self._epoch, index, rewards, where)
         self._seen = []
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        """The file is of what the next epoch is drawn by."""
+        """Write the pass rates that the next epoch is drawn by."""
         self._write(args, state)
 
     def on_save(self, args, state, control, **kwargs):
-        """The file is of what the checkpoint has."""
+        """Write the pass rates of the checkpoint."""
         self._write(args, state)
 
     def _write(self, args: Any, state: Any) -> None:
@@ -107,10 +107,10 @@ class PassRates(TrainerCallback, ExportableState):
 def build_pass_rates(
     args: GRPOConfig, dataset: Dataset | None, rubric: Rubric, measure: Callable[[str, float], None]
 ) -> PassRates | None:
-    """The pass rates that the flags ask for, if they do.
+    """The pass rates with ``--difficulty_band``, else None.
 
     Args:
-        dataset: that training draws from. None where there is no training.
+        dataset: of training. None without training.
 
     Raises:
         ValueError: there is no such reward, the totals are no measure, or the data set can't be drawn from by number.
