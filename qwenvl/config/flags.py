@@ -14,24 +14,34 @@ from enum import Enum
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from qwenvl.config.own_options import DisplayOptions, FitOptions, RunOptions, TrainerOptions
-from qwenvl.data.options import DataOptions
+from qwenvl.config.own_options import FitOptions, RunOptions, TrainerOptions
+from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.model.options import ModelOptions
+from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
 from qwenvl.option import Options, all_options, choices_of, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
-FLAG_GROUPS: tuple[type[Options], ...] = (
+SHARED_GROUPS: tuple[type[Options], ...] = (
     ModelOptions,
+    TuneOptions,
+    LoraOptions,
     DataOptions,
+    ReadingOptions,
+    FrameOptions,
+    DecodingOptions,
+    PromptOptions,
+    RunOptions,
+    TrainerOptions,
+)
+"""The options that a warm-up reads too."""
+FLAG_GROUPS: tuple[type[Options], ...] = (
+    *SHARED_GROUPS,
+    ReferenceOptions,
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
-    RunOptions,
     FitOptions,
-    TrainerOptions,
-    DisplayOptions,
 )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from qwenvl.files import cache_root
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.options import EngineOptions
+from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.remote.engine import VllmEngine
 from qwenvl.rollout.remote.link import Links
 from qwenvl.rollout.remote.server import Server, ServerLostError, ServerRefusedError
@@ -28,7 +28,7 @@ _OF_PYTHON = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH")
 
 
 def remote_engine(
-    options: EngineOptions,
+    options: SamplingOptions,
     local: LocalEngine,
     *,
     model: str,

@@ -11,7 +11,7 @@ from transformers import Trainer
 from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.config.own_options import LIVE_COMPLETIONS_EVERY
+from qwenvl.rollout.options import LIVE_COMPLETIONS_EVERY
 from qwenvl.train.display.completions import ShownCompletions, say_beside_bars
 from qwenvl.train.display.console import say, shows_bars
 from qwenvl.train.display.live import LiveBoard

@@ -11,8 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from qwenvl.config.checks import saves_within_windows
-from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.grpo_config import GRPOConfig, saves_within_windows
 from qwenvl.runlog import RunLogError, read_config
 from qwenvl.runlog.run import plain
 from qwenvl.train.run.checkpoints import SEALED, kept_settings

@@ -135,5 +135,5 @@ def test_records_in_their_own_order_are_not_drawn_less():
 
 def test_a_warm_up_has_no_pass_rates():
     for name, value in {"difficulty_band": True, "filter_groups": True}.items():
-        with pytest.raises(ValueError, match=f"--{name} has no effect in a warm-up: it is about training by rewards"):
+        with pytest.raises(TypeError, match=f"--{name} has no effect in a warm-up: a warm-up samples nothing"):
             WarmupConfig(**{name: value}, max_steps=10)
