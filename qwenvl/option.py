@@ -377,7 +377,9 @@ def is_number(hint: Any) -> bool:
 
 def was_set(config: Any, name: str) -> bool:
     """Whether an option differs from its default. Spelling out the default counts as leaving it out."""
-    own = next(each for each in fields(config) if each.name == name)
+    own = next((each for each in fields(config) if each.name == name), None)
+    if own is None:  # a warm-up has no options of training by rewards
+        return False
     default = own.default if own.default_factory is MISSING else own.default_factory()
     return getattr(config, name) != default
 

@@ -18,15 +18,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
+import yaml
+
 from qwenvl.config.flags import FLAG_GROUPS, FlagParser
-from qwenvl.config.unknown import unknown_flag
 from qwenvl.failure import tell
+from qwenvl.files import plain_file
 from qwenvl.option import Options, kinds_of, row_text
+from qwenvl.yaml_text import PlainLoader, read_yaml, without_repeats
 
 if TYPE_CHECKING:
-    from qwenvl.config.grpo_config import GRPOConfig
+    from qwenvl.config.grpo_config import GRPOConfig, PolicyConfig
 
-Config = TypeVar("Config", bound="GRPOConfig")
+Config = TypeVar("Config", bound="PolicyConfig")
 
 WITH_ROWS = {each.name for group in FLAG_GROUPS for each in fields(group) if each.metadata.get("rows")}
 """Options that a settings file can give as a mapping, ``loss_type: {cispo: {bound: 4}}``."""
@@ -57,15 +60,15 @@ def wants_help(argv: Sequence[str]) -> bool:
     return bool({"-h", "--help"} & set(argv))
 
 
-def settings_from(argv: Sequence[str], kind: type[Config], usage: str, only: Collection[str] | None = None) -> Config:
+def settings_from(argv: Sequence[str], kind: type[Config], usage: str, ignored: Collection[str] = ()) -> Config:
     """The settings of a run of some kind from a command line. Wrong ones end the process with status 2 and a message.
 
     Args:
         usage: shown before the message.
-        only: names of the settings that are taken from a file. None for all.
+        ignored: names that a file may have, for another command.
     """
     try:
-        config = config_from(*split_file(argv), kind, only)
+        config = config_from(*split_file(argv), kind, ignored=ignored)
         require_what_a_run_needs(config)
     except ValueError as error:
         tell(f"usage: {usage}\nerror: {error}")
@@ -74,24 +77,28 @@ def settings_from(argv: Sequence[str], kind: type[Config], usage: str, only: Col
 
 
 def config_from(
-    file: Path | None, argv: Sequence[str], kind: type[Config], only: Collection[str] | None = None
+    file: Path | None,
+    argv: Sequence[str],
+    kind: type[Config],
+    only: Collection[str] | None = None,
+    ignored: Collection[str] = (),
 ) -> Config:
     """The settings of ``file``, overridden by the flags in ``argv``.
 
     Args:
         only: names of the settings that are taken from the file. None for all.
+        ignored: further names that the file may have, for another command.
 
     Raises:
         ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
     """
     parser = FlagParser(raises=True, add_help=False)
     parser.add_options(kind)
-    known = {each.name: each.default for each in fields(kind)}
     namespace = argparse.Namespace()
-    for parser.where, tokens in ((f"{file}: ", file_tokens(file, known, only)), ("", list(argv))):
+    for parser.where, tokens in ((f"{file}: ", file_tokens(file, kind, only, ignored)), ("", list(argv))):
         _, unknown = parser.parse_known_args(tokens, namespace)
         if unknown:
-            raise ValueError(unknown_flag(unknown[0], known))
+            raise ValueError(kind.unknown(unknown[0]))
     for name, hint in get_type_hints(kind).items():  # --report_to takes one word, or several as a list
         value = getattr(namespace, name, None)
         if isinstance(value, list) and len(value) == 1 and str in kinds_of(hint):
@@ -111,20 +118,19 @@ def split_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
     return found.config, rest
 
 
-def file_tokens(file: Path | None, known: dict[str, Any], only: Collection[str] | None = None) -> list[str]:
+def file_tokens(
+    file: Path | None, kind: type[PolicyConfig], only: Collection[str] | None = None, ignored: Collection[str] = ()
+) -> list[str]:
     """The settings of a YAML or JSON file as a command line. Empty without a file.
 
     Args:
-        known: names of all settings, with their defaults.
-        only: names of the settings that are taken. None for all.
+        only, ignored: as for ``config_from``.
 
     Raises:
         ValueError: the file cannot be read, is not a mapping, repeats a name or has an unknown one.
     """
     if file is None:
         return []
-    from qwenvl.config.settings_file import read_settings, typed
-
     try:
         settings = read_settings(file)
     except OSError as error:
@@ -134,9 +140,11 @@ def file_tokens(file: Path | None, known: dict[str, Any], only: Collection[str] 
     if not isinstance(settings, dict):
         got = "nothing: it is empty" if settings is None else f"a {type(settings).__name__}"
         raise ValueError(f"{file}: expected settings as `name: value`, got {got}")
+    known = {each.name: each.default for each in fields(kind)}
+    settings = {name: value for name, value in settings.items() if name not in ignored}
     for name, value in settings.items():
         if name not in known:
-            raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
+            raise ValueError(f"{file}: {kind.unknown(str(name))}")
         if value is None and known[name] is not None:
             raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name]}")
     return tokens_of(
@@ -146,6 +154,47 @@ def file_tokens(file: Path | None, known: dict[str, Any], only: Collection[str] 
             if only is None or name in only
         }
     )
+
+
+def read_settings(file: Path) -> Any:
+    """What a JSON or YAML file holds. Scalars of YAML stay strings, but for null.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not JSON or YAML, or gives a name twice.
+    """
+    text = plain_file(file).read_text(encoding="utf-8-sig")
+    if file.suffix == ".json":
+        return json.loads(text, object_pairs_hook=without_repeats)
+    return read_yaml(text, StringLoader)
+
+
+def typed(value: Any) -> Any:
+    """A mapping or list with its numbers, truth values and nulls, written as in JSON, in place of their strings.
+
+    For settings that are mappings themselves, such as ``lr_scheduler_kwargs``: no flag knows the types inside.
+
+    Example:
+        >>> typed({"min_lr": "1e-7", "name": "one"})
+        {'min_lr': 1e-07, 'name': 'one'}
+    """
+    if isinstance(value, dict):
+        return {key: typed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [typed(item) for item in value]
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+class StringLoader(PlainLoader):
+    """YAML without guesses: ``1e-6``, ``no`` and ``2026-01-31`` are strings, for the flag they set to interpret."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (read by PyYAML from the class)
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 def tokens_of(settings: Mapping[str, Any]) -> list[str]:
@@ -161,7 +210,7 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
-def require_what_a_run_needs(config: GRPOConfig) -> None:
+def require_what_a_run_needs(config: PolicyConfig) -> None:
     """Raise ValueError where the command lacks something that a script may do with the trainer itself."""
     if config.model_name_or_path is None:
         raise ValueError("--model_name_or_path is missing: a folder or a name such as Qwen/Qwen3.5-4B")

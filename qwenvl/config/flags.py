@@ -8,30 +8,41 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from qwenvl.config.own_options import DisplayOptions, FitOptions, RunOptions, TrainerOptions
-from qwenvl.data.options import DataOptions
+from qwenvl.config.own_options import FitOptions, RunOptions, TrainerOptions
+from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.model.options import ModelOptions
+from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
 from qwenvl.option import Options, all_options, choices_of, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
-FLAG_GROUPS: tuple[type[Options], ...] = (
+SHARED_GROUPS: tuple[type[Options], ...] = (
     ModelOptions,
+    TuneOptions,
+    LoraOptions,
     DataOptions,
+    ReadingOptions,
+    FrameOptions,
+    DecodingOptions,
+    PromptOptions,
+    RunOptions,
+    TrainerOptions,
+)
+"""The options that a warm-up reads too."""
+FLAG_GROUPS: tuple[type[Options], ...] = (
+    *SHARED_GROUPS,
+    ReferenceOptions,
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
-    RunOptions,
     FitOptions,
-    TrainerOptions,
-    DisplayOptions,
 )
 
 
@@ -77,15 +88,18 @@ class FlagParser(argparse.ArgumentParser):
         self.where = ""  # named before an error, such as a file
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        if args is not None:
-            args = [self._known(word) for word in args]
-        return super().parse_known_args(args, namespace)
+        args = [*(sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(list(map(self._as_known, args, [*args[1:], ""])), namespace)
 
-    def _known(self, word: str) -> str:
+    def _as_known(self, word: str, following: str) -> str:
+        """A flag with underscores, and with its value where it is a switch that stands alone."""
         flag, equals, value = word.partition("=")
         underscored = "--" + flag[2:].replace("-", "_")
-        known = word.startswith("--") and underscored in self._option_string_actions
-        return underscored + equals + value if known else word
+        action = self._option_string_actions.get(underscored) if word.startswith("--") else None
+        if action is None:
+            return word
+        alone = action.type is truth and not equals and following.lower() not in (*TRUE, *FALSE)
+        return underscored + ("=True" if alone else equals + value)
 
     def error(self, message: str) -> NoReturn:
         if self.raises:
@@ -129,12 +143,13 @@ def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any) -> N
         parser.add_argument(f"--no_{each.name}", dest=each.name, action="store_false", help=argparse.SUPPRESS)
 
 
+TRUE, FALSE = ("true", "yes", "1", "t", "y"), ("false", "no", "0", "f", "n")
+
+
 def truth(text: str) -> bool:
     """True or False, as people write it."""
-    if text.lower() in ("true", "yes", "1", "t", "y"):
-        return True
-    if text.lower() in ("false", "no", "0", "f", "n"):
-        return False
+    if text.lower() in (*TRUE, *FALSE):
+        return text.lower() in TRUE
     raise ValueError(text)
 
 

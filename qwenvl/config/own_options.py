@@ -56,7 +56,7 @@ class TrainerOptions(Options):
 
 @dataclass
 class RunOptions(Options):
-    """What a run goes on from, and what ends it."""
+    """What a run begins with, what ends it, and what it shows."""
 
     resume: str = option(
         "never",
@@ -94,6 +94,16 @@ class RunOptions(Options):
         ),
     )
 
+    display: Literal["rich", "plain", "none"] | None = option(
+        None,
+        "How progress is shown. rich: a board of a few lines at the foot of the terminal, with curves of reward, KL, "
+        "entropy, equal groups and lengths, the seconds of a step by phase, and memory. plain: lines that stay, "
+        "which a file or a pipe always gets. none: nothing. During a long step the board shows its phase, and plain "
+        "lines show it each minute. Warnings and the summary are shown in any case.",
+        unset="rich on a terminal, else plain; with --disable_tqdm the Trainer's own lines",
+        needs="not disable_tqdm: --display none shows no progress",
+    )
+
     def problems(self) -> Iterator[str]:
         if self.resume != "never" and getattr(self, "resume_from_checkpoint", None):
             yield "--resume and --resume_from_checkpoint name what the run goes on from twice: leave one of them out"
@@ -117,36 +127,4 @@ class FitOptions(Options):
         unset="nine tenths of the device's memory, on a CPU of what is free",
         above=0,
         needs="auto_fit",
-    )
-
-
-LIVE_COMPLETIONS_EVERY = 20
-
-
-@dataclass
-class CompletionOptions(Options):
-    """Which completions a run shows while it goes on."""
-
-    log_completions_every: int | None = option(
-        None,
-        "Optimizer steps between two prompts that are shown with all their completions, rewards and advantages, at "
-        "least 0. The first step is shown too, and of each step the group whose rewards differ most. 0: none.",
-        unset=f"{LIVE_COMPLETIONS_EVERY} with the display rich, else 0",
-        least=0,
-        needs=("display != 'none'", "not disable_tqdm"),
-    )
-
-
-@dataclass
-class DisplayOptions(CompletionOptions):
-    """What a run shows while it goes on."""
-
-    display: Literal["rich", "plain", "none"] | None = option(
-        None,
-        "How progress is shown. rich: a board of a few lines at the foot of the terminal, with curves of reward, KL, "
-        "entropy, equal groups and lengths, the seconds of a step by phase, and memory. plain: lines that stay, "
-        "which a file or a pipe always gets. none: nothing. During a long step the board shows its phase, and plain "
-        "lines show it each minute. Warnings and the summary are shown in any case.",
-        unset="rich on a terminal, else plain; with --disable_tqdm the Trainer's own lines",
-        needs="not disable_tqdm: --display none shows no progress",
     )

@@ -75,7 +75,7 @@ class FrameOptions(Options):
 
 
 @dataclass
-class SampleOptions(FrameOptions):
+class DecodingOptions(Options):
     """How the media of a record are decoded."""
 
     video_backend: Literal["auto", "pyav", "decord"] = option(
@@ -100,6 +100,11 @@ class SampleOptions(FrameOptions):
         "A record whose media cannot be read. error: stop, naming file and record. skip: leave it out, count it and "
         "list it at the end; nothing takes its place.",
     )
+
+
+@dataclass
+class SampleOptions(FrameOptions, DecodingOptions):
+    """How frames are chosen and decoded: what a data set reads."""
 
 
 @dataclass
@@ -168,8 +173,8 @@ class DifficultyArguments(Options):
 
 
 @dataclass
-class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
-    """Which records, and what is seen of their media."""
+class DataOptions(Options):
+    """Which records, in which order."""
 
     dataset_use: str | None = option(
         None,
@@ -194,18 +199,6 @@ class DataOptions(ReadingOptions, SampleOptions, PromptOptions):
         "Most that --frame_cache may hold, in GB, above 0; the oldest files are deleted first.",
         above=0,
         needs="frame_cache",
-    )
-    difficulty_band: bool | str = option(
-        False,
-        "Draw records less often whose pass rate is outside of a band, and those inside more often; an epoch stays as "
-        "long. It begins with the second epoch. The pass rate is the mean over a record's completions of a reward, in "
-        "its own unit: its name or total, with arguments or without, as accuracy(low=0.1, high=0.9). The flag alone: "
-        "accuracy, or total in runs without it.",
-        needs=(
-            "train_sampling_strategy != 'sequential': each record has its turn",
-            "num_train_epochs > 1 or max_steps > 0: it goes by the pass rates of earlier epochs",
-        ),
-        rows={None: DifficultyArguments},
     )
 
 

@@ -21,7 +21,7 @@ from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.options import EngineOptions
+from qwenvl.rollout.options import SamplingOptions
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -167,6 +167,7 @@ SAMPLING_FLAGS = {f"generation_{name}" for name in ("temperature", "top_p", "top
 
 _SKIPS = {"on_bad_sample", "on_long_prompt"}
 _COMPUTE = {"attn_implementation", "bf16", "fp16", "tf32", "use_cpu", "seed"}
+_ENGINE = {name for name in names_of(SamplingOptions) if name.startswith(("rollout_engine", "vllm_"))}
 # A new option of one of these groups is of data, prompts or rewards, and so the probe reads it too.
 READ_BY_PROBE = {
     *(names_of(ReadingOptions, SampleOptions, PromptOptions, RewardOptions) - _SKIPS),
@@ -177,7 +178,7 @@ READ_BY_PROBE = {
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
     *SAMPLING_FLAGS,
     *_COMPUTE,
-    *names_of(EngineOptions),
+    *_ENGINE,
 }
 OF_A_RUN = (
     {
@@ -216,7 +217,7 @@ _SCORING = names_of(RewardOptions) - {"temporal_contrast"}
 READ_BY_LMMS = {
     *(names_of(SampleOptions, PromptOptions) - _SKIPS),
     *("generation_max_length", "generation_repetition_penalty", "stop_strings", "system", "prompt_template"),
-    *("allow_remote_media", *_COMPUTE, *names_of(EngineOptions)),
+    *("allow_remote_media", *_COMPUTE, *_ENGINE),
 } - names_of(RewardOptions)
 """Flags that mean something where lmms-eval asks and scores."""
 READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,8 +112,8 @@ class ReferenceOptions(Options):
 
 
 @dataclass
-class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
-    """The model, which of its parts learn, and how it is computed."""
+class ModelOptions(Options):
+    """The model, and how it is computed."""
 
     model_name_or_path: str | None = option(
         None,
@@ -159,7 +158,3 @@ class ModelOptions(TuneOptions, LoraOptions, ReferenceOptions):
         "(16 bytes x vocabulary). Less: less memory, same result.",
         above=0,
     )
-
-    def problems(self) -> Iterator[str]:
-        if not (self.tune_mm_llm or self.tune_mm_vision or self.tune_mm_mlp or self.lora_enable):
-            yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"

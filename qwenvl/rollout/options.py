@@ -7,15 +7,34 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from qwenvl.data.options import DifficultyArguments
 from qwenvl.option import Options, option
 from qwenvl.rewards.options import RewardSettings
 
+LIVE_COMPLETIONS_EVERY = 20
 WITH_VLLM = "rollout_engine in ('vllm_server', 'vllm_colocate')"
 
 
 @dataclass
-class EngineOptions(Options):
-    """What samples completions."""
+class FilterArguments(Options):
+    """How dynamic sampling replaces groups."""
+
+    max_rounds: int = option(
+        3,
+        "Most rounds of replacing in an optimizer step, at least 1. A round samples as many groups as are still to be "
+        "replaced, on all processes at once.",
+        least=1,
+    )
+    unfilled: Literal["train", "stop"] = option(
+        "train",
+        "What to do where groups with equal rewards are left after the last round. train: train on the step with them; "
+        "their advantages are 0. stop: end the run.",
+    )
+
+
+@dataclass
+class SamplingOptions(Options):
+    """How completions are sampled."""
 
     rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(
         "local",
@@ -51,48 +70,6 @@ class EngineOptions(Options):
         below=1,
         needs="rollout_engine == 'vllm_colocate'",
     )
-
-    @property
-    def engine_has_own_weights(self) -> bool:
-        """Whether another process samples, with rounding or weights that differ from the policy's.
-
-        Options that correct for it are refused where it is False.
-        """
-        return self.rollout_engine != "local"
-
-    def problems(self) -> Iterator[str]:
-        addresses = self.vllm_server or []
-        if self.rollout_engine == "vllm_server" and not addresses:
-            yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"
-        if len(set(addresses)) < len(addresses):
-            yield f"--vllm_server names a server twice: {' '.join(addresses)}"
-        for address in addresses:
-            try:
-                host_and_port(str(address))
-            except ValueError as error:
-                yield f"--vllm_server: {error}"
-
-
-@dataclass
-class FilterArguments(Options):
-    """How dynamic sampling replaces groups."""
-
-    max_rounds: int = option(
-        3,
-        "Most rounds of replacing in an optimizer step, at least 1. A round samples as many groups as are still to be "
-        "replaced, on all processes at once.",
-        least=1,
-    )
-    unfilled: Literal["train", "stop"] = option(
-        "train",
-        "What to do where groups with equal rewards are left after the last round. train: train on the step with them; "
-        "their advantages are 0. stop: end the run.",
-    )
-
-
-@dataclass
-class SamplingOptions(EngineOptions):
-    """How completions are sampled."""
 
     grpo_sample_size: int = option(
         4,
@@ -193,7 +170,47 @@ class SamplingOptions(EngineOptions):
         least=0,
     )
 
+    difficulty_band: bool | str | None = option(
+        None,
+        "Draw records less often whose pass rate is outside of a band, and those inside more often; an epoch stays as "
+        "long. It begins with the second epoch. The pass rate is the mean over a record's completions of a reward, in "
+        "its own unit: its name or total, with arguments or without, as accuracy(low=0.1, high=0.9). The flag alone: "
+        "accuracy, or total in runs without it.",
+        unset="all records are drawn alike",
+        needs=(
+            "train_sampling_strategy != 'sequential': each record has its turn",
+            "num_train_epochs > 1 or max_steps > 0: it goes by the pass rates of earlier epochs",
+        ),
+        rows={None: DifficultyArguments},
+    )
+    log_completions_every: int | None = option(
+        None,
+        "Optimizer steps between two prompts that are shown with all their completions, rewards and advantages, at "
+        "least 0. The first step is shown too, and of each step the group whose rewards differ most. 0: none.",
+        unset=f"{LIVE_COMPLETIONS_EVERY} with the display rich, else 0",
+        least=0,
+        needs=("display != 'none'", "not disable_tqdm"),
+    )
+
+    @property
+    def engine_has_own_weights(self) -> bool:
+        """Whether another process samples, with weights that are not quite the policy's.
+
+        This is the one place that says so: options that correct for it are refused where it is False.
+        """
+        return self.rollout_engine != "local"
+
     def problems(self) -> Iterator[str]:
+        addresses = self.vllm_server or []
+        if self.rollout_engine == "vllm_server" and not addresses:
+            yield "--rollout_engine vllm_server needs --vllm_server HOST:PORT: scripts/serve_vllm.sh MODEL starts one"
+        if len(set(addresses)) < len(addresses):
+            yield f"--vllm_server names a server twice: {' '.join(addresses)}"
+        for address in addresses:
+            try:
+                host_and_port(str(address))
+            except ValueError as error:
+                yield f"--vllm_server: {error}"
         if self.generation_top_k == 1:
             yield "--generation_top_k 1 makes all completions of a group the same: give at least 2, or 0 for all tokens"
         if not all(isinstance(text, str) and text for text in self.stop_strings or ()):

@@ -18,7 +18,7 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import evaluating, unwrap
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.rollout.options import EngineOptions
+from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.servers import ColocatedServer, GivesWeights, Server, ServerRefusedError, Servers
 from qwenvl.rollout.weights import Handover
 from qwenvl.types import RolloutBatch
@@ -30,7 +30,7 @@ SEED_BITS, CHILD_BITS = 44, 16  # a prompt's completions have its seed and the n
 
 
 def vllm_engine(
-    options: EngineOptions,
+    options: SamplingOptions,
     local: LocalEngine,
     *,
     model: str,

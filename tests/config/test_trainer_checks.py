@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.config.checks import gathering_problem
+from qwenvl.config.grpo_config import gathering_problem
 from tests.config.conftest import refusal
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5}

@@ -1,8 +1,7 @@
 import pytest
 
-from qwenvl.config import workers
-from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.config.workers import decoding_workers
+from qwenvl.config import grpo_config
+from qwenvl.config.grpo_config import GRPOConfig, decoding_workers
 
 PLENTY = 64 * 10**9
 
@@ -34,4 +33,4 @@ def test_a_number_that_is_given_counts(tmp_path, monkeypatch):
 
 def test_a_cpu_decodes_between_the_steps(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert workers.workers_here(cuda=False) == 0
+    assert grpo_config.workers_here(cuda=False) == 0

@@ -13,7 +13,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.config.own_options import LIVE_COMPLETIONS_EVERY
+from qwenvl.rollout.options import LIVE_COMPLETIONS_EVERY
 from qwenvl.train.display.board import LiveBoard
 from qwenvl.train.display.completions import ShownCompletions
 from qwenvl.train.display.console import shows_bars

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from qwenvl.config.command_line import config_from, file_tokens, help_text, split_file
@@ -18,7 +18,7 @@ from qwenvl.plan.sizes import Engine
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 if TYPE_CHECKING:
-    from qwenvl.config.grpo_config import GRPOConfig
+    from qwenvl.config.grpo_config import GRPOConfig, PolicyConfig
     from qwenvl.train.planning.case import Lengths
 
 COMMAND = "qwenvl plan"
@@ -120,7 +120,7 @@ def request_of(argv: Sequence[str]) -> PlanRequest:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
     from qwenvl.config.grpo_config import GRPOConfig
-    from qwenvl.train.warmup.config import WarmupConfig, read_by_warmup
+    from qwenvl.train.warmup.config import OF_TRAINING, WarmupConfig
 
     for word in argv:
         if word.split("=")[0] in ("--device", "--device_tflops", "--device_gbs"):
@@ -133,10 +133,10 @@ def request_of(argv: Sequence[str]) -> PlanRequest:
     own, rest = parser.parse_known_args(argv)
     options = PlanOptions(**vars(own))
     file, rest = split_file(rest)
-    kind, read = (WarmupConfig, read_by_warmup()) if options.warmup else (GRPOConfig, None)
-    known = {each.name: each.default for each in fields(kind)}
+    kind: type[PolicyConfig] = WarmupConfig if options.warmup else GRPOConfig
     machine: dict[str, str] = {}
-    tokens = [*_without_machine(file_tokens(file, known, read), machine), *_without_machine(rest, machine)]
+    of_file = file_tokens(file, kind, ignored=OF_TRAINING if options.warmup else ())
+    tokens = [*_without_machine(of_file, machine), *_without_machine(rest, machine)]
     for name in ("deepspeed", "fsdp"):
         if machine.get(name, "False") not in ("False", "false"):
             raise ValueError(f"--{name}: a plan takes --engine zero2, zero3 or fsdp with --gpus in its place")

@@ -34,14 +34,14 @@ def start(argv: list[str]) -> None:
     """Reads the settings, looks for the data, and runs what they describe, alone in its folder."""
     say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
     from qwenvl.train.run.command import alone_in_its_folder
-    from qwenvl.train.warmup.config import GROUPS, WarmupConfig, read_by_warmup, without_effect
+    from qwenvl.train.warmup.config import GROUPS, OF_TRAINING, WarmupConfig
 
     if wants_help(argv):
-        print(help_text(USAGE, PURPOSE, GROUPS, without_effect()))
+        print(help_text(USAGE, PURPOSE, GROUPS))
         raise SystemExit(0)
     dry = "--dry_run" in argv
     flags = [argument for argument in argv if argument != "--dry_run"]
-    args = settings_from(flags, WarmupConfig, USAGE, only=read_by_warmup())
+    args = settings_from(flags, WarmupConfig, USAGE, ignored=OF_TRAINING)
     with alone_in_its_folder(COMMAND, args, dry):
         run(args, dry)
 

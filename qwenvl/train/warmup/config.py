@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from qwenvl.config.flags import FLAG_GROUPS
-from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.config.own_options import CompletionOptions, DisplayOptions, RunOptions, TrainerOptions
-from qwenvl.data.options import DataOptions
+from qwenvl.config.flags import SHARED_GROUPS
+from qwenvl.config.grpo_config import PolicyConfig
+from qwenvl.config.own_options import FitOptions
 from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.model.options import ModelOptions, ReferenceOptions
-from qwenvl.option import Options, option, was_set
+from qwenvl.model.options import ReferenceOptions
+from qwenvl.option import Options, option
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
@@ -33,6 +32,7 @@ class WarmupOptions(Options):
         "'<think>{thinking}</think><answer>{solution}</answer>'.",
         unset="the solution as it stands, in <answer> tags where it has none, after the record's `thinking` in <think> "
         "tags where it has one",
+        needs="not from_rollouts: a completion is taught as it was written",
     )
     from_rollouts: str | None = option(
         None,
@@ -42,15 +42,17 @@ class WarmupOptions(Options):
     )
     min_reward: float | None = option(
         None,
-        "Least total reward of a completion of --from_rollouts to learn from. It is needed there, as the best reward "
-        "hangs on the run's functions and weights.",
+        "Least total reward of a completion of --from_rollouts to learn from. Required there: total rewards have no "
+        "fixed scale.",
         unset="none",
+        needs="from_rollouts",
     )
     max_per_prompt: int = option(
         4,
         "Most completions of --from_rollouts to learn from for each prompt, at least 1; equal texts count once. Those "
         "with the highest reward are taken, and of equal ones the latest.",
         least=1,
+        needs="from_rollouts",
     )
     stop_below_loss: float | None = option(
         None,
@@ -73,42 +75,30 @@ class WarmupOptions(Options):
     def problems(self) -> Iterator[str]:
         if self.target_template is not None and "{solution}" not in self.target_template:
             yield f"--target_template must hold {{solution}}, got {self.target_template!r}"
-        if self.from_rollouts is None:
-            for name in ("min_reward", "max_per_prompt"):
-                if was_set(self, name):
-                    yield f"--{name} has no effect without --from_rollouts"
-            return
-        if self.target_template is not None:
-            yield "--target_template has no effect with --from_rollouts: a completion is taught as it was written"
-        if self.min_reward is None:
+        if self.from_rollouts is not None and self.min_reward is None:
             yield "--from_rollouts needs --min_reward: the least total reward of a completion to learn from"
 
 
-GROUPS: tuple[type[Options], ...] = (
-    WarmupOptions,
-    ModelOptions,
-    DataOptions,
-    RunOptions,
-    TrainerOptions,
-    DisplayOptions,
-)
+GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
 """The options that a warm-up reads, by topic."""
 
-_WITHOUT_EFFECT: dict[type[Options], str] = {
+_REASONS: dict[type[Options], str] = {
     ReferenceOptions: "a warm-up has no reference",
     RewardOptions: "a warm-up scores nothing",
     SamplingOptions: "a warm-up samples nothing",
-    CompletionOptions: "a warm-up samples nothing",
     ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
+    FitOptions: "it is about training by rewards",
 }
+OF_TRAINING = {each.name: reason for group, reason in _REASONS.items() for each in fields(group)}
+"""The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""
 
 
 @dataclass
-class WarmupConfig(WarmupOptions, GRPOConfig):
+class WarmupConfig(WarmupOptions, PolicyConfig):
     """The flags of a warm-up: its own, and those of training that are not about sampling, rewards and their loss.
 
     Raises:
-        TypeError: a setting that does not exist, with the names near to it.
+        TypeError: a setting that does not exist, with the reason or the names near to it.
         ValueError: naming every flag that is wrong or has no effect, and what to do about it.
 
     Example:
@@ -117,36 +107,30 @@ class WarmupConfig(WarmupOptions, GRPOConfig):
     """
 
     best_metric: ClassVar[str] = "eval_loss"
+    learning_rates: ClassVar[tuple[float, float]] = (FULL_LEARNING_RATE, LORA_LEARNING_RATE)
+    # No flags: what the code that is shared with training reads. One step on each prompt, no sampling, no reference.
+    num_iterations = grpo_sample_size = eval_sample_size = 1
+    async_rollouts = grpo_beta = log_completions_every = 0
+    auto_fit = sync_ref_model = ref_offload = engine_has_own_weights = compile_decoding = False
+    auto_fitted = ref_model_name_or_path = entropy_target = difficulty_band = None
+    ds3_gather_for_generation = True
+    reward_aggregation = "sum"
+    rollout_token_budget = SamplingOptions.rollout_token_budget  # bounds the forwards of evaluation too
+    generation_max_length, generation_top_p = SamplingOptions.generation_max_length, 1.0
+
+    @classmethod
+    def unknown(cls, name: str) -> str:
+        flag = name.split("=")[0].lstrip("-").replace("-", "_").removeprefix("no_")
+        if flag in OF_TRAINING:
+            return f"--{flag} has no effect in a warm-up: {OF_TRAINING[flag]}; leave it out"
+        return super().unknown(name)
 
     def __post_init__(self) -> None:
-        if self.learning_rate is None:
-            self.learning_rate = LORA_LEARNING_RATE if self.lora_enable else FULL_LEARNING_RATE
         if self.per_device_eval_batch_size is None:
             self.per_device_eval_batch_size = self.per_device_train_batch_size
         super().__post_init__()
 
-    def problems(self) -> Iterator[str]:
-        for name, reason in without_effect().items():
-            if was_set(self, name):
-                yield f"--{name} has no effect in a warm-up: {reason}; leave it out"
+    def further_problems(self) -> Iterable[str]:
         if self.stop_below_loss is not None and self.logging_steps != 1:
             yield "--stop_below_loss reads the loss of each step from the log: leave --logging_steps at 1"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings that a warm-up reads."""
-        return {name: value for name, value in super().to_dict().items() if name not in without_effect()}
-
-
-def without_effect() -> dict[str, str]:
-    """The flags of training that a warm-up does not read, each with the reason."""
-    unread = [*_WITHOUT_EFFECT, *(group for group in FLAG_GROUPS if group not in GROUPS)]
-    return {
-        each.name: _WITHOUT_EFFECT.get(group, "it is about training by rewards")
-        for group in reversed(unread)
-        for each in fields(group)
-    }
-
-
-def read_by_warmup() -> set[str]:
-    """The names of all settings that a warm-up reads, those of the Trainer among them."""
-    return {each.name for each in fields(WarmupConfig)} - set(without_effect())
+        yield from super().further_problems()

@@ -16,7 +16,7 @@ from qwenvl.train.display.dry_run import (
     say_sizes,
     settings_lines,
 )
-from qwenvl.train.warmup.config import GROUPS, WarmupConfig, without_effect
+from qwenvl.train.warmup.config import GROUPS, WarmupConfig
 from qwenvl.train.warmup.targets import TargetCollator, shown_targets
 from qwenvl.train.warmup.trainer import narrowed, targets_of
 
@@ -43,7 +43,7 @@ def dry_run(args: WarmupConfig) -> str:
     dataset = made[0]
     say_sizes(args, *made)
     sections = {
-        "settings": settings_lines(args, GROUPS, without_effect()),
+        "settings": settings_lines(args, GROUPS),
         "parameters that learn": parameter_lines(policy, weight_dtype(args, args.lora_enable)),
         "one step": [f"{prompts_of_a_step(args)} prompts"],
         f"prompts of the first of {len(dataset):,} records": prompt_lines(dataset, collator),

@@ -128,5 +128,9 @@ def test_runs_without_an_earlier_epoch_or_a_random_order_or_rewards_are_refused(
     GRPOConfig(difficulty_band=True, max_steps=100)
     with pytest.raises(ValueError, match="--difficulty_band cannot be used with --train_sampling_strategy sequential"):
         GRPOConfig(difficulty_band=True, max_steps=100, train_sampling_strategy="sequential")
-    with pytest.raises(ValueError, match="--difficulty_band has no effect in a warm-up: it is about training by"):
-        WarmupConfig(difficulty_band=True, max_steps=10)
+
+
+def test_a_warm_up_has_no_pass_rates():
+    for name, value in {"difficulty_band": True, "filter_groups": True}.items():
+        with pytest.raises(TypeError, match=f"--{name} has no effect in a warm-up: a warm-up samples nothing"):
+            WarmupConfig(**{name: value}, max_steps=10)

@@ -1,0 +1,45 @@
+"""The parser of all commands: options of the rooms beside arguments of a command's own."""
+
+import pytest
+
+from qwenvl.config.flags import FlagParser
+from qwenvl.data.options import ReadingOptions
+from qwenvl.rollout.options import SamplingOptions
+
+
+@pytest.fixture
+def parse():
+    parser = FlagParser(raises=True, add_help=False)
+    parser.add_argument("dataset")
+    parser.add_argument("--write-labels")
+    parser.add_options(ReadingOptions, without={"format"})
+    parser.add_options(SamplingOptions)
+    return lambda *argv: vars(parser.parse_args(argv))
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--allow_outside_media"], {"allow_outside_media": True}),
+        (["--allow-outside-media", "False"], {"allow_outside_media": False}),
+        (["--ds3_gather_for_generation", "no"], {"ds3_gather_for_generation": False}),
+        (["--no_ds3_gather_for_generation"], {"ds3_gather_for_generation": False}),
+        (["--generation-top-p=-1e-1"], {"generation_top_p": -0.1}),
+        (["--generation_top_p", "-1e-1"], {"generation_top_p": -0.1}),
+        (["--write-labels", "new.csv"], {"write_labels": "new.csv"}),
+        (["--stop_strings=a"], {"stop_strings": ["a"]}),
+        (["--filter_groups=true"], {"filter_groups": True}),
+        (["--filter_groups=accuracy(max_rounds=5)"], {"filter_groups": "accuracy(max_rounds=5)"}),
+    ],
+    ids=str,
+)
+def test_a_flag_before_and_behind_other_words(parse, argv, expected):
+    for words in ([*argv, "data.json"], ["data.json", *argv]):
+        found = parse(*words)
+        assert found["dataset"] == "data.json" and {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("argv", [["--allow_remote_media=maybe"], ["--grpo_sample"], ["--format", "x"], ["--columns"]])
+def test_wrong_flags_are_errors(parse, argv):
+    with pytest.raises(ValueError):
+        parse("data.json", *argv)
