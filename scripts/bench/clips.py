@@ -18,12 +18,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from qwenvl.data.errors import BadMediaError  # noqa: E402 (works without an installed package)
-from qwenvl.data.media.open import open_clip  # noqa: E402
-from scripts.bench.decode_clips import number_in  # noqa: E402
-from scripts.clips.copies import damaged  # noqa: E402
-from scripts.clips.kinds import Kind, Workshop, kinds  # noqa: E402
-from scripts.clips.sources import SIZE, encode_numbered  # noqa: E402
+from qwenvl.data.errors import BadMediaError
+from qwenvl.data.media.open import open_clip
+from scripts.clips.copies import damaged
+from scripts.clips.kinds import Kind, Workshop, kinds
+from scripts.clips.sources import SIZE, encode_numbered, number_in
 
 DAMAGED = (("h264", "mp4"), ("h264", "mkv"), ("h264", "ts"), ("hevcopen", "mp4"), ("mpeg2", "ts"), ("mpeg4", "avi"))
 DAMAGED += (("vp9", "webm"), ("av1", "mp4"))
@@ -71,7 +70,7 @@ def main() -> None:
         for kind in kinds():
             right[kind.cut].append(is_right(kind, workshop, folder))
         print("| clip | right |\n|---|---|")
-        for cut, found in [*right.items(), ("all", sum(right.values(), []))]:
+        for cut, found in [*right.items(), ("all", [each for some in right.values() for each in some])]:
             print(f"| {cut} | {sum(found)} of {len(found)} |")
         print("\n| damaged bytes | " + " | ".join(map(str, BYTES)) + " |\n|---|" + "---|" * len(BYTES))
         for codec, container in DAMAGED:

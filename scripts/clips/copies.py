@@ -71,6 +71,20 @@ class Copy:
         return round((seconds + self.start) * UNITS)
 
 
+def copy_from(source: Path, target: Path, seconds: float) -> None:
+    """``ffmpeg -ss X -c copy``: packets from the key frame before that second on, hidden by an edit list up to it."""
+    with av.open(str(source)) as reader, av.open(str(target), "w") as writer:
+        stream = reader.streams.video[0]
+        start = int(seconds / stream.time_base)
+        copy = writer.add_stream_from_template(stream)
+        reader.seek(start, stream=stream, backward=True)
+        for packet in reader.demux(stream):
+            if packet.dts is not None:
+                packet.pts, packet.dts = packet.pts - start, packet.dts - start
+                packet.stream = copy
+                writer.mux(packet)
+
+
 def joined(path: Path, parts: Sequence[Path]) -> Path:
     """Write the bytes of files one after the other."""
     path.write_bytes(b"".join(part.read_bytes() for part in parts))

@@ -10,9 +10,8 @@ from torchvision.transforms.v2.functional import resize
 from qwenvl.data.media.clip.playing import times_when_played
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.prompt_length import read_header
-from scripts.bench.decode_clips import number_in
 from scripts.clips.kinds import Workshop, kinds
-from scripts.clips.sources import SIZE, encode_numbered
+from scripts.clips.sources import SIZE, encode_numbered, number_in
 
 KINDS = list(kinds())
 _FIRST = {(kind.cut, kind.container): kind for kind in reversed(KINDS)}

@@ -14,7 +14,7 @@ PHASES = {"beginning", "step", "refill", "evaluation", "save", "ending"}
 def test_a_run_that_is_killed_in_each_phase_ends_as_one_that_is_not(run, fork_python, tmp_path):
     """By the number of calls within a phase, or of bytes in a file: at the same moments on every machine."""
     phases = PHASES | ({"sync"} if run == "served" else set())
-    flags = ["--kills", str(len(phases)), "--runs", run, "--kinds", "call", "write", "--output_dir", str(tmp_path)]
+    flags = ["--kills", str(len(phases)), "--runs", run, "--output_dir", str(tmp_path)]
     done = subprocess.run([fork_python, str(BENCH), *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     kills = [json.loads(line) for line in (tmp_path / "kills.jsonl").read_text().splitlines()]
