@@ -402,13 +402,20 @@ def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     from qwenvl.train.train_grpo import main
 
     noted = Trail(os.open(trail, os.O_WRONLY | os.O_CREAT | os.O_APPEND), moment)
-    FilteringCollector._loaded = noted.within("refill", FilteringCollector._loaded)  # type: ignore[method-assign]
-    GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)  # type: ignore[method-assign]
-    PolicyTrainer._save_checkpoint = noted.within("save", PolicyTrainer._save_checkpoint)  # type: ignore[method-assign]
-    Handover.__call__ = noted.within(SYNC, Handover.__call__)  # type: ignore[method-assign]
+    FilteringCollector._loaded = noted.within("refill", FilteringCollector._loaded)
+    GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)
+    PolicyTrainer._save_checkpoint = noted.within("save", PolicyTrainer._save_checkpoint)
+    Handover.__call__ = noted.within(SYNC, Handover.__call__)
     _note_steps(noted, GRPOTrainer)
-    _note_refills(noted, FilteringCollector)
-    _note_ending(noted, GRPOTrainer)
+    scored, saves = FilteringCollector._scored, GRPOTrainer.save_model
+
+    def refills(self: Any, model: Any, batches: Any, state: Any, *purpose: object) -> Any:
+        return (noted.within("refill", scored) if purpose else scored)(self, model, batches, state, *purpose)
+
+    def save(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        (saves if _internal_call else noted.within("ending", saves))(self, output_dir, _internal_call)
+
+    FilteringCollector._scored, GRPOTrainer.save_model = refills, save
     main(argv)
     noted.note("done")
 
@@ -435,26 +442,6 @@ def _note_steps(noted: Trail, trainer: Any) -> None:
         return after(self, *args, **kwargs)
 
     trainer.train, trainer.get_batch_samples, trainer._maybe_log_save_evaluate = begins, draws, ends
-
-
-def _note_refills(noted: Trail, collector: Any) -> None:
-    scored = collector._scored
-
-    def refills(self: Any, model: Any, batches: Any, state: Any, *purpose: object) -> Any:
-        run = noted.within("refill", scored) if purpose else scored
-        return run(self, model, batches, state, *purpose)
-
-    collector._scored = refills
-
-
-def _note_ending(noted: Trail, trainer: Any) -> None:
-    saves = trainer.save_model
-
-    def save(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        run = saves if _internal_call else noted.within("ending", saves)
-        run(self, output_dir, _internal_call)
-
-    trainer.save_model = save
 
 
 def half_alike(completions: list[str], id: list[str], **columns: Any) -> list[float]:
