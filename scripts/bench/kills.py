@@ -3,9 +3,9 @@
     python scripts/bench/kills.py                                # 200 kills, about an hour on one core
     python scripts/bench/kills.py --kills 20 --runs adapters     # some, of one kind of run
 
-A run is killed in a phase: beginning (it loads its checkpoint), step, refill (dynamic sampling), sync (a server is
-given weights), evaluation, save, ending (the model is saved). It dies after so many calls of Python or C within the
-phase, or when a file that it writes grows beyond so many bytes. Each run is killed again and again, also while it
+A run is killed in a phase: beginning (it loads its checkpoint), step, refill (dynamic sampling), evaluation, save or
+ending (the model is saved). It dies after so many calls of Python or C within the phase, or when a file that it writes
+grows beyond so many bytes. Each run is killed again and again, also while it
 resumes, and at last lives to its end. Equal means: model, optimizer, schedule and random numbers are those of a run
 that was not killed, bit by bit, and so are completions and logged numbers, times and memory aside. A second call makes
 only the kills that are missing. It ends with status 1 if a run ended otherwise, or left a process behind.
@@ -45,18 +45,13 @@ from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.run.checkpoints import is_sealed
 
 PHASES = ("beginning", "step", "refill", "evaluation", "save", "ending")
-SYNC = "sync"
 WRITES = ("save", "ending")  # phases that write large files
 RUNS = {
     "weights": "--save_total_limit 1 --per_device_train_batch_size 2",
     "adapters": "--lora_enable --save_total_limit 2 --num_iterations 2 --gradient_accumulation_steps 2 --save_steps 2",
     "moving": "--sync_ref_model --ref_model_sync_steps 2 --difficulty_band 0.05,0.95 --dataloader_num_workers 1 "
     "--per_device_train_batch_size 2",
-    "served": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server --vllm_weights direct "
-    "--vllm_deadline 20 --check_parity every",
-    "filed": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server --check_parity every",
 }
-SERVED = ("served", "filed")  # the server is that of the tests, which speaks as the real one and samples by our engine
 STEPS = 8
 COMMON = (
     "--generation_max_length 5 --grpo_sample_size 3 --learning_rate 1e-3 --base_interval 0.5 --use_cpu --seed 3 "
@@ -71,7 +66,7 @@ class Moment:
     """When a run is killed.
 
     Attributes:
-        phase: one of `PHASES`, or `SYNC`.
+        phase: one of `PHASES`.
         occurrence: which phase of this name in the life of the process, from 1.
         kind: ``call``: SIGKILL after the call number ``at`` of Python or C within the phase, or at its end if it has
             fewer. ``write``: the system ends the process (SIGXFSZ) when a file grows beyond ``at`` bytes.
@@ -184,8 +179,6 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     bench = Bench(args.output_dir.resolve())
     bench.make_what_runs_read()
-    if set(SERVED) & set(args.runs):
-        bench.serve()
     while (left := args.kills - len(bench.rows("kills"))) > 0:
         chain = len(bench.rows("runs"))
         bench.chain(chain, args.runs[chain % len(args.runs)], min(args.per_run, left), args.seed)
@@ -199,17 +192,6 @@ class Bench:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.server = ""
-
-    def serve(self) -> None:
-        """Start the server, in a process of its own that ends with this one."""
-        ours, theirs = os.pipe()
-        if os.fork() == 0:
-            os.close(ours)
-            _serve(self.folder / "model", theirs)
-        os.close(theirs)
-        with open(ours) as said:
-            self.server = said.readline().strip()
 
     def rows(self, name: str) -> list[dict]:
         """What stands in a file of results."""
@@ -241,7 +223,7 @@ class Bench:
         shutil.rmtree(out, ignore_errors=True)
         draw = random.Random(f"{seed} {number} {run}")
         killed: list[Killed] = []
-        phases, took = _phases(draw, kills, (*PHASES[:-1], *([SYNC] if run in SERVED else []))), _took(unharmed)
+        phases, took = _phases(draw, kills), _took(unharmed)
         while True:
             moment = None
             if len(killed) < kills:
@@ -275,32 +257,11 @@ class Bench:
     def _argv(self, run: str, out: Path) -> list[str]:
         named = f"--model_name_or_path {self.folder / 'model'} --output_dir {out} --reward_funcs {__file__}:half_alike"
         data = f"--dataset_use {self.folder / 'data.json'} --eval_dataset_use {self.folder / 'data.json'}%50"
-        server = f"--vllm_server {self.server}" if run in SERVED else ""
-        return [*named.split(), *data.split(), *COMMON.split(), *RUNS[run].split(), *server.split()]
+        return [*named.split(), *data.split(), *COMMON.split(), *RUNS[run].split()]
 
     def _write(self, name: str, rows: list[dict]) -> None:
         with (self.folder / f"{name}.jsonl").open("a") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _serve(model: Path, told: int) -> None:
-    """What the process of the server does: samples until nobody needs it. Its first weights are none of the run's."""
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-
-    from tests.fake_server import FakeServer
-
-    parent = os.getppid()
-    policy = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(0.5)
-    server = FakeServer(policy, AutoProcessor.from_pretrained(model).tokenizer)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # each thread would tell of a trainer that was killed
-    os.write(told, f"{server.address}\n".encode())
-    os.close(told)
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(0)
 
 
 def _lives(argv: list[str], moment: Moment | None, trail: Path) -> tuple[int, int]:
@@ -346,11 +307,11 @@ def _drawn(draw: random.Random, phase: str, calls: float, largest: int) -> Momen
     return Moment(phase, occurrence, kind, int(draw.uniform(0, {"call": calls, "write": largest}[kind])))
 
 
-def _phases(draw: random.Random, count: int, among: tuple[str, ...]) -> list[str]:
+def _phases(draw: random.Random, count: int) -> list[str]:
     """The phases that a run is killed in: each as often as the others, and its end only at last."""
     phases: list[str] = []
     while len(phases) < count - 1:
-        phases += draw.sample(among, len(among))
+        phases += draw.sample(PHASES[:-1], len(PHASES) - 1)
     return [*phases[: count - 1], PHASES[-1]]
 
 
@@ -395,7 +356,6 @@ def _checkpoints(out: Path) -> tuple[list[int], list[int]]:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
-    from qwenvl.rollout.remote.weights import Handover
     from qwenvl.train.collect.filtering import FilteringCollector
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.policy_trainer import PolicyTrainer
@@ -405,7 +365,6 @@ def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     FilteringCollector._loaded = noted.within("refill", FilteringCollector._loaded)
     GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)
     PolicyTrainer._save_checkpoint = noted.within("save", PolicyTrainer._save_checkpoint)
-    Handover.__call__ = noted.within(SYNC, Handover.__call__)
     _note_steps(noted, GRPOTrainer)
     scored, saves = FilteringCollector._scored, GRPOTrainer.save_model
 

@@ -1,4 +1,4 @@
-"""One GRPO step, each prompt computed once, against the plain path: CPU seconds, memory, and what arithmetic allows.
+"""One GRPO step, each prompt computed once, against the plain path: CPU seconds and memory.
 
     python scripts/bench/step.py                      # about 40 minutes
     python scripts/bench/step.py --cases 1000,8,64    # prompt tokens, completions, completion tokens
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_model import Case, Step, ideal_flops
+from bench_model import Case, Step
 
 from qwenvl.demo.tiny import FAMILIES
 
@@ -41,10 +41,9 @@ def main() -> None:
     if options.memory_of:
         print(peak_memory(Step.of(Case.parse(options.cases[0]), options.family), *options.memory_of))
         return
-    rate = product_rate()
-    print(f"{options.threads} threads, float32, {rate / 1e9:.0f} GFLOP/s in matrix products; seconds are CPU (wall)")
+    print(f"{options.threads} threads, float32; seconds are CPU (wall)")
     for text in options.cases:
-        report_case(Case.parse(text), options, rate)
+        report_case(Case.parse(text), options)
     if options.growth:
         small, large = (Step.of(Case.parse(text), options.family) for text in ("4000,4,64", "4000,16,64"))
         for path in ("shared", "plain"):
@@ -53,12 +52,11 @@ def main() -> None:
             print(f"\nG = 4 -> 16, {path}: {spent['large'][0] / spent['small'][0]:.2f} x the CPU seconds of a step")
 
 
-def report_case(case: Case, options: argparse.Namespace, rate: float) -> None:
+def report_case(case: Case, options: argparse.Namespace) -> None:
     """Prints the rows of one case."""
     step = Step.of(case, options.family)
     print(f"\n{case}: {step.prompt_tokens} prompt tokens, {step.patches} patches")
     ways = ["plain", "shared", *(["compiled"] if options.compile_decoding else [])]
-    wall = 0.0
     for phase in ("train", "sample"):
         runs = {way: getattr(step, f"{way}_{phase}") for way in (ways if phase == "sample" else ways[:2])}
         if "compiled" in runs:
@@ -66,14 +64,11 @@ def report_case(case: Case, options: argparse.Namespace, rate: float) -> None:
             runs["compiled"]()
             print(f"  the first compiled call takes {time.perf_counter() - start:.0f} s")
         spent = in_turn(runs, options.repeats)
-        wall += spent["shared"][1]
         memory = {way: child_memory(case, options, way, phase) for way in ways[:2]}
         cells = [f"{way} {cpu:.2f} ({clock:.2f})" for way, (cpu, clock) in spent.items()]
         cells += [f"{spent['plain'][0] / spent[way][0]:.1f} x" for way in ways[1:] if way in spent]
         cells.append(f"memory {memory['plain']:.0f} -> {memory['shared']:.0f} MiB, ")
         print(f"  {phase:7}{'  '.join(cells)}{memory['shared'] / memory['plain']:.2f} x")
-    ideal = ideal_flops(step) / rate
-    print(f"  ideal step {ideal:.2f} s at that rate; shared {wall:.2f} s wall, {wall / ideal:.2f} x")
 
 
 def in_turn(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, tuple[float, float]]:
@@ -106,13 +101,6 @@ def peak_memory(step: Step, path: str, phase: str) -> float:
 def _memory_line(name: str) -> int:
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[name].split()[0])
-
-
-def product_rate(size: int = 1024) -> float:
-    """Floating-point operations per second of a large float32 product, the best of ten."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    spent = [in_turn({"product": lambda: torch.mm(a, b)}, 1)["product"][1] for _ in range(10)]
-    return 2 * size**3 / min(spent)
 
 
 if __name__ == "__main__":
