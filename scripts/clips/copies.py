@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from random import Random
 
 import av
 
@@ -104,13 +103,3 @@ def rotated(path: Path, height: int) -> Path:
     """Say in an MP4's header that its pictures lie on their left side."""
     matrix = struct.pack(">9i", 0, 65536, 0, -65536, 0, 0, height << 16, 0, 1 << 30)
     return patched(path, b"tkhd", 4 + 40, matrix)
-
-
-def damaged(source: Path, path: Path, byte_count: int, seed: int) -> Path:
-    """Copy a file with random bytes in its second to last tenth: headers stay as they are."""
-    draw, data = Random(seed), bytearray(source.read_bytes())
-    low, high = len(data) // 10, len(data) * 9 // 10
-    for at in draw.sample(range(low, high), byte_count):
-        data[at] = draw.randrange(256)
-    path.write_bytes(data)
-    return path
