@@ -125,16 +125,6 @@ class Step:
             cuda_graph=cuda_graph,
         )
 
-    def plain_step(self) -> None:
-        """Sampling and training."""
-        self.plain_sample()
-        self.plain_train()
-
-    def shared_step(self) -> None:
-        """Sampling and training."""
-        self.shared_sample()
-        self.shared_train()
-
     def _train(self, completion_logprobs, prompts: PromptInputs) -> None:
         self.update(completion_logprobs, prompts, self.reference_logprobs(completion_logprobs, prompts))
 

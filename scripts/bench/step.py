@@ -33,7 +33,6 @@ def main() -> None:
     parser.add_argument("--family", default="qwen2_5_vl", choices=FAMILIES)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each path, in turn; medians are printed")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--growth", action="store_true", help="also compare G = 4 and G = 16 at 4,000 prompt tokens")
     parser.add_argument("--compile_decoding", action="store_true", help="also sample by the compiled step")
     parser.add_argument("--memory_of", nargs=2, metavar=("PATH", "PHASE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -44,12 +43,6 @@ def main() -> None:
     print(f"{options.threads} threads, float32; seconds are CPU (wall)")
     for text in options.cases:
         report_case(Case.parse(text), options)
-    if options.growth:
-        small, large = (Step.of(Case.parse(text), options.family) for text in ("4000,4,64", "4000,16,64"))
-        for path in ("shared", "plain"):
-            runs = {name: getattr(step, f"{path}_step") for name, step in (("small", small), ("large", large))}
-            spent = in_turn(runs, options.repeats)
-            print(f"\nG = 4 -> 16, {path}: {spent['large'][0] / spent['small'][0]:.2f} x the CPU seconds of a step")
 
 
 def report_case(case: Case, options: argparse.Namespace) -> None:

@@ -10,8 +10,8 @@ from torchvision.transforms.v2.functional import resize
 from qwenvl.data.media.clip.playing import times_when_played
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.prompt_length import read_header
-from scripts.clips.kinds import Workshop, kinds
 from scripts.clips.sources import SIZE, encode_numbered, number_in
+from tests.data.media.clip_kinds import Workshop, kinds
 
 KINDS = list(kinds())
 _FIRST = {(kind.cut, kind.container): kind for kind in reversed(KINDS)}
