@@ -1,23 +1,19 @@
-"""What the site has besides docs/: pages of the repository's root, and notebooks. mkdocs.yml names this file.
+"""Hooks of mkdocs.yml: pages of the repository's root and notebooks become pages of the site.
 
-The pages are written for GitHub, which shows them as they are. Here they become what MkDocs takes: links between the
-root and docs/ point to the pages of the site, and lists are indented as Python-Markdown reads them.
+The pages are written for GitHub. Here links between the root and docs/ point to the pages of the site, and lists are
+indented as Python-Markdown reads them.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from scripts.notebook_page import notebook_page  # noqa: E402 (works wherever mkdocs is started)
-
 ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]+)")
 ITEM = re.compile(r"(?:[-*+]|\d+\.) +")
@@ -43,9 +39,9 @@ def place_of(target: str, source: str) -> str:
     """Where a link to a file of the repository leads on the site.
 
     Example:
-        >>> place_of("docs/data.md", "index.md"), place_of("../CHANGELOG.md", "report.md")
+        >>> place_of("docs/data.md", "index.md"), place_of("../CHANGELOG.md", "data.md")
         ('data.md', 'changelog.md')
-        >>> place_of("notebooks/first_run.ipynb", "demo.md")
+        >>> place_of("notebooks/first_run.ipynb", "quickstart.md")
         'notebooks/first_run.md'
     """
     target = re.sub(r"\.ipynb$", ".md", target)
@@ -81,3 +77,27 @@ def indented(markdown: str) -> str:
         elif item := ITEM.match(text):
             items.append(indent + len(item[0]))
     return "\n".join(lines)
+
+
+def notebook_page(path: Path) -> str:
+    """The cells of a notebook: texts, code in blocks, and below them its outputs."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [_shown(output) for output in cell.get("outputs", [])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(output: dict[str, Any]) -> str:
+    """One output of a cell."""
+    if output["output_type"] == "stream":
+        return f"```text\n{''.join(output['text']).rstrip()}\n```"
+    data = {kind: "".join(value) for kind, value in output.get("data", {}).items()}
+    if "image/svg+xml" in data:
+        return f"<div>{data['image/svg+xml']}</div>"
+    if "image/png" in data:
+        return f'<div><img alt="" src="data:image/png;base64,{data["image/png"].strip()}"></div>'
+    if "text/html" in data:
+        return f"<div>{data['text/html']}</div>"
+    return f"```text\n{data['text/plain']}\n```"

@@ -5,7 +5,7 @@
 #   SETTINGS="avx2 threads8" bash scripts/test_settings.sh tests/train
 #
 # Settings: machine (as it is), avx2 and avx512 (no newer instructions of the processor), generic (the plainest ones),
-# threads1 and threads8 (of each process), busy (beside an endless loop on each core), shell (a user's odd environment),
+# threads1 and threads8 (of each process), shell (a user's odd environment),
 # weights (other random weights and samples), order (files and tests in random order), split0.25, split0.5 and split0.75
 # (another machine: every linear layer in float32 is summed in two parts, the first as long as this share of it).
 # The logs are in a temporary folder, which the last line names. Ends with status 1 if a setting failed.
@@ -31,18 +31,7 @@ run() { # run NAME NAME=VALUE... -- ARGUMENTS: pytest in an environment
         "$(sed -n 's/^\(FAILED\|ERROR\) \([^ ]*\).*/; \2/p' "$logs/$name" | tr -d '\n')"
 }
 
-beside_busy_loops() { # beside_busy_loops COMMAND...
-    local core loops=()
-    for ((core = 0; core < $(nproc); core++)); do
-        while kill -0 $$ 2>/dev/null; do :; done & # until it is killed, or this script is
-        loops+=($!)
-    done
-    "$@"
-    kill "${loops[@]}"
-    wait "${loops[@]}" 2>/dev/null || true
-}
-
-for setting in ${SETTINGS:-machine avx2 avx512 generic threads1 threads8 busy shell weights order split0.25 split0.5 split0.75}; do
+for setting in ${SETTINGS:-machine avx2 avx512 generic threads1 threads8 shell weights order split0.25 split0.5 split0.75}; do
     case "$setting" in
     machine) run "$setting" -- "$@" ;;
     avx2) run "$setting" ONEDNN_MAX_CPU_ISA=AVX2 -- "$@" ;;
@@ -50,7 +39,6 @@ for setting in ${SETTINGS:-machine avx2 avx512 generic threads1 threads8 busy sh
     generic) run "$setting" ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE -- "$@" ;;
     threads1) run "$setting" QWENVL_TEST_THREADS=1 -- "$@" ;;
     threads8) run "$setting" QWENVL_TEST_THREADS=8 -- "$@" ;;
-    busy) beside_busy_loops run "$setting" -- "$@" ;;
     shell) run "$setting" QWENVL_TRACEBACK=1 QWENVL_CACHE=/proc/none WORLD_SIZE=2 RANK=1 DRY_RUN=1 MODEL=none \
         COLUMNS=30 TZ=Asia/Kathmandu LC_ALL=C http_proxy=http://127.0.0.1:9 ACCELERATE_MIXED_PRECISION=bf16 -- "$@" ;;
     weights) run "$setting" QWENVL_TEST_SEED="${SEED:-1}" -- "$@" ;;

@@ -3,12 +3,10 @@
     python scripts/train_grpo_ray.py --workers 2 run.yaml --learning_rate 1e-6
     python scripts/train_grpo_ray.py --address auto --workers 16 --max_failures 5 run.yaml --output_dir /shared/runs/sop
 
-It is the command qwenvl train in Ray's workers, one for each GPU: what stands besides the options below goes to it. Ray
-places the workers, watches them, and starts all of them again where one or its machine dies. They then go on from the
-newest whole checkpoint (--resume auto). So all machines must see output_dir, data and model, and have this package.
-Ray is told of each checkpoint, where it lies. accelerate, and DeepSpeed with --deepspeed, move the tensors.
-
-Ray's workers take no signals: a job that is stopped ends as if killed, and goes on from its last checkpoint.
+It is qwenvl train in Ray's workers, one for each GPU: all arguments besides the options below go to it. Ray places and
+watches the workers, and starts all of them again if one or its machine dies; they then resume from the newest whole
+checkpoint (--resume auto). So all machines must see output_dir, data and model, and have this package. Ray's workers
+take no signals: a stopped job resumes from its last checkpoint. docs/scaling.md has more.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -85,14 +84,9 @@ def fit(options: argparse.Namespace, flags: list[str]) -> None:
 
 
 def runs_on_cpu(flags: list[str]) -> bool:
-    """Whether the flags ask for CPUs: ``--use_cpu``, ``--use_cpu True`` or ``--use_cpu=True``, the last of them."""
-    on_cpu = False
-    for flag, then in zip(flags, [*flags[1:], "--"], strict=True):
-        name, given, value = flag.partition("=")
-        if name == "--use_cpu":
-            value = value if given else "" if then.startswith("-") else then
-            on_cpu = value.lower() not in ("false", "0", "no")
-    return on_cpu
+    """Whether the last ``--use_cpu``, ``--use_cpu True`` or ``--use_cpu=True`` of the flags is true."""
+    values = re.findall(r" --use_cpu(?:[ =]([^- ]\S*))?(?= )", f" {' '.join(flags)} ")
+    return bool(values) and values[-1].lower() not in ("false", "0", "no")
 
 
 def work(config: dict[str, Any]) -> None:
@@ -105,22 +99,22 @@ def work(config: dict[str, Any]) -> None:
 
     from qwenvl.train.train_grpo import main as train
 
-    class TellsRay(TrainerCallback):
-        """Each checkpoint, and the numbers of its step."""
+    class ReportToRay(TrainerCallback):
+        """Reports each checkpoint."""
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             report_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}", state)
 
     os.chdir(config["folder"])
     try:
-        train(config["flags"], callbacks=[TellsRay()])
+        train(config["flags"], callbacks=[ReportToRay()])
     except SystemExit as ended:
         if ended.code:
             raise RuntimeError(f"qwenvl train ended with status {ended.code}") from None
 
 
 def report_checkpoint(folder: Path, state: Any) -> None:
-    """Tell Ray where a checkpoint lies, and the numbers of its step. All workers do so together. Nothing is copied."""
+    """Report to Ray the path of a checkpoint, and the numbers of its step. Collective. Nothing is copied."""
     from ray import train
 
     logged = {name: value for name, value in (state.log_history or [{}])[-1].items() if isinstance(value, int | float)}

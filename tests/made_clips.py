@@ -77,7 +77,7 @@ def cut_clip() -> Callable[..., Path]:
     """``cut_clip(path, first)`` -> path of a stream copy that begins with frame ``first``."""
 
     def cut(source: Path, first: int, fps: int = 10) -> Path:
-        from scripts.bench.decode_clips import copy_from
+        from scripts.clips.copies import copy_from
 
         copy_from(source, source.with_name("cut.mp4"), first / fps)
         return source.with_name("cut.mp4")

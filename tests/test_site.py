@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from scripts.notebook_page import notebook_page
-
 ROOT = Path(__file__).resolve().parents[1]
 HOOKS = runpy.run_path(str(ROOT / "scripts" / "site_hooks.py"))
 PAGES = [*(ROOT / name for name in HOOKS["ROOT_PAGES"]), *sorted((ROOT / "docs").glob("*.md"))]
@@ -106,7 +104,7 @@ def test_a_notebook_is_a_page_with_its_outputs(tmp_path):
     ]
     path = tmp_path / "a.ipynb"
     path.write_text(json.dumps({"cells": cells}))
-    assert notebook_page(path).split("\n\n") == [
+    assert HOOKS["notebook_page"](path).split("\n\n") == [
         "# A\nb",
         "```python\nx = 1\nx\n```",
         "```text\none\ntwo\n```",

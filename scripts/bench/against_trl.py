@@ -31,6 +31,8 @@ from qwenvl.model.loading import apply_tuning
 from qwenvl.model.options import TuneOptions
 
 HEIGHT, WIDTH, TOKENS_PER_PICTURE = 280, 560, 200
+COMMON = {"learning_rate": 1e-6, "bf16": False, "use_cpu": True, "logging_steps": 1}
+COMMON |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 QUESTION = "Which of these steps does the video show? (1) pick the screw (2) insert the fan (3) fasten the screw"
 
 
@@ -38,16 +40,18 @@ class StepClock(TrainerCallback):
     """CPU seconds and seconds on the clock of every step but the first, from the end of the one before."""
 
     def __init__(self):
-        self.cpu: list[float] = []
-        self.wall: list[float] = []
-        self._last: tuple[float, float] | None = None
+        self.spent: list[tuple[float, float]] = []
+        self.last: tuple[float, float] | None = None
 
     def on_step_end(self, args, state, control, **kwargs):
         now = time.process_time(), time.perf_counter()
-        if self._last is not None:
-            self.cpu.append(now[0] - self._last[0])
-            self.wall.append(now[1] - self._last[1])
-        self._last = now
+        if self.last is not None:
+            self.spent.append((now[0] - self.last[0], now[1] - self.last[1]))
+        self.last = now
+
+    def median(self) -> tuple[float, float]:
+        """CPU seconds, and seconds."""
+        return tuple(map(statistics.median, zip(*self.spent, strict=True)))
 
 
 def main() -> None:
@@ -69,15 +73,13 @@ def main() -> None:
         clocks: dict[str, StepClock] = {name: StepClock() for name in runs}
         for _ in range(options.turns):
             for name, run in runs.items():
-                clocks[name]._last = None
+                clocks[name].last = None
                 run(clocks[name])
-    print(
-        f"\n{options.prompt_tokens} prompt tokens, G = {options.group}, C = {options.length}, {options.threads} threads"
-    )
+    print(f"\n{options.prompt_tokens} prompt tokens, G = {options.group}, C = {options.length}")
     for name, clock in clocks.items():
-        print(f"  {name:13} {statistics.median(clock.cpu):7.2f} CPU s  {statistics.median(clock.wall):7.2f} s a step")
-    ratio = statistics.median(clocks["TRL"].cpu) / statistics.median(clocks["this library"].cpu)
-    print(f"  TRL / this library: {ratio:.1f} x CPU seconds")
+        cpu, wall = clock.median()
+        print(f"  {name:13} {cpu:7.2f} CPU s  {wall:7.2f} s a step")
+    print(f"  TRL / this library: {clocks['TRL'].median()[0] / clocks['this library'].median()[0]:.1f} x CPU seconds")
 
 
 def make_pictures(options: argparse.Namespace, seed: int) -> list[np.ndarray]:
@@ -102,21 +104,15 @@ def ours(options: argparse.Namespace, folder: Path, checkpoint: Path, clips: lis
 
     def run(clock: StepClock) -> None:
         frames = 2 * len(clips[0])
-        args = GRPOConfig(
-            output_dir=str(folder / "ours"),
-            per_device_train_batch_size=1,
-            grpo_sample_size=options.group,
-            generation_max_length=options.length,
-            generation_temperature=1.0,
-            generation_top_p=1.0,
-            grpo_alpha=1.0,
-            grpo_beta=0.1,
-            video_min_frames=frames,
-            video_max_frames=frames,
-            video_max_frame_pixels=HEIGHT * WIDTH,
-            decode_timeout=0,  # decode in this process, whose CPU seconds are counted
-            **common(options),
-        )
+        sampling = {
+            "max_steps": options.steps + 1,
+            "grpo_sample_size": options.group,
+            "generation_max_length": options.length,
+        }
+        sampling |= {"generation_temperature": 1.0, "generation_top_p": 1.0, "per_device_train_batch_size": 1}
+        video = {"video_min_frames": frames, "video_max_frames": frames, "video_max_frame_pixels": HEIGHT * WIDTH}
+        video["decode_timeout"] = 0  # decode in this process, whose CPU seconds are counted
+        args = GRPOConfig(str(folder / "ours"), grpo_alpha=1.0, grpo_beta=0.1, **sampling, **video, **COMMON)
         data = str(folder / "clips.json")
         GRPOTrainer(str(checkpoint), args, data, reward_funcs=[letters], callbacks=[clock]).train()
 
@@ -137,17 +133,14 @@ def theirs(options: argparse.Namespace, folder: Path, checkpoint: Path, clips: l
     def run(clock: StepClock) -> None:
         model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32)
         apply_tuning(model, TuneOptions())
-        args = trl.GRPOConfig(
-            output_dir=str(folder / "theirs"),
-            per_device_train_batch_size=options.group,
-            num_generations=options.group,
-            max_completion_length=options.length,
-            temperature=1.0,
-            top_p=1.0,
-            beta=0.1,
-            gradient_checkpointing=False,
-            **common(options),
-        )
+        sampling = {
+            "max_steps": options.steps + 1,
+            "num_generations": options.group,
+            "max_completion_length": options.length,
+            "temperature": 1.0,
+        }
+        sampling |= {"per_device_train_batch_size": options.group, "beta": 0.1, "gradient_checkpointing": False}
+        args = trl.GRPOConfig(output_dir=str(folder / "theirs"), **sampling, **COMMON)
         processor = AutoProcessor.from_pretrained(checkpoint)
         trainer = trl.GRPOTrainer(
             model, letters, args, train_dataset=Dataset.from_dict(rows), processing_class=processor, callbacks=[clock]
@@ -155,20 +148,6 @@ def theirs(options: argparse.Namespace, folder: Path, checkpoint: Path, clips: l
         trainer.train()
 
     return run
-
-
-def common(options: argparse.Namespace) -> dict:
-    """Settings of ``TrainingArguments`` for both."""
-    return {
-        "max_steps": options.steps + 1,
-        "learning_rate": 1e-6,
-        "bf16": False,
-        "use_cpu": True,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
 
 
 def letters(completions, **columns) -> list[float]:

@@ -125,16 +125,6 @@ class Step:
             cuda_graph=cuda_graph,
         )
 
-    def plain_step(self) -> None:
-        """Sampling and training."""
-        self.plain_sample()
-        self.plain_train()
-
-    def shared_step(self) -> None:
-        """Sampling and training."""
-        self.shared_sample()
-        self.shared_train()
-
     def _train(self, completion_logprobs, prompts: PromptInputs) -> None:
         self.update(completion_logprobs, prompts, self.reference_logprobs(completion_logprobs, prompts))
 
@@ -173,45 +163,3 @@ def video_prompt(model: torch.nn.Module, tokens: int) -> PromptInputs:
         images_per_prompt=[0],
         videos_per_prompt=[1],
     )
-
-
-def ideal_flops(step: Step) -> float:
-    """Floating-point operations of a step that computes nothing twice.
-
-    The tower once, then five forwards' worth of P + G C tokens: sampling 1, reference 1, policy 3 (its backward pass is
-    twice its forward).
-    """
-    return tower_flops(step) + 5 * forward_flops(step)
-
-
-def forward_flops(step: Step) -> float:
-    """Of one forward of P + G C tokens, the mergers with it. Products only, causal attention counted by half."""
-    text, visual = unwrap(step.model).model.language_model, unwrap(step.model).model.visual
-    case, prompt, patches = step.case, step.prompt_tokens, step.patches
-    drawn = case.group * case.length
-    pairs = prompt**2 / 2 + drawn * prompt + case.group * case.length**2 / 2
-    layers = 2 * _weights(text.layers) * (prompt + drawn)
-    for layer in text.layers:
-        if hasattr(layer, "self_attn"):
-            layers += 4 * layer.self_attn.o_proj.in_features * pairs
-        else:  # a state is read, changed and read again for each token
-            layers += 6 * layer.linear_attn.value_dim * layer.linear_attn.head_k_dim * (prompt + drawn)
-    head = 2 * unwrap(step.model).lm_head.weight.numel() * drawn
-    mergers = [visual.merger, *getattr(visual, "deepstack_merger_list", ())]
-    vision = 2 * sum(_weights(merger) for merger in mergers) * patches / 4
-    return layers + head + vision
-
-
-def tower_flops(step: Step) -> float:
-    """Of the vision tower, run once."""
-    visual, grids = unwrap(step.model).model.visual, step.prompts.video_grid_thw
-    patches, frame = int(grids.prod()), int(grids[0, 1] * grids[0, 2])
-    full = getattr(visual, "fullatt_block_indexes", range(len(visual.blocks)))
-    window = (getattr(visual, "window_size", 0) // visual.patch_size) ** 2 if hasattr(visual, "window_size") else 0
-    seen = sum(frame if block in full else window for block in range(len(visual.blocks)))
-    embed = visual.patch_embed.proj.weight.numel()
-    return 2 * (_weights(visual.blocks) + embed) * patches + 4 * visual.patch_embed.embed_dim * patches * seen
-
-
-def _weights(module: torch.nn.Module) -> int:
-    return sum(part.weight.numel() for part in module.modules() if isinstance(part, torch.nn.Linear))

@@ -1,12 +1,12 @@
 """Seek and sample: the decoders side by side on clips whose frames bear their number, so that every frame is checked.
 
-    python scripts/bench/decode.py                                  # the table of docs/benchmarks.md
+    python scripts/bench/decode.py
     python scripts/bench/decode.py --clips 720p webm --turns 3      # clips whose name contains one of these
     python scripts/bench/decode.py --files my/clips/*.mp4           # your own clips: times, no check of the frames
 
 The task is that of a training sample: N frames, evenly spaced, at the size that the model sees. Each reader has a
 process of its own, which is killed when it hangs. In every turn all of them read the clip one after the other, so that
-a busy machine slows them alike. CPU times are those of the reader's process and of what it started, in medians.
+a busy machine slows them alike. CPU times are those of the reader's process and of what it started, in medians (Linux).
 """
 
 from __future__ import annotations
@@ -20,18 +20,60 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from decode_clips import BenchClip, make_clips, right_frames, wanted_frames
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.clips.copies import copy_from, rotated
+from scripts.clips.sources import encode_numbered, number_in
 
 MAX_PIXELS = 128 * 28 * 28  # of a frame as the model sees it
 Read = Callable[[str, list[int]], np.ndarray]
 """A path and rising frame numbers to F x H x W x 3 pictures."""
+
+
+@dataclass(frozen=True)
+class BenchClip:
+    """A clip: frame i of ``frame_count`` bears the number ``first + i``."""
+
+    path: Path
+    frame_count: int
+    first: int = 0
+
+
+def make_clips(folder: Path) -> dict[str, BenchClip]:
+    """The clips by name. Those that are in ``folder`` already are reused."""
+    gaps = list(accumulate(Random(0).randrange(5, 120) / 1000 for _ in range(250)))
+    large = {"size": (640, 360), "gop": 50}
+    makers: dict[str, tuple[str, int, int, str, dict]] = {
+        "h264 640x360, 5 s": ("short.mp4", 125, 0, "h264", large),
+        "h264 640x360, 2 min": ("long.mp4", 3000, 0, "h264", large),
+        "720p, 30 s, key frame every 250": ("gop250.mp4", 750, 0, "h264", {"size": (1280, 720), "gop": 250}),
+        "variable frame rate": ("variable.mp4", 250, 0, "h264", large | {"times": gaps}),
+        "rotated by 90 degrees": ("rotated.mp4", 125, 0, "h264", large | {"turns": 1}),
+        "webm, vp9": ("vp9.webm", 250, 0, "vp9", large),
+        "cut without re-encoding": ("cut.mp4", 250 - 67, 67, "h264", large),
+        "1 h at 160x120": ("hour.mp4", 90_000, 0, "h264", {"size": (160, 120), "gop": 250}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    clips = {}
+    for name, (file, count, first, codec, options) in makers.items():
+        path = folder / file
+        if not path.exists():
+            whole = encode_numbered(path.with_stem(path.stem + ".part"), codec, first + count, **options)
+            if "turns" in options:
+                rotated(whole, options["size"][0])
+            if first:
+                copy_from(whole, path.with_stem("cut.done"), first / 25)
+                whole = path.with_stem("cut.done")
+            whole.replace(path)
+        clips[name] = BenchClip(path, count, first)
+    return clips
 
 
 def ours(backend: str, timeout: float) -> Read:
@@ -49,8 +91,7 @@ def torchcodec(seek_mode: str) -> Read:
     from torchcodec.decoders import VideoDecoder
 
     def read(path: str, wanted: list[int]) -> np.ndarray:
-        decoder = VideoDecoder(path, seek_mode=seek_mode, num_ffmpeg_threads=1)
-        return resized(decoder.get_frames_at(wanted).data)
+        return resized(VideoDecoder(path, seek_mode=seek_mode, num_ffmpeg_threads=1).get_frames_at(wanted).data)
 
     return read
 
@@ -72,8 +113,8 @@ def qwen_vl_utils(reader: str) -> Read:
     from qwen_vl_utils import fetch_video
 
     def read(path: str, wanted: list[int]) -> np.ndarray:
-        asked = {"video": path, "nframes": len(wanted), "min_pixels": 4 * 28 * 28, "max_pixels": MAX_PIXELS}
-        return fetch_video(asked).permute(0, 2, 3, 1).numpy()
+        request = {"video": path, "nframes": len(wanted), "min_pixels": 4 * 28 * 28, "max_pixels": MAX_PIXELS}
+        return fetch_video(request).permute(0, 2, 3, 1).numpy()
 
     return read
 
@@ -100,181 +141,147 @@ def resized(frames) -> np.ndarray:
 
 
 @dataclass
+class Reader:
+    """A reader in a process that can be killed, started at its first clip."""
+
+    name: str
+    timeout: float
+    process: object = None
+
+    def read(self, clip: BenchClip, n: int) -> tuple[float, float, int] | str:
+        """CPU seconds, seconds and right frames, or why it failed."""
+        if self.process is None:
+            context = get_context("spawn")
+            self.connection, other = context.Pipe()
+            self.process = context.Process(target=serve, args=(self.name, other))
+            self.process.start()
+            other.close()
+        self.connection.send((clip, n))
+        try:
+            if self.connection.poll(self.timeout):
+                return self.connection.recv()
+            failed = f"hangs (killed after {self.timeout:g} s)"
+        except EOFError:
+            failed = "crashes"
+        self.close()
+        return failed
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.process = None
+
+
+def serve(name: str, connection) -> None:
+    """The reader's process: reads clips until the other side closes the pipe."""
+    import torch
+
+    torch.set_num_threads(1)
+    read, broken = None, ""
+    with open(os.devnull, "w") as quiet, redirect_stderr(quiet):
+        try:
+            read = READERS[name]()
+            resized(torch.zeros(2, 3, 56, 56, dtype=torch.uint8))
+        except Exception as error:
+            broken = f"not usable here: {error}".splitlines()[0]
+        while True:
+            try:
+                clip, n = connection.recv()
+            except EOFError:
+                return
+            wanted = [round(i * (clip.frame_count - 1) / (n - 1)) for i in range(n)]
+            cpu, wall = cpu_seconds(), time.perf_counter()
+            try:
+                if read is None:
+                    raise RuntimeError(broken)
+                pictures = read(str(clip.path), wanted)
+            except Exception as error:
+                connection.send(f"{type(error).__name__}: {str(error).splitlines()[0][:80]}")
+                continue
+            spent = cpu_seconds() - cpu, time.perf_counter() - wall
+            numbers = [number_in(picture) for picture in pictures]
+            right = sum(a == clip.first + b for a, b in zip(numbers, wanted, strict=False))
+            connection.send((*spent, right))
+
+
+def cpu_seconds() -> float:
+    """Of this process and the children it has now, all threads together."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    clocks = [time.CLOCK_PROCESS_CPUTIME_ID] + [~int(child) << 3 | 2 for child in children]  # the kernel's numbering
+    return sum(time.clock_gettime(clock) for clock in clocks)
+
+
+@dataclass
 class Reading:
     """What a reader did with a clip."""
 
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
-    right: int | None = None
+    right: int = 0
     failed: str | None = None
 
-    def is_right(self, wanted: int | None) -> bool:
-        return self.failed is None and (wanted is None or self.right == wanted)
-
-    def median(self, kind: str) -> float:
-        """Milliseconds. Not a number where the clip was not read."""
-        return 1e3 * statistics.median(getattr(self, kind)) if self.failed is None else float("nan")
-
     def cell(self, kind: str, wanted: int | None) -> str:
+        """Milliseconds, with the number of right frames if not all are, or why it failed."""
         if self.failed is not None:
             return self.failed
-        return f"{self.median(kind):.1f}" + ("" if self.is_right(wanted) else f" ({self.right} of {wanted} right)")
+        note = "" if wanted in (None, self.right) else f" ({self.right} of {wanted} right)"
+        return f"{1e3 * statistics.median(getattr(self, kind)):.1f}{note}"
 
 
-class ReaderProcess:
-    """A reader in a process that can be killed, started when it is first asked."""
-
-    def __init__(self, name: str, timeout: float) -> None:
-        self._name, self._timeout, self._process = name, timeout, None
-
-    def read(self, clip: BenchClip, n: int, reading: Reading) -> None:
-        if self._process is None:
-            context = get_context("spawn")
-            self._connection, other = context.Pipe()
-            self._process = context.Process(target=serve, args=(self._name, other))
-            self._process.start()
-            other.close()
-        self._connection.send((clip, n))
-        try:
-            if not self._connection.poll(self._timeout):
-                raise TimeoutError(f"hangs (killed after {self._timeout:g} s)")
-            cpu, wall, reading.right = self._connection.recv()
-        except (EOFError, TimeoutError) as error:
-            self.close()
-            reading.failed = str(error) or "crashes"
-            return
-        if isinstance(reading.right, str):
-            reading.failed, reading.right = reading.right, None
-            return
-        reading.cpu.append(cpu)
-        reading.wall.append(wall)
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._process = None
-
-
-def serve(name: str, connection) -> None:
-    """The reader's process: reads what it is asked to until the other side goes."""
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        with open(os.devnull, "w") as quiet, redirect_stderr(quiet):
-            read = READERS[name]()
-            resized(torch.zeros(2, 3, 56, 56, dtype=torch.uint8))
-    except Exception as error:
-        read = None
-        broken = f"not usable here: {error}".splitlines()[0]
-    while True:
-        try:
-            clip, n = connection.recv()
-        except EOFError:
-            return
-        wanted = wanted_frames(clip, n)
-        cpu, wall = cpu_seconds(), time.perf_counter()
-        try:
-            if read is None:
-                raise RuntimeError(broken)
-            with open(os.devnull, "w") as quiet, redirect_stderr(quiet):
-                pictures = read(str(clip.path), wanted)
-        except Exception as error:
-            connection.send((0.0, 0.0, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"))
-            continue
-        spent = cpu_seconds() - cpu, time.perf_counter() - wall
-        connection.send((*spent, right_frames(clip, wanted, pictures)))
-
-
-def cpu_seconds() -> float:
-    """Of this process and the children it has now, all threads together (Linux)."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    clocks = [time.CLOCK_PROCESS_CPUTIME_ID] + [~int(child) << 3 | 2 for child in children]  # the kernel's numbering
-    return sum(time.clock_gettime(clock) for clock in clocks)
+def read_in_turn(clip: BenchClip, readers: list[Reader], n: int, turns: int) -> dict[str, Reading]:
+    """The first turn, in which libraries load and files are cached, does not count."""
+    readings = {reader.name: Reading() for reader in readers}
+    for turn in range(turns + 1):
+        for reader in readers:
+            reading = readings[reader.name]
+            if reading.failed is None:
+                done = reader.read(clip, n)
+                if isinstance(done, str):
+                    reading.failed = done
+                else:
+                    reading.right = done[2]
+                    reading.cpu += [done[0]] * bool(turn)
+                    reading.wall += [done[1]] * bool(turn)
+    return readings
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "qwenvl_bench_clips")
     parser.add_argument("--clips", nargs="+", help="parts of the names of the clips to read")
-    parser.add_argument("--files", nargs="+", type=Path, help="clips of your own in place of the made ones")
+    parser.add_argument("--files", nargs="+", type=Path, help="clips of your own in place of the generated ones")
     parser.add_argument("--readers", nargs="+", choices=READERS, default=list(READERS))
     parser.add_argument("--frames", type=int, default=16)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a reader hangs")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a reader is killed")
     options = parser.parse_args()
-    packages = ("torch", "av", "torchcodec", "decord", "qwen-vl-utils")
-    print(", ".join(f"{package} {installed(package)}" for package in packages))
-    if options.files:
-        clips = {path.name: clip_of(path) for path in options.files}
-    else:
-        clips = make_clips(options.folder)
-    readers = {name: ReaderProcess(name, options.timeout) for name in options.readers}
+    clips = {path.name: clip_of(path) for path in options.files or []} or make_clips(options.folder)
+    readers = [Reader(name, options.timeout) for name in options.readers]
     readings = {}
     try:
         for name, clip in clips.items():
             if options.clips is None or any(part in name for part in options.clips):
                 print(name, file=sys.stderr)
-                readings[name] = read_in_turn(clip, readers, options)
+                readings[name] = read_in_turn(clip, readers, options.frames, options.turns)
     finally:
-        for reader in readers.values():
+        for reader in readers:
             reader.close()
     wanted = None if options.files else options.frames
     for kind in ("cpu", "wall"):
-        print(f"\n{kind} milliseconds\n\n{table(readings, kind, wanted)}")
+        print(f"\n{kind} milliseconds\n\n| clip | {' | '.join(options.readers)} |")
+        print("|---" * (len(options.readers) + 1) + "|")
+        for name, of_clip in readings.items():
+            print(f"| {name} | {' | '.join(each.cell(kind, wanted) for each in of_clip.values())} |")
 
 
 def clip_of(path: Path) -> BenchClip:
+    """A clip of one's own."""
     from qwenvl.data.media.open import open_clip
 
     with open_clip(str(path), "pyav") as clip:
         return BenchClip(path, clip.frame_count)
-
-
-def read_in_turn(clip: BenchClip, readers: dict[str, ReaderProcess], options: argparse.Namespace) -> dict[str, Reading]:
-    """The first turn, in which libraries load and files are cached, does not count."""
-    readings = {name: Reading() for name in readers}
-    for turn in range(options.turns + 1):
-        for name, reader in readers.items():
-            if readings[name].failed is None:
-                reader.read(clip, options.frames, readings[name])
-        if turn == 0:
-            for reading in readings.values():
-                reading.cpu.clear()
-                reading.wall.clear()
-    return readings
-
-
-def table(readings: dict[str, dict[str, Reading]], kind: str, wanted: int | None) -> str:
-    """Medians of each reader on each clip, in Markdown, with the number of right frames where not all are.
-
-    The last column compares ours with the fastest of the other readers that gave every frame of every clip rightly.
-
-    Args:
-        kind: ``cpu`` or ``wall``.
-        wanted: frames asked of each clip. None where they can't be checked.
-    """
-    names = list(next(iter(readings.values())))
-    reliable = [
-        name
-        for name in names
-        if not name.startswith("ours") and all(clip[name].is_right(wanted) for clip in readings.values())
-    ]
-    rows = [["clip", *names, "ours / fastest that is right"]]
-    rows.append(["---"] * len(rows[0]))
-    for clip, of_clip in readings.items():
-        fastest = min((of_clip[name].median(kind) for name in reliable), default=float("nan"))
-        ratio = f"{of_clip['ours'].median(kind) / fastest:.2f}" if "ours" in of_clip else ""
-        rows.append([clip, *(of_clip[name].cell(kind, wanted) for name in names), ratio])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

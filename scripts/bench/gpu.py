@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench_model import LOGPROB_SETTINGS, Case, Step, forward_flops, tower_flops, video_prompt
+from bench_model import LOGPROB_SETTINGS, Case, Step, video_prompt
 
 from qwenvl.demo.tiny import FAMILIES, make_processor
 from qwenvl.demo.tiny import make_model as make_tiny
@@ -81,12 +81,6 @@ SHAPES = {
         _text(2560, 9728, 36, 32, 8, VL3, head_dim=128),
         _tower(24, 1024, 4096, 2560, patch_size=16, deepstack_visual_indexes=[5, 11, 17]),
         True,
-    ),
-    "qwen3_vl_8b": (
-        "qwen3_vl",
-        _text(4096, 12288, 36, 32, 8, VL3, head_dim=128),
-        _tower(27, 1152, 4304, 4096, patch_size=16, deepstack_visual_indexes=[8, 16, 24]),
-        False,
     ),
     "qwen3_5_4b": (
         "qwen3_5",
@@ -196,10 +190,6 @@ def relative(grads: dict[str, Tensor], wide: dict[str, Tensor]) -> float:
 def phases(step: Step, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Seconds and memory by phase. The plain path runs once, without a warm-up."""
     rows = _phases(step, "shared", shared_prefix.completion_logprobs, step.encoded, options, options.repeats)
-    forward = forward_flops(step)
-    work = {"vision": tower_flops(step), "sampling": forward, "reference": forward, "policy": 3 * forward}
-    rate = product_rate(options.device)
-    rows = [row | {"of_product_rate": work[row["phase"]] / row["seconds"] / rate} for row in rows]
     if options.plain:
         try:
             rows += _phases(step, "plain", logprobs.completion_logprobs, step.prompts, options, 0)
@@ -269,13 +259,6 @@ def measured(run: Callable[[], object], device: torch.device, repeats: int) -> t
         if turn or not repeats:
             times.append(time.perf_counter() - start)
     return statistics.median(times), most / 2**30 if device.type == "cuda" else None
-
-
-def product_rate(device: torch.device) -> float:
-    """Floating-point operations per second of a large bfloat16 product."""
-    size = 8192 if device.type == "cuda" else 512
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    return 2 * size**3 / min(measured(lambda: a @ a, device, 0)[0] for _ in range(20))
 
 
 def copy_rate(device: torch.device) -> float:

@@ -1,51 +1,57 @@
-"""Kill runs at moments that a seed draws, resume each with --resume auto, and compare its end with an unharmed run.
+"""Kill runs at moments that a seed selects, resume each with --resume auto, and compare its end with an unharmed run.
 
     python scripts/bench/kills.py                                # 200 kills, about an hour on one core
     python scripts/bench/kills.py --kills 20 --runs adapters     # some, of one kind of run
 
-Each run is killed again and again, also while it resumes, and at last lives to its end. Equal means: its
-model, and the optimizer, schedule and random numbers in its last checkpoint, are those of a run that nobody killed, bit
-by bit, and so are the completions and numbers that it logged, times and memory aside. Asked again, the kills that
-are done are not made again. It ends with status 1 where a run ended otherwise, or left a process behind.
+A run is killed in a phase: beginning (it loads its checkpoint), step, refill (dynamic sampling), evaluation, save or
+ending (the model is saved). It dies after so many calls of Python or C within the phase, or when a file that it writes
+grows beyond so many bytes. Each run is killed again and again, also while it
+resumes, and at last lives to its end. Equal means: model, optimizer, schedule and random numbers are those of a run
+that was not killed, bit by bit, and so are completions and logged numbers, times and memory aside. A second call makes
+only the kills that are missing. It ends with status 1 if a run ended otherwise, or left a process behind.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import statistics
 import sys
 import time
 import traceback
-from collections import defaultdict
-from dataclasses import asdict, dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
 
-import torch  # noqa: E402
-from kill_moments import PHASES, SYNC, WRITES, Moment, live  # noqa: E402
-from kill_results import differences, table  # noqa: E402
+import numpy as np
+import torch
+from safetensors.torch import load_file
 
-import qwenvl.train.grpo_trainer  # noqa: E402, F401 (here once, and not in each process that is forked)
-from qwenvl.demo.clips import encode  # noqa: E402
-from qwenvl.demo.tiny import save_tiny  # noqa: E402
-from qwenvl.train.run.checkpoints import is_sealed  # noqa: E402
+import qwenvl.train.grpo_trainer  # noqa: F401 (here once, and not in each process that is forked)
+from qwenvl.demo.clips import encode
+from qwenvl.demo.tiny import save_tiny
+from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.run.checkpoints import is_sealed
 
+PHASES = ("beginning", "step", "refill", "evaluation", "save", "ending")
+WRITES = ("save", "ending")  # phases that write large files
 RUNS = {
     "weights": "--save_total_limit 1 --per_device_train_batch_size 2",
     "adapters": "--lora_enable --save_total_limit 2 --num_iterations 2 --gradient_accumulation_steps 2 --save_steps 2",
     "moving": "--sync_ref_model --ref_model_sync_steps 2 --difficulty_band accuracy(low=0.05,high=0.95) "
     "--dataloader_num_workers 1 --per_device_train_batch_size 2",
-    "served": "--save_total_limit 1 --per_device_train_batch_size 2 --rollout_engine vllm_server "
-    "--vllm_deadline 20 --check_parity every",
 }
-SERVED = ("served",)  # the server is that of the tests, which speaks as the real one and samples by our engine
 STEPS = 8
 COMMON = (
     "--generation_max_length 5 --grpo_sample_size 3 --learning_rate 1e-3 --base_interval 0.5 --use_cpu --seed 3 "
@@ -53,6 +59,98 @@ COMMON = (
     f"--resume auto --max_steps {STEPS}"
 )
 PATIENCE = 10.0  # seconds that what a killed run had started may take to end
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a run is killed.
+
+    Attributes:
+        phase: one of `PHASES`.
+        occurrence: which phase of this name in the life of the process, from 1.
+        kind: ``call``: SIGKILL after the call number ``at`` of Python or C within the phase, or at its end if it has
+            fewer. ``write``: the system ends the process (SIGXFSZ) when a file grows beyond ``at`` bytes.
+        at: calls or bytes.
+    """
+
+    phase: str
+    occurrence: int = 1
+    kind: str = "call"
+    at: int = 0
+
+
+@dataclass
+class Trail:
+    """What a run has been through, a line for each phase that begins or ends, in a file that outlives the process.
+
+    Attributes:
+        file: descriptor of the file.
+        moment: when the process dies. None: it counts the calls of its phases and lives.
+        open: the calls in each phase that has not ended.
+    """
+
+    file: int
+    moment: Moment | None
+    seen: dict[str, int] = field(default_factory=dict)
+    open: dict[str, int] = field(default_factory=dict)
+
+    def note(self, *words: object) -> None:
+        """Add a line."""
+        os.write(self.file, (" ".join(map(str, words)) + "\n").encode())
+
+    def begin(self, phase: str) -> None:
+        """The run enters a phase, where its death may wait."""
+        self.seen[phase] = self.seen.get(phase, 0) + 1
+        self.open[phase] = 0
+        self.note("begins", phase)
+        if self.moment is None:
+            sys.setprofile(self._count)
+        elif (self.moment.phase, self.moment.occurrence) == (phase, self.seen[phase]):
+            self._arm(self.moment)
+
+    def end(self, phase: str) -> None:
+        """The run leaves a phase. Where it should have died within, it dies now."""
+        moment = self.moment
+        if moment is None:
+            sys.setprofile(None)
+        elif moment.kind == "call" and (moment.phase, moment.occurrence) == (phase, self.seen[phase]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.note("ends", phase, self.open.pop(phase))
+        if moment is None and self.open:
+            sys.setprofile(self._count)
+
+    def within(self, phase: str, function: Callable) -> Callable:
+        """The function, as a phase of the run."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.begin(phase)
+            result = function(*args, **kwargs)
+            self.end(phase)
+            return result
+
+        return run
+
+    def _count(self, frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            for phase in self.open:
+                self.open[phase] += 1
+
+    def _arm(self, moment: Moment) -> None:
+        if moment.kind == "write":
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (moment.at, moment.at))
+        elif moment.kind == "call":
+            left, own = moment.at, os.getpid()
+
+            def kill(frame: Any, event: str, argument: Any) -> None:
+                nonlocal left
+                left -= event in ("call", "c_call")
+                if left <= 0 and os.getpid() == own:  # and no process that reads records for it
+                    os.kill(own, signal.SIGKILL)
+
+            sys.setprofile(kill)
 
 
 @dataclass(frozen=True)
@@ -75,18 +173,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--per_run", type=int, default=10, help="times that a run is killed before it may end")
     parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
-    parser.add_argument("--kinds", nargs="+", default=["call", "write", "time"], choices=["call", "write", "time"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/kills"))
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     bench = Bench(args.output_dir.resolve())
     bench.make_what_runs_read()
-    if set(SERVED) & set(args.runs):
-        bench.serve()
     while (left := args.kills - len(bench.rows("kills"))) > 0:
         chain = len(bench.rows("runs"))
-        bench.chain(chain, args.runs[chain % len(args.runs)], min(args.per_run, left), args.kinds, args.seed)
+        bench.chain(chain, args.runs[chain % len(args.runs)], min(args.per_run, left), args.seed)
     kills, runs = bench.rows("kills"), bench.rows("runs")
     print(table(kills, runs))
     return int(any(row["differs"] for row in runs) or any(row["left_behind"] for row in kills))
@@ -97,17 +192,6 @@ class Bench:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.server = ""
-
-    def serve(self) -> None:
-        """Start the server, in a process of its own that ends with this one."""
-        ours, theirs = os.pipe()
-        if os.fork() == 0:
-            os.close(ours)
-            _serve(self.folder / "model", theirs)
-        os.close(theirs)
-        with open(ours) as said:
-            self.server = said.readline().strip()
 
     def rows(self, name: str) -> list[dict]:
         """What stands in a file of results."""
@@ -132,19 +216,19 @@ class Bench:
             rows.append(row)
         (self.folder / "data.json").write_text(json.dumps(rows))
 
-    def chain(self, number: int, run: str, kills: int, kinds: list[str], seed: int) -> None:
+    def chain(self, number: int, run: str, kills: int, seed: int) -> None:
         """Kill one run so many times, or until it ends before, and compare it."""
         unharmed = self._unharmed(run)
         out = self.folder / f"chain-{number}"
         shutil.rmtree(out, ignore_errors=True)
         draw = random.Random(f"{seed} {number} {run}")
         killed: list[Killed] = []
-        phases, took = _phases(draw, kills, (*PHASES[:-1], *([SYNC] if run in SERVED else []))), _took(unharmed)
+        phases, took = _phases(draw, kills), _took(unharmed)
         while True:
             moment = None
             if len(killed) < kills:
                 phase = phases[len(killed)]
-                moment = _drawn(draw, phase, took[phase], kinds, _largest(unharmed))
+                moment = _drawn(draw, phase, took[phase], _largest(unharmed))
             attempt = out.with_name(f"{out.name}-attempt-{len(killed)}")
             status, left = _lives(self._argv(run, out), moment, attempt)
             if killed:
@@ -171,35 +255,13 @@ class Bench:
         return out
 
     def _argv(self, run: str, out: Path) -> list[str]:
-        rewards = Path(__file__).with_name("kill_moments.py")
-        named = f"--model_name_or_path {self.folder / 'model'} --output_dir {out} --reward_funcs {rewards}:half_alike"
+        named = f"--model_name_or_path {self.folder / 'model'} --output_dir {out} --reward_funcs {__file__}:half_alike"
         data = f"--dataset_use {self.folder / 'data.json'} --eval_dataset_use {self.folder / 'data.json'}%50"
-        server = f"--vllm_server {self.server}" if run in SERVED else ""
-        return [*named.split(), *data.split(), *COMMON.split(), *RUNS[run].split(), *server.split()]
+        return [*named.split(), *data.split(), *COMMON.split(), *RUNS[run].split()]
 
     def _write(self, name: str, rows: list[dict]) -> None:
         with (self.folder / f"{name}.jsonl").open("a") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _serve(model: Path, told: int) -> None:
-    """What the process of the server does: samples until nobody needs it. Its first weights are none of the run's."""
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-
-    from tests.fake_server import FakeServer
-
-    parent = os.getppid()
-    policy = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.mul_(0.5)
-    server = FakeServer(policy, AutoProcessor.from_pretrained(model).tokenizer)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # each thread would tell of a trainer that was killed
-    os.write(told, f"{server.address}\n".encode())
-    os.close(told)
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(0)
 
 
 def _lives(argv: list[str], moment: Moment | None, trail: Path) -> tuple[int, int]:
@@ -219,22 +281,11 @@ def _lives(argv: list[str], moment: Moment | None, trail: Path) -> tuple[int, in
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-    if moment is not None and moment.kind == "time":
-        _kill_in_time(child, moment, path)
     _, status = os.waitpid(child, 0)
     until = time.monotonic() + PATIENCE
     while (left := _of_session(child)) and time.monotonic() < until:
         time.sleep(0.02)
     return status, left
-
-
-def _kill_in_time(child: int, moment: Moment, trail: Path) -> None:
-    while "armed" not in trail.read_text():
-        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            return
-        time.sleep(0.002)
-    time.sleep(moment.at)
-    os.kill(child, signal.SIGKILL)  # it has not been waited for: the number is still its own
 
 
 def _of_session(session: int) -> int:
@@ -249,32 +300,28 @@ def _of_session(session: int) -> int:
     return count
 
 
-def _drawn(draw: random.Random, phase: str, took: tuple[float, float], kinds: list[str], largest: int) -> Moment:
-    """A moment of a phase, which took so many calls and seconds when nobody killed the run."""
-    kind = draw.choice([each for each in kinds if each != "write" or phase in WRITES])
+def _drawn(draw: random.Random, phase: str, calls: float, largest: int) -> Moment:
+    """A moment of a phase, which took so many calls when the run was not killed."""
+    kind = draw.choice(["call", "write"] if phase in WRITES else ["call"])
     occurrence = 1 if phase in ("beginning", "evaluation", "ending") else draw.randint(1, 2)
-    calls, seconds = took
-    most = {"call": calls, "write": largest, "time": seconds}[kind]
-    at = draw.uniform(0, most)
-    return Moment(phase, occurrence, kind, round(at, 3) if kind == "time" else int(at))
+    return Moment(phase, occurrence, kind, int(draw.uniform(0, {"call": calls, "write": largest}[kind])))
 
 
-def _phases(draw: random.Random, count: int, among: tuple[str, ...]) -> list[str]:
+def _phases(draw: random.Random, count: int) -> list[str]:
     """The phases that a run is killed in: each as often as the others, and its end only at last."""
     phases: list[str] = []
     while len(phases) < count - 1:
-        phases += draw.sample(among, len(among))
+        phases += draw.sample(PHASES[:-1], len(PHASES) - 1)
     return [*phases[: count - 1], PHASES[-1]]
 
 
-def _took(unharmed: Path) -> dict[str, tuple[float, float]]:
-    """Calls and seconds of each phase of the run that was not killed, the medians."""
-    numbers: dict[str, list[tuple[float, float]]] = defaultdict(list)
+def _took(unharmed: Path) -> dict[str, float]:
+    """Calls of each phase of the run that was not killed, the medians."""
+    calls: dict[str, list[float]] = defaultdict(list)
     for line in unharmed.with_suffix(".trail").read_text().splitlines():
         if line.startswith("ends"):
-            _, phase, calls, seconds = line.split()
-            numbers[phase].append((float(calls), float(seconds)))
-    return {phase: tuple(map(statistics.median, zip(*values, strict=True))) for phase, values in numbers.items()}
+            calls[line.split()[1]].append(float(line.split()[2]))
+    return {phase: statistics.median(values) for phase, values in calls.items()}
 
 
 def _largest(folder: Path) -> int:
@@ -305,6 +352,111 @@ def _checkpoints(out: Path) -> tuple[list[int], list[int]]:
     for each in out.glob("checkpoint-*"):
         steps[is_sealed(each)].append(int(each.name.rpartition("-")[2]))
     return sorted(steps[True]), sorted(steps[False])
+
+
+def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
+    """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
+    from qwenvl.train.collect.filtering import FilteringCollector
+    from qwenvl.train.grpo_trainer import GRPOTrainer
+    from qwenvl.train.policy_trainer import PolicyTrainer
+    from qwenvl.train.train_grpo import main
+
+    noted = Trail(os.open(trail, os.O_WRONLY | os.O_CREAT | os.O_APPEND), moment)
+    FilteringCollector._loaded = noted.within("refill", FilteringCollector._loaded)
+    GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)
+    PolicyTrainer._save_checkpoint = noted.within("save", PolicyTrainer._save_checkpoint)
+    _note_steps(noted, GRPOTrainer)
+    scored, saves = FilteringCollector._scored, GRPOTrainer.save_model
+
+    def refills(self: Any, model: Any, batches: Any, state: Any, *purpose: object) -> Any:
+        return (noted.within("refill", scored) if purpose else scored)(self, model, batches, state, *purpose)
+
+    def save(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        (saves if _internal_call else noted.within("ending", saves))(self, output_dir, _internal_call)
+
+    FilteringCollector._scored, GRPOTrainer.save_model = refills, save
+    main(argv)
+    noted.note("done")
+
+
+def _note_steps(noted: Trail, trainer: Any) -> None:
+    """``beginning`` lasts until the first step draws its prompts, ``step`` from there to what is done after it."""
+    train, draw, after = trainer.train, trainer.get_batch_samples, trainer._maybe_log_save_evaluate
+
+    def begins(self: Any, *args: Any, **kwargs: Any) -> Any:
+        noted.begin("beginning")
+        return train(self, *args, **kwargs)
+
+    def draws(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "beginning" in noted.open:
+            noted.note("resumed", self.state.global_step)
+            noted.end("beginning")
+        if "step" not in noted.open:
+            noted.begin("step")
+        return draw(self, *args, **kwargs)
+
+    def ends(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "step" in noted.open:
+            noted.end("step")
+        return after(self, *args, **kwargs)
+
+    trainer.train, trainer.get_batch_samples, trainer._maybe_log_save_evaluate = begins, draws, ends
+
+
+def half_alike(completions: list[str], id: list[str], **columns: Any) -> list[float]:
+    """A reward that differs within the groups of records whose id is even, and is 1 for the others."""
+    return [len(set(text)) / 10 if int(each) % 2 == 0 else 1.0 for text, each in zip(completions, id, strict=True)]
+
+
+def differences(unharmed: Path, out: Path, steps: int) -> list[str]:
+    """What a run of so many steps that was killed has otherwise than the one that was not."""
+    files = [each.name for each in unharmed.glob("*.safetensors")]
+    files += [f"checkpoint-{steps}/{name}" for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")]
+    pairs = {name: (unharmed / name, out / name) for name in files}
+    differ = [name for name, (one, other) in pairs.items() if not (other.exists() and _same(_read(one), _read(other)))]
+    logged = [_logged(folder) for folder in (unharmed, out)]
+    rows = [sorted(map(repr, read_rollouts(folder))) for folder in (unharmed, out)]
+    return differ + ["metrics.jsonl"] * (logged[0] != logged[1]) + ["rollouts"] * (rows[0] != rows[1])
+
+
+def _read(path: Path) -> Any:
+    return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=False)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal to the last bit. The bytes of a pickle hang on which of its texts are one object."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return np.array_equal(one, other)
+
+
+def _logged(folder: Path) -> list[dict]:
+    """The log without times, and without the row of the end, which tells of the last process alone."""
+    rows = [row for row in read_metrics(folder) if "train_runtime" not in row]
+    changes = ("time/", "memory/"), ("_runtime", "_per_second")
+    return [{k: v for k, v in row.items() if not (k.startswith(changes[0]) or k.endswith(changes[1]))} for row in rows]
+
+
+def table(kills: list[dict], runs: list[dict]) -> str:
+    """What was seen, by the phase that a run was in."""
+    equal = {row["chain"]: not row["differs"] for row in runs}
+    lines = ["| killed in | kills | after calls, in a file | an unfinished checkpoint | equal |"]
+    lines.append("|---" * 5 + "|")
+    phases = Counter(row["at"].rpartition(" > ")[2] for row in kills)
+    for phase, count in sorted(phases.items()):
+        own = [row for row in kills if row["at"].rpartition(" > ")[2] == phase]
+        kinds = Counter(row["moment"]["kind"] for row in own)
+        told = ", ".join(str(kinds[kind]) for kind in ("call", "write"))
+        torn = sum(bool(row["unfinished"]) for row in own)
+        lines.append(f"| {phase} | {count} | {told} | {torn} | {sum(equal[row['chain']] for row in own)} |")
+    again = sum(row["resumed_from"] is None for row in kills)
+    ended = f"{len(runs)} runs, {sum(equal.values())} of them equal; {again} kills came before the next step began"
+    lines += ["", ended, *(f"chain {row['chain']}: {row['differs']}" for row in runs if row["differs"])]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

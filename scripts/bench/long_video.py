@@ -1,155 +1,279 @@
-r"""Memory and time of a step on one long video, by phase, against what they are computed to be: docs/scaling.md.
+r"""Memory and CPU seconds of one optimizer step on one long video, by phase (Linux).
 
     python scripts/bench/long_video.py    # 4k and 16k tokens: three minutes of CPU
-    python scripts/bench/long_video.py --cases 4k 16k 64k --out results.jsonl
     python scripts/bench/long_video.py --cases 256k --family qwen3_vl --layers 2 --heads 1 --head_dim 32 \
         --pixels 135000 --beta 0
 
 Each case is a process of its own: it makes an mp4 of 640 x 360 pixels, a frame for each second, and a tiny checkpoint
-with random weights, and has the trainer make one optimizer step on it, gradient checkpointing on. No completion ends
-early. Peaks are those of the whole process, by the kernel (VmHWM, Linux). What a phase takes more from one case to the
-next is compared with the arithmetic of ``qwenvl plan``: what Python takes anyhow is not computed.
+with random weights, and the trainer makes one step on it, gradient checkpointing on. No completion ends early. Peaks
+are those of the whole process, by the kernel (VmHWM). Between cases the growth for 1,000 tokens is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 PHASES = ("decode", "vision", "prefill", "decoding", "policy", "reference", "backward")
+CLOCKS = {
+    "time/data_wait_s": "decode",
+    "time/vision_s": "vision",
+    "time/sample_s": "decoding",
+    "time/logp_s": "policy",
+    "time/backward_s": "backward",
+}
+"""Phases by the clocks of the trainer. Prefill and reference are parts of sampling and log-probs, separated here."""
 ENVIRONMENT = {
     **os.environ,
     "HF_HUB_OFFLINE": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(2**18),
+    "MALLOC_MMAP_THRESHOLD_": str(2**18),  # else glibc keeps freed tensors: twice what is alive at 16k tokens
     "OMP_WAIT_POLICY": "passive",  # threads that wait take no CPU seconds
 }
-"""glibc keeps freed tensors below 32 MB for the next ones, if it isn't told otherwise: at 16k tokens a process then
-holds twice what is alive."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What is trained on what.
-
-    Attributes:
-        tokens: about how many the prompt has.
-        pixels: most of a frame.
-        group, length: completions, and tokens of each.
-        heads, head_dim: of attention. None: as the family's tiny checkpoint has them.
-        beta: 0 without a reference.
-        threads: of the process.
-    """
-
-    tokens: int
-    family: str = "qwen2_5_vl"
-    hidden: int = 256
-    layers: int = 8
-    vision_hidden: int = 128
-    vision_layers: int = 4
-    pixels: int = 113_000
-    group: int = 8
-    length: int = 64
-    heads: int | None = None
-    head_dim: int | None = None
-    beta: float = 0.04
-    threads: int = 2
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A step as it was.
-
-    Attributes:
-        tokens, patches, frames: of the prompt.
-        base: bytes of the process before its first step.
-        peak: bytes of the process at its fullest moment.
-        peaks: the same in each phase.
-        computed: bytes by phase, as they are planned.
-        seconds: of CPU, of all threads, by phase. The process that decodes is not among them.
-    """
-
-    tokens: int
-    patches: int
-    frames: int
-    base: int
-    peak: int
-    peaks: dict[str, int]
-    computed: dict[str, int]
-    seconds: dict[str, float]
+WIDTH, HEIGHT = 640, 360
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["4k", "16k"], help="prompt tokens, the fewest first [4k 16k]")
-    parser.add_argument("--family", default=Sizes.family, help="of the tiny checkpoint [%(default)s]")
-    parser.add_argument("--layers", type=int, default=Sizes.layers, help="of the language model [%(default)s]")
-    parser.add_argument("--heads", type=int, help="of its attention")
-    parser.add_argument("--head_dim", type=int, help="width of a head, where the family's is free")
-    parser.add_argument("--pixels", type=int, default=Sizes.pixels, help="most of a frame [%(default)s]")
-    parser.add_argument("--beta", type=float, default=Sizes.beta, help="0: no reference [%(default)s]")
-    parser.add_argument("--threads", type=int, default=Sizes.threads, help="[%(default)s]")
-    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each case")
-    options = vars(parser.parse_args(argv))
-    cases, out = options.pop("cases"), options.pop("out")
-    before: Measured | None = None
-    for case in cases:
-        row = run(Sizes(tokens_of(case), **options))
-        if out is not None:
-            with out.open("a") as file:
-                file.write(json.dumps({"case": case, **options, **asdict(row)}) + "\n")
-        print("\n".join(lines_of(row)), flush=True)
-        if before is not None:
-            print("\n".join(slope_lines(before, row)), flush=True)
+    options = parse(argv)
+    before: dict[str, Any] = {}
+    for case in options.cases:
+        row = run(case, options)
+        if options.out is not None:
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        print(f"\n{row['tokens']:,} tokens, {row['frames']:,} frames: {row['peak'] / 1e9:.2f} GB at most, ", end="")
+        print(f"{row['base'] / 1e9:.2f} before the step\n{'':11}{'GB':>7}{'CPU s':>9}{'MB for 1,000 tokens':>21}")
+        for name, peak in row["peaks"].items():
+            more = f"{growth(before, row, name):21.1f}" if before else ""
+            print(f"{name:11}{peak / 1e9:7.2f}{row['seconds'][name]:9.1f}{more}", flush=True)
         before = row
 
 
-def run(sizes: Sizes) -> Measured:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=["4k", "16k"], help="prompt tokens, the fewest first [4k 16k]")
+    parser.add_argument("--family", default="qwen2_5_vl", help="of the tiny checkpoint [%(default)s]")
+    parser.add_argument("--hidden", type=int, default=256, help="width of the language model [%(default)s]")
+    parser.add_argument("--layers", type=int, default=8, help="of the language model [%(default)s]")
+    parser.add_argument("--heads", type=int, help="of its attention")
+    parser.add_argument("--head_dim", type=int, help="width of a head, where the family's is free")
+    parser.add_argument("--pixels", type=int, default=113_000, help="most of a frame [%(default)s]")
+    parser.add_argument("--group", type=int, default=8, help="completions [%(default)s]")
+    parser.add_argument("--length", type=int, default=64, help="tokens of each [%(default)s]")
+    parser.add_argument("--beta", type=float, default=0.04, help="0: no reference [%(default)s]")
+    parser.add_argument("--threads", type=int, default=2, help="[%(default)s]")
+    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each case")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.here:
+        import torch
+
+        torch.set_num_threads(options.threads)
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(measured(options.cases[0], options, Path(folder))))
+        raise SystemExit
+    return options
+
+
+def run(case: str, options: argparse.Namespace) -> dict[str, Any]:
     """The step in a process of its own."""
-    script, asked = Path(__file__).with_name("long_step.py"), json.dumps(asdict(sizes))
-    command = [sys.executable, str(script), asked]
+    given = {k: v for k, v in vars(options).items() if v is not None and k not in ("cases", "out", "here")}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, __file__, "--here", "--cases", case, *words]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT).stdout
-    return Measured(**json.loads(printed.splitlines()[-1]))
+    return json.loads(printed.splitlines()[-1])
+
+
+def growth(small: dict[str, Any], large: dict[str, Any], phase: str) -> float:
+    """MB that a phase takes more for 1,000 tokens more."""
+    return (large["peaks"][phase] - small["peaks"][phase]) / 1e6 / ((large["tokens"] - small["tokens"]) / 1000)
 
 
 def tokens_of(text: str) -> int:
-    """Tokens as they are written on the command line.
-
-    Example:
-        >>> tokens_of("16k"), tokens_of("500")
-        (16000, 500)
-    """
+    """Tokens as they are written on the command line: 16k is 16000."""
     return int(float(text.removesuffix("k")) * (1000 if text.endswith("k") else 1))
 
 
-def lines_of(row: Measured) -> Iterator[str]:
-    """A case as lines of text."""
-    peak = f"{row.peak / 1e9:.2f} GB at most, {row.base / 1e9:.2f} before the step"
-    yield f"\n{row.tokens:,} tokens, {row.frames:,} frames, {row.patches:,} patches: {peak}"
-    yield f"{'':11}{'GB':>7}{'CPU s':>9}"
-    for name in PHASES:
-        if name in row.peaks:
-            yield f"{name:11}{row.peaks[name] / 1e9:7.2f}{row.seconds[name]:9.1f}"
+class Watch:
+    """Peaks and CPU seconds of phases. A phase within another is not counted in it."""
+
+    def __init__(self) -> None:
+        self.base = memory_line("VmRSS")
+        self.peaks: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+        self.open = ["rest"]
+        self._begin()
+
+    def enter(self, name: str) -> None:
+        """The phase begins."""
+        self._end()
+        self.open.append(name)
+
+    def leave(self) -> None:
+        """The newest phase ends."""
+        self._end()
+        self.open.pop()
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """The block is a phase."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def _end(self) -> None:
+        now = self.open[-1]
+        self.peaks[now] = max(self.peaks.get(now, 0), memory_line("VmHWM"))
+        self.seconds[now] = self.seconds.get(now, 0.0) + time.process_time() - self._since
+        self._begin()
+
+    def _begin(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        self._since = time.process_time()
 
 
-def slope_lines(small: Measured, large: Measured) -> Iterator[str]:
-    """What a phase takes more for 1,000 tokens, measured and computed, from one case to the next."""
-    thousands = (large.tokens - small.tokens) / 1000
-    yield f"MB for 1,000 tokens more, from {small.tokens:,} to {large.tokens:,}: measured, computed, ratio; CPU ms"
+def watched(trainer: Any) -> Watch:
+    """A watch that the trainer's clocks, forwards and reference pass start and stop."""
+    trainer.collector.engine.end_ids = []  # no completion ends early
+    watch, meter = Watch(), trainer.meter
+    start, stop, wait, reference = meter.start, meter.stop, meter.wait, trainer._reference_logprobs
 
-    def slope(of_small: Mapping[str, float], of_large: Mapping[str, float], name: str) -> float:
-        return (of_large[name] - of_small[name]) / thousands
+    def watched_start(name: str) -> None:
+        start(name)
+        if name in CLOCKS:
+            watch.enter(CLOCKS[name])
 
-    for name in PHASES:
-        if name in small.peaks and name in large.peaks:
-            was, planned = slope(small.peaks, large.peaks, name), slope(small.computed, large.computed, name)
-            seconds = slope(small.seconds, large.seconds, name)
-            yield f"{name:11}{was / 1e6:8.1f}{planned / 1e6:8.1f}{was / planned:7.2f}{seconds * 1000:9.0f}"
+    def watched_stop(name: str) -> None:
+        stop(name)
+        if name in CLOCKS and watch.open[-1] == CLOCKS[name]:
+            watch.leave()
+
+    @contextmanager
+    def watched_wait(name: str) -> Iterator[None]:
+        with wait(name), watch.within(CLOCKS.get(name, "rest")):
+            yield
+
+    def watched_reference(experience: Any) -> Any:
+        with watch.within("reference"):
+            return reference(experience)
+
+    def begins(*unused: Any) -> None:
+        if watch.open[-1] == "decoding" and "prefill" not in watch.peaks:  # the first forward of sampling
+            watch.enter("prefill")
+
+    def ends(*unused: Any) -> None:
+        if watch.open[-1] == "prefill":
+            watch.leave()
+
+    meter.start, meter.stop, meter.wait = watched_start, watched_stop, watched_wait
+    trainer._reference_logprobs = watched_reference
+    trainer.model.register_forward_pre_hook(begins)
+    trainer.model.register_forward_hook(ends)
+    return watch
+
+
+def measured(case: str, sizes: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One step of the trainer on one long video. The folder gets clip, checkpoint and run."""
+    from qwenvl.config.grpo_config import GRPOConfig
+    from qwenvl.train.grpo_trainer import GRPOTrainer
+
+    flags = {
+        **{"output_dir": str(folder / "run"), "dataset_use": str(write_record(tokens_of(case), sizes, folder))},
+        **{"generation_max_length": sizes.length, "grpo_sample_size": sizes.group, "grpo_beta": sizes.beta},
+        **{"base_interval": 1.0, "video_max_frames": 10**6, "video_max_frame_pixels": sizes.pixels},
+        **{"max_steps": 1, "decode_timeout": 3600, "gradient_checkpointing": True, "dataloader_num_workers": 0},
+        **{"save_strategy": "no", "report_to": "none", "display": "none", "use_cpu": True},
+    }
+    checkpoint = save_model(sizes, folder / "checkpoint")
+    trainer = GRPOTrainer(str(checkpoint), GRPOConfig(**flags), reward_funcs=[letters])
+    watch = watched(trainer)
+    trainer.train()
+    watch.leave()
+    drawn = trainer.queue.present[0]
+    phases = [name for name in PHASES if name in watch.peaks]
+    return {
+        **{"tokens": drawn.input_ids.shape[1], "frames": len(drawn.frames[0][0].indices)},
+        **{"base": watch.base, "peak": max(watch.peaks.values())},
+        **{"peaks": {name: watch.peaks[name] for name in phases}},
+        **{"seconds": {name: round(watch.seconds[name], 2) for name in phases}},
+    }
+
+
+def save_model(sizes: argparse.Namespace, folder: Path) -> Path:
+    """The checkpoint, with heads of its own if they are given."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    from qwenvl.demo.tiny import save_tiny
+
+    sized = {"hidden_size": sizes.hidden, "num_layers": sizes.layers, "vision_hidden_size": 128, "vision_depth": 4}
+    save_tiny(folder, sizes.family, **sized)
+    if sizes.heads is None:
+        return folder
+    config = AutoConfig.from_pretrained(folder)
+    text = config.text_config
+    text.num_attention_heads, text.num_key_value_heads = sizes.heads, max(1, sizes.heads // 2)
+    if sizes.head_dim is not None:
+        third = sizes.head_dim // 2 * 5 // 16
+        sections = [sizes.head_dim // 2 - 2 * third, third, third]
+        text.head_dim, text.rope_parameters = sizes.head_dim, {**text.rope_parameters, "mrope_section": sections}
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def write_record(tokens: int, sizes: argparse.Namespace, folder: Path) -> Path:
+    """A question about a clip with as many frames as the prompt needs for its tokens."""
+    from qwenvl.demo.clips import encode
+
+    framed = sizes.family.startswith("qwen3")  # a time and two marks for each pair of frames
+    shrunk, side = max(1.0, math.sqrt(WIDTH * HEIGHT / sizes.pixels)), 32 if framed else 28
+    of_pair = max(1, int(WIDTH / shrunk / side) * int(HEIGHT / shrunk / side)) + (17 if framed else 0)
+    frames = 2 * max(1, round(tokens / of_pair))
+    encode(folder / "clip.mp4", pictures(frames), 1, options={"preset": "ultrafast", "crf": "30"})
+    turns = [
+        {"from": "human", "value": "<video>\nWhich steps? (1) pick (2) insert"},
+        {"from": "gpt", "value": "<answer>(1) pick</answer>"},
+    ]
+    path = folder / "records.json"
+    path.write_text(json.dumps([{"id": "0", "video": "clip.mp4", "conversations": turns}]))
+    return path
+
+
+def pictures(count: int) -> Iterator[np.ndarray]:
+    """A bright square that wanders over a slope of grey."""
+    slope = np.linspace(0, 200, WIDTH, dtype=np.uint8)
+    plain = np.broadcast_to(slope[None, :, None], (HEIGHT, WIDTH, 3))
+    for number in range(count):
+        picture = plain.copy()
+        left, top = number * 7 % (WIDTH - 80), number * 3 % (HEIGHT - 80)
+        picture[top : top + 80, left : left + 80] = (number % 256, 255 - number % 256, 90)
+        yield picture
+
+
+def letters(completions: list[str], **columns: Any) -> list[float]:
+    """The share of letters: a reward that differs within a group of random text."""
+    return [sum(each.isalpha() for each in text) / max(1, len(text)) for text in completions]
+
+
+def memory_line(name: str) -> int:
+    """Bytes of this process, from the kernel."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
 
 
 if __name__ == "__main__":

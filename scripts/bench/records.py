@@ -1,20 +1,16 @@
-"""How long a data set takes to open and how much memory it needs, for each kind of file.
+"""CPU seconds and memory of opening a data set, for each kind of file (Linux).
 
     python scripts/bench/records.py                              # 20,000 records of each kind
     python scripts/bench/records.py --records 1000000            # 1 GB of disk, 10 minutes of CPU
-    python scripts/bench/records.py --kinds json csv --folder /scratch
 
-Each measurement runs in a process of its own, which imports the library and then opens one file:
+Each measurement is a process of its own:
 
-    start         what a training run does with default flags: the data set is opened, its records are checked by the
-                  rewards and their clips looked for as far as that is done at the start, and the first one is drawn
+    start         what a run does before its first step, with default flags
     load          all records become a list, as below --stream_above_mb
-    stream        the file is opened for reading at random, as above --stream_above_mb, with an empty cache folder
-    stream again  the same, with the cache folder that the first opening left
-    1,000 reads   records read in a random order afterwards
+    stream        the file is opened for random access, with an empty cache folder; reads: 1,000 records afterwards
+    again         the same, with the cache folder of the first opening
 
-Times are CPU seconds of the process, which a busy machine changes little. Memory is the peak of the resident set over
-what the process held before. Pages of mapped files count in it, although the system takes them back when it needs them.
+Memory is the peak of the resident set over what the process held before, mapped files included.
 """
 
 from __future__ import annotations
@@ -30,17 +26,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
 
 KINDS = ("jsonl", "json", "csv", "jsonl.gz", "json.gz", "parquet")
-READS = 1000
 CLIPS = 1000
 
 
 def rows(count: int) -> Iterator[dict[str, str]]:
-    """Simple records of the prompt form, about 280 bytes each, with a clip that many share."""
+    """Records of the prompt form, about 280 bytes each, with a clip that many share."""
     steps = "(1) insert the fan (2) fasten the screw (3) take the lid (4) press the lid on (5) put the unit aside"
     for i in range(count):
         yield {
@@ -53,7 +47,7 @@ def rows(count: int) -> Iterator[dict[str, str]]:
 
 
 def write(path: Path, count: int) -> None:
-    """A file of ``count`` rows, of the kind that its name says."""
+    """A file of the kind that its name says."""
     if path.suffix == ".parquet":
         import pyarrow
         from pyarrow import parquet
@@ -66,47 +60,39 @@ def write(path: Path, count: int) -> None:
             writer.writeheader()
             writer.writerows(rows(count))
             return
-        between = "\n" if ".jsonl" in path.suffixes else ",\n"
-        file.write("" if ".jsonl" in path.suffixes else "[")
+        lines = ".jsonl" in path.suffixes
+        file.write("" if lines else "[")
         for i, row in enumerate(rows(count)):
-            file.write((between if i else "") + json.dumps(row))
-        file.write("\n" if ".jsonl" in path.suffixes else "]\n")
+            file.write(("" if lines or not i else ",\n") + json.dumps(row) + "\n" * lines)
+        file.write("" if lines else "]\n")
 
 
-def start(path: Path) -> dict[str, float]:
-    """Do in this process what a run does before its first step."""
-    from qwenvl.data.dataset import load_dataset
-    from qwenvl.data.order import EpochSampler
-    from qwenvl.rewards.resolve import build_rubric
+def measure(path: Path, how: str) -> dict[str, float]:
+    """One of the measurements, in this process."""
+    if how == "start":
+        from qwenvl.data.dataset import load_dataset
+        from qwenvl.data.order import EpochSampler
+        from qwenvl.rewards.resolve import build_rubric
 
-    check = build_rubric().check_record
-    before, began = peak_mb(), time.process_time()
-    dataset = load_dataset(str(path), check_record=check)
-    next(iter(EpochSampler(dataset.parts)))
-    return {"records": len(dataset), "open": time.process_time() - began, "memory": peak_mb() - before}
+        check = build_rubric().check_record
+        before, began = peak_mb(), time.process_time()
+        records = load_dataset(str(path), check_record=check)
+        next(iter(EpochSampler(records.parts)))
+    else:
+        from qwenvl.data.records.catalog import DatasetSource
+        from qwenvl.data.records.record_file import RecordFile
 
-
-def measure(path: Path, stream: bool) -> dict[str, float]:
-    """Open the file in this process and read from it."""
-    from qwenvl.data.records.catalog import DatasetSource
-    from qwenvl.data.records.record_file import RecordFile
-
-    if path.suffix == ".parquet":
-        import pyarrow.parquet  # noqa: F401 (loading the library is not what is measured)
-    source = DatasetSource(path.name, path, path.parent)
-    before, began = peak_mb(), time.process_time()
-    above = -1 if stream else 2**62
-    records = RecordFile(source, seed=0).load(above, above)
+        if path.suffix == ".parquet":
+            import pyarrow.parquet  # noqa: F401 (loading the library is not what is measured)
+        source, above = DatasetSource(path.name, path, path.parent), 2**62 if how == "load" else -1
+        before, began = peak_mb(), time.process_time()
+        records = RecordFile(source, seed=0).load(above, above)
     opened = time.process_time()
-    if stream:
-        for index in Random(0).sample(range(len(records)), min(READS, len(records))):
+    if how == "stream":
+        for index in Random(0).sample(range(len(records)), min(1000, len(records))):
             assert records[index].id == f"clip_{index}"
-    return {
-        "records": len(records),
-        "open": opened - began,
-        "read": time.process_time() - opened,
-        "memory": peak_mb() - before,
-    }
+    read = time.process_time() - opened
+    return {"records": len(records), "open": opened - began, "read": read, "memory": peak_mb() - before}
 
 
 def peak_mb() -> float:
@@ -115,41 +101,34 @@ def peak_mb() -> float:
     return int(lines["VmHWM"].split()[0]) / 1024
 
 
-def child(path: Path, how: str, cache: Path) -> dict[str, float]:
+def child(path: Path, how: str, count: int) -> dict[str, float]:
     """One of the measurements in a fresh process."""
     command = [sys.executable, __file__, "--measure", str(path), "--how", how]
-    done = subprocess.run(command, env=os.environ | {"QWENVL_CACHE": str(cache)}, capture_output=True, text=True)
+    environment = os.environ | {"QWENVL_CACHE": str(path.parent / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{path.name}: {done.stderr}")
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    assert found["records"] == count
+    return found
 
 
 def show(kind: str, folder: Path, count: int, only_start: bool) -> None:
-    """One line of the table. The file and its copies in the cache are deleted afterwards."""
+    """One line of the table."""
     path, cache = folder / f"bench.{kind}", folder / "cache"
-    try:
-        write(path, count)
-        size = path.stat().st_size / 2**20
-        begun = child(path, "start", cache)
-        line = f"| {kind}, {size:,.0f} MB | {begun['open']:.2f} s, {begun['memory']:,.0f} MB |"
-        if only_start:
-            print(line, flush=True)
-            return
-        shutil.rmtree(cache, ignore_errors=True)
-        load = child(path, "load", cache)
-        shutil.rmtree(cache, ignore_errors=True)
-        first, again = (child(path, "stream", cache) for _ in range(2))
-        kept = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) / 2**20
-    finally:
-        path.unlink(missing_ok=True)
-        shutil.rmtree(cache, ignore_errors=True)
-    assert begun["records"] == load["records"] == first["records"] == count
-    print(
-        f"{line} {load['open']:.2f} s, {load['memory']:,.0f} MB "
-        f"| {first['open']:.2f} s, {first['memory']:,.0f} MB | {again['open']:.2f} s, {again['memory']:,.0f} MB "
-        f"| {again['read']:.2f} s | {kept:,.0f} MB |",
-        flush=True,
-    )
+    write(path, count)
+    found = {}
+    for how in ["start"] if only_start else ["start", "load", "stream", "again"]:
+        if how != "again":
+            shutil.rmtree(cache, ignore_errors=True)
+        found[how] = child(path, "stream" if how == "again" else how, count)
+    cells = [f"{each['open']:.2f} s, {each['memory']:,.0f} MB" for each in found.values()]
+    if not only_start:
+        copies = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) / 2**20
+        cells += [f"{found['again']['read']:.2f} s", f"{copies:,.0f} MB"]
+    print(f"| {kind}, {path.stat().st_size / 2**20:,.0f} MB | {' | '.join(cells)} |", flush=True)
+    path.unlink()
+    shutil.rmtree(cache, ignore_errors=True)
 
 
 def main() -> None:
@@ -157,33 +136,22 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=20_000, help="records in each file (20000)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of file (all)")
     parser.add_argument("--folder", type=Path, help="where the files are written (a temporary folder)")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only_start", action="store_true", help="measure the start of a run alone")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--how", default="load", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure is not None:
-        print(json.dumps(start(args.measure) if args.how == "start" else measure(args.measure, args.how == "stream")))
+        print(json.dumps(measure(args.measure, args.how)))
         return
-    print(f"{args.records:,} records; python {sys.version.split()[0]}" + "".join(map(versioned, ("numpy", "pyarrow"))))
-    if args.only_start:
-        print("| kind | start |\n|---|---|")
-    else:
-        print(f"| kind | start | load | stream | stream again | {READS:,} reads | cache |")
-        print("|---|---|---|---|---|---|---|")
+    names = ["start"] if args.only_start else ["start", "load", "stream", "again", "1,000 reads", "copies"]
+    print(f"{args.records:,} records; python {sys.version.split()[0]}")
+    print(f"| kind | {' | '.join(names)} |\n|---" + "|---" * len(names) + "|")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         (Path(folder) / "clips").mkdir()
         for i in range(CLIPS):
             (Path(folder) / "clips" / f"{i}.mp4").touch()
         for kind in args.kinds:
             show(kind, Path(folder), args.records, args.only_start)
-
-
-def versioned(name: str) -> str:
-    """``, name version``. Nothing where the package is not installed."""
-    try:
-        return f", {name} {version(name)}"
-    except PackageNotFoundError:
-        return ""
 
 
 if __name__ == "__main__":

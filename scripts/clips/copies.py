@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from random import Random
 
 import av
 
@@ -71,6 +70,20 @@ class Copy:
         return round((seconds + self.start) * UNITS)
 
 
+def copy_from(source: Path, target: Path, seconds: float) -> None:
+    """``ffmpeg -ss X -c copy``: packets from the key frame before that second on, hidden by an edit list up to it."""
+    with av.open(str(source)) as reader, av.open(str(target), "w") as writer:
+        stream = reader.streams.video[0]
+        start = int(seconds / stream.time_base)
+        copy = writer.add_stream_from_template(stream)
+        reader.seek(start, stream=stream, backward=True)
+        for packet in reader.demux(stream):
+            if packet.dts is not None:
+                packet.pts, packet.dts = packet.pts - start, packet.dts - start
+                packet.stream = copy
+                writer.mux(packet)
+
+
 def joined(path: Path, parts: Sequence[Path]) -> Path:
     """Write the bytes of files one after the other."""
     path.write_bytes(b"".join(part.read_bytes() for part in parts))
@@ -90,13 +103,3 @@ def rotated(path: Path, height: int) -> Path:
     """Say in an MP4's header that its pictures lie on their left side."""
     matrix = struct.pack(">9i", 0, 65536, 0, -65536, 0, 0, height << 16, 0, 1 << 30)
     return patched(path, b"tkhd", 4 + 40, matrix)
-
-
-def damaged(source: Path, path: Path, byte_count: int, seed: int) -> Path:
-    """Copy a file with random bytes in its second to last tenth: headers stay as they are."""
-    draw, data = Random(seed), bytearray(source.read_bytes())
-    low, high = len(data) // 10, len(data) * 9 // 10
-    for at in draw.sample(range(low, high), byte_count):
-        data[at] = draw.randrange(256)
-    path.write_bytes(data)
-    return path

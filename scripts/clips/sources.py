@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 
 import av
-
-from scripts.bench.decode_clips import numbered_pictures
+import numpy as np
 
 RATE = 25
 FRAMES = 60
 SIZE = (160, 96)
 GOP = 12
+COLUMNS, ROWS = 10, 2  # of blocks, a bit each: the top of a picture holds numbers up to a million
 
 # encoder, its options, pixel format. Two frames of three are B-frames where the codec has them, and groups of pictures
 # are open where it can: pictures shown before a key frame may need the group before it.
@@ -97,12 +97,15 @@ def encode_numbered(
     times: Sequence[float] | None = None,
     shape: Fraction | None = None,
     size: tuple[int, int] = SIZE,
+    gop: int = GOP,
+    turns: int = 0,
     options: dict[str, str] | None = None,
 ) -> Path:
     """Encode frames 0, 1, ... at 25 a second, or at ``times`` in seconds.
 
     Args:
         codec: of ``ENCODERS``.
+        turns: of each picture by 90 degrees to the left.
         shape: of a pixel, its width by its height.
         options: of the container.
     """
@@ -110,19 +113,48 @@ def encode_numbered(
     unit = Fraction(1, RATE) if times is None else Fraction(1, 1000)
     with _scheduling_kept(), av.open(str(path), "w", options=options or {}) as container:
         stream = container.add_stream(encoder, rate=RATE, options=codec_options)
-        stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
-        stream.codec_context.gop_size = GOP
+        stream.width, stream.height = size[::-1] if turns % 2 else size
+        stream.pix_fmt, stream.codec_context.gop_size = pix_fmt, gop
         if shape is not None:
             stream.codec_context.sample_aspect_ratio = shape
         if times is not None:
             stream.codec_context.time_base = stream.time_base = unit
         for number, picture in enumerate(numbered_pictures(frame_count, *size)):
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(np.rot90(picture, turns)), format="rgb24")
             frame.pts = number if times is None else round(times[number] * 1000)
             frame.time_base = unit
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
+
+
+def numbered_pictures(frame_count: int, width: int, height: int) -> Iterator[np.ndarray]:
+    """H x W x 3 each: a window that pans over a texture, and the number's bits as black and white blocks on top."""
+    coarse = np.random.default_rng(0).integers(40, 215, (height // 8 + 9, width // 8 + 9, 3))
+    texture = coarse.repeat(8, 0).repeat(8, 1).astype(np.uint8)
+    texture += np.random.default_rng(1).integers(0, 12, texture.shape, dtype=np.uint8)
+    block = width // COLUMNS
+    for number in range(frame_count):
+        y, x = abs(number * 2 % 128 - 64), abs(number * 3 % 128 - 64)
+        picture = texture[y : y + height, x : x + width].copy()
+        for bit in range(COLUMNS * ROWS):
+            row, column = divmod(bit, COLUMNS)
+            value = 235 if number >> bit & 1 else 16
+            picture[row * block : (row + 1) * block, column * block : (column + 1) * block] = value
+        yield picture
+
+
+def number_in(picture: np.ndarray) -> int:
+    """The number in a picture, H x W x 3, of any size."""
+    block = picture.shape[1] / COLUMNS
+    number = 0
+    for bit in range(COLUMNS * ROWS):
+        row, column = divmod(bit, COLUMNS)
+        y, x = int((row + 0.5) * block), int((column + 0.5) * block)
+        if y >= picture.shape[0]:
+            return -1
+        number |= int(picture[y, x].mean() > 126) << bit
+    return number
 
 
 @contextmanager

@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own, flags = make_parser().parse_known_args(words)
     from qwenvl.data.errors import told_to_the_user
+    from qwenvl.evaluate.results import results_of
     from qwenvl.evaluate.results_table import table
     from qwenvl.runlog import EvaluationLog, hash_of
 
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = run_tasks(model, own)
     facts["prompts_hash"] = hash_of("\x1e".join(model.prompts()))
     samples = list(samples_of(model.answered, found["samples"], facts["name"]))
-    results = results_as_numbers(samples, facts["name"])
+    if not any(each.rewards for each in samples):
+        raise SystemExit(f"{COMMAND}: no metric of these tasks has a number for each record")
     clusters = {"records": len(samples), "of": len(samples), "clusters": len({each.cluster for each in samples})}
     protocol["data"] |= clusters
     protocol["rewards"] = dict.fromkeys(samples[0].rewards, 1.0)
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         **{"command": shlex.join(["bash", "scripts/evaluate.sh", "lmms", *words]), "models": [facts]},
         **{"controls": ["none"], "protocol": protocol, "settings_of": own.model, "began": began, "ended": now()},
         **{"left_out": [], "seconds": {facts["name"]: time.perf_counter() - started}},
-        **results,
+        **results_of(samples, [facts["name"]], ["none"], "total", 1.0),
         "lmms_eval": {"version": LMMS_EVAL, "results": plain(found["results"]), "versions": found["versions"]},
     }
     log.write(written)
@@ -173,20 +175,6 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
         if name not in _OF_LMMS and isinstance(value, (bool, int, float)) and math.isfinite(value):
             found[name] = float(value)
     return found
-
-
-def results_as_numbers(samples: Sequence[Any], model: str) -> dict[str, Any]:
-    """The numbers of ``qwenvl evaluate``, with intervals over clips.
-
-    Raises:
-        SystemExit: no metric of the tasks has a number for a record.
-    """
-    from qwenvl.evaluate.results import results_of
-    from qwenvl.runlog import AS_IT_IS
-
-    if not any(each.rewards for each in samples):
-        raise SystemExit(f"{COMMAND}: no metric of these tasks has a number for each record")
-    return results_of(samples, [model], [AS_IT_IS], "total", 1.0)
 
 
 def lines_of_tasks(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -14,9 +14,8 @@ from qwenvl.data.media.index import times_when_played
 from qwenvl.data.media.open import open_clip
 from qwenvl.data.media.reader import changes, luma_of, small_picture
 from qwenvl.data.prompt_length import read_header
-from scripts.bench.decode_clips import number_in
-from scripts.clips.kinds import Workshop, kinds
-from scripts.clips.sources import SIZE, encode_numbered
+from scripts.clips.sources import SIZE, encode_numbered, number_in
+from tests.data.media.clip_kinds import Workshop, kinds
 
 KINDS = list(kinds())
 _FIRST = {(kind.cut, kind.container): kind for kind in reversed(KINDS)}

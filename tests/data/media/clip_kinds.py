@@ -14,7 +14,6 @@ from scripts.clips.copies import Copy, TimeOf, even, joined, patched
 from scripts.clips.sources import FRAMES, HEADERS_APART, RATE, Piece, Source, encode_numbered
 
 os.environ.setdefault("SVT_LOG", "0")
-REORDERED = ("h264", "h264open", "h264fields", "hevc", "hevcopen", "hevc10", "mpeg1", "mpeg2", "mpeg4")
 CUT_KEY = 2  # which key frame cuts begin at
 MIDWAY = 16  # the packet, in decoding order, at which a recording begins that joins midway
 REFRESH = 8  # frames from a "key frame" of an intra refresh to the first whole picture
@@ -158,121 +157,127 @@ def encoded(
     return Kind(cut, container, codec, make)
 
 
+def named(text: str) -> Iterator[tuple[str, str]]:
+    """Pairs of container and codec, from lines of a container and its codecs."""
+    for line in text.strip().splitlines():
+        container, *codecs = line.split()
+        yield from ((container, codec) for codec in codecs)
+
+
+WHOLE = """
+    mp4 h264 h264open h264fields h264refresh hevc hevcopen hevc10 mpeg4 vp9 av1
+    mov h264 hevcopen mpeg4plain mjpeg
+    mkv h264 h264open h264fields hevcopen mpeg2 mpeg4 vp8 vp9 av1 mjpeg
+    webm vp8 vp9 av1
+    ts h264 h264open h264fields h264refresh hevc hevcopen hevc10 mpeg1 mpeg2
+    mpg mpeg1 mpeg2 h264 h264open
+    flv h264 h264open hevcopen flv1 av1
+    avi h264 h264open mpeg4 mpeg4plain mpeg2 mjpeg
+    wmv wmv2 h264
+    h264 h264 h264open h264refresh
+    hevc hevc hevcopen
+    m2v mpeg2
+    m1v mpeg1
+    ivf vp8 vp9 av1
+    obu av1
+    mjpeg mjpeg
+"""
+EDITED = """
+    mp4 h264 h264open hevc hevcopen mpeg4 vp9 av1
+    mov h264 h264open hevc hevcopen
+"""
+CUT = """
+    mp4 h264open hevcopen mpeg4
+    mov h264open
+    mkv h264open hevcopen mpeg2 mpeg4 vp9 av1
+    ts h264open hevcopen mpeg2 mpeg1 h264refresh
+    mpg mpeg1 mpeg2 h264open
+    flv h264open hevcopen
+    avi h264open mpeg4 mpeg2
+    h264 h264open
+    hevc hevcopen
+    m2v mpeg2
+"""
+JOINED = """
+    mp4 h264
+    mkv h264open mpeg2
+    ts h264 h264open hevcopen mpeg2
+    mpg mpeg2 h264open
+    flv h264open
+    avi h264
+    h264 h264open
+"""
+LATE_STARTS = """
+    mp4 h264 hevcopen av1
+    mov h264
+    mkv h264 h264open hevcopen vp9 av1
+    webm vp9 vp8
+    ts h264open mpeg2
+    mpg mpeg2
+    flv h264
+"""
+VARIABLE = """
+    mp4 h264 hevcopen vp9 av1
+    mov h264
+    mkv h264open hevc vp9 mpeg4
+    webm vp9
+    ts h264open mpeg2
+    flv h264
+    avi mpeg4plain h264
+"""
+CONCATENATED = """
+    ts h264 h264open hevcopen mpeg2
+    mpg mpeg2
+"""
+FORMS = {"obu": "obu", "wmv": "asf"}
+PARTLY = {"mpg": "vob"}  # FFmpeg's name of MPEG-PS that need not begin at 0
+
+
 def kinds() -> Iterator[Kind]:
     """All kinds."""
-    for container, codecs in {
-        "mp4": ("h264", "h264open", "h264fields", "h264refresh", "hevc", "hevcopen", "hevc10", "mpeg4", "vp9", "av1"),
-        "mov": ("h264", "hevcopen", "mpeg4plain", "mjpeg"),
-        "mkv": ("h264", "h264open", "h264fields", "hevcopen", "mpeg2", "mpeg4", "vp8", "vp9", "av1", "mjpeg"),
-        "webm": ("vp8", "vp9", "av1"),
-        "ts": ("h264", "h264open", "h264fields", "h264refresh", "hevc", "hevcopen", "hevc10", "mpeg1", "mpeg2"),
-        "mpg": ("mpeg1", "mpeg2", "h264", "h264open"),
-        "flv": ("h264", "h264open", "hevcopen", "flv1", "av1"),
-        "avi": ("h264", "h264open", "mpeg4", "mpeg4plain", "mpeg2", "mjpeg"),
-        "wmv": ("wmv2", "h264"),
-        "h264": ("h264", "h264open", "h264refresh"),
-        "hevc": ("hevc", "hevcopen"),
-        "m2v": ("mpeg2",),
-        "m1v": ("mpeg1",),
-        "ivf": ("vp8", "vp9", "av1"),
-        "obu": ("av1",),
-        "mjpeg": ("mjpeg",),
-    }.items():
-        forms = {"obu": "obu", "wmv": "asf"}
-        for codec in codecs:
-            yield copied("whole", container, codec, whole, Copy(format=forms.get(container)))
-    yield encoded("whole", "gif", "gif")
-    yield encoded("whole", "m4v", "mpeg4plain")
-    yield encoded("whole", "m4v", "mpeg4")
-    for container in ("mp4", "mov"):
-        for codec in ("h264", "h264open", "hevc", "hevcopen", "mpeg4", "vp9", "av1"):
-            if container == "mp4" or codec.startswith("h"):
-                yield hidden("edit list", container, codec, HIDDEN)
+    for container, codec in named(WHOLE):
+        yield copied("whole", container, codec, whole, Copy(format=FORMS.get(container)))
+    for container, codec in named("gif gif\nm4v mpeg4plain mpeg4"):
+        yield encoded("whole", container, codec)
+    for container, codec in named(EDITED):
+        yield hidden("edit list", container, codec, HIDDEN)
     yield hidden("edit list that hides one", "mp4", "h264", 1)
     yield hidden("edit list up to a key frame", "mp4", "h264open", 24)
-    for container, codecs in {
-        "mp4": ("h264open", "hevcopen", "mpeg4"),
-        "mov": ("h264open",),
-        "mkv": ("h264open", "hevcopen", "mpeg2", "mpeg4", "vp9", "av1"),
-        "ts": ("h264open", "hevcopen", "mpeg2", "mpeg1", "h264refresh"),
-        "mpg": ("mpeg1", "mpeg2", "h264open"),
-        "flv": ("h264open", "hevcopen"),
-        "avi": ("h264open", "mpeg4", "mpeg2"),
-        "h264": ("h264open",),
-        "hevc": ("hevcopen",),
-        "m2v": ("mpeg2",),
-    }.items():
+    for container, codec in named(CUT):
         editless = {"use_editlist": "0"} if container in ("mp4", "mov") else None
-        for codec in codecs:
-            form = "vob" if container == "mpg" else None
-            yield copied(
-                "cut at a key frame", container, codec, from_key, Copy(options=editless, format=form, start=-0.4)
-            )
+        copy = Copy(options=editless, format=PARTLY.get(container), start=-0.4)
+        yield copied("cut at a key frame", container, codec, from_key, copy)
     for codec in ("h264open", "hevcopen", "mpeg4"):
         yield copied("cut at a key frame with an edit list", "mp4", codec, from_key, Copy(start=-0.4))
-    for container, codecs in {
-        "mp4": ("h264",),
-        "mkv": ("h264open", "mpeg2"),
-        "ts": ("h264", "h264open", "hevcopen", "mpeg2"),
-        "mpg": ("mpeg2", "h264open"),
-        "flv": ("h264open",),
-        "avi": ("h264",),
-        "h264": ("h264open",),
-    }.items():
-        for codec in codecs:
-            form = "vob" if container == "mpg" else None
-            yield copied("joined midway", container, codec, from_midway, Copy(format=form, start=-0.4))
-    for container, codecs in {
-        "mp4": ("h264", "hevcopen", "av1"),
-        "mov": ("h264",),
-        "mkv": ("h264", "h264open", "hevcopen", "vp9", "av1"),
-        "webm": ("vp9", "vp8"),
-        "ts": ("h264open", "mpeg2"),
-        "mpg": ("mpeg2",),
-        "flv": ("h264",),
-    }.items():
-        for codec in codecs:
-            kept = {"avoid_negative_ts": "disabled"}
-            form = "vob" if container == "mpg" else None
-            yield copied("late start", container, codec, whole, Copy(start=LATE, options=kept, format=form))
-    yield copied("late start and cut", "mkv", "h264open", from_key, Copy(start=LATE))
-    yield copied("late start and cut", "mkv", "h264", from_key, Copy(start=LATE))
-    for container, codecs in {
-        "mp4": ("h264", "hevcopen", "vp9", "av1"),
-        "mov": ("h264",),
-        "mkv": ("h264open", "hevc", "vp9", "mpeg4"),
-        "webm": ("vp9",),
-        "ts": ("h264open", "mpeg2"),
-        "flv": ("h264",),
-    }.items():
-        for codec in codecs:
-            form = "vob" if container == "mpg" else None
-            yield copied("variable rate", container, codec, whole, Copy(uneven, format=form))
-    yield copied("variable rate", "avi", "mpeg4plain", whole, Copy(uneven))
-    yield copied("variable rate", "avi", "h264", whole, Copy(uneven))
+    for container, codec in named(JOINED):
+        copy = Copy(format=PARTLY.get(container), start=-0.4)
+        yield copied("joined midway", container, codec, from_midway, copy)
+    for container, codec in named(LATE_STARTS):
+        copy = Copy(start=LATE, options={"avoid_negative_ts": "disabled"}, format=PARTLY.get(container))
+        yield copied("late start", container, codec, whole, copy)
+    for codec in ("h264open", "h264"):
+        yield copied("late start and cut", "mkv", codec, from_key, Copy(start=LATE))
+    for container, codec in named(VARIABLE):
+        yield copied("variable rate", container, codec, whole, Copy(uneven))
+    pieces = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
     for codec in ("h264", "h264open", "hevcopen", "vp9", "av1"):
-        pieces = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
         yield copied("fragmented", "mp4", codec, whole, Copy(options=pieces))
     yield copied("fragmented and cut", "mp4", "h264open", from_key, Copy(options=pieces, start=-0.4))
-    for container, codecs in {"ts": ("h264", "h264open", "hevcopen", "mpeg2"), "mpg": ("mpeg2",)}.items():
-        for codec in codecs:
-            yield concatenated("concatenated with repeating times", container, codec, whole, 1.0)
-            yield concatenated("concatenated with an earlier time", container, codec, from_key, 0.0)
-            yield concatenated("concatenated with a later time", container, codec, whole, 3600.0)
-    for container, codecs in {"ts": ("h264", "mpeg2")}.items():
-        for codec in codecs:
-            hole = [n for n in range(FRAMES) if n % 3]
-            yield copied("missing times", container, codec, whole, Copy(without_times=hole))
+    for container, codec in named(CONCATENATED):
+        yield concatenated("concatenated with repeating times", container, codec, whole, 1.0)
+        yield concatenated("concatenated with an earlier time", container, codec, from_key, 0.0)
+        yield concatenated("concatenated with a later time", container, codec, whole, 3600.0)
+    for codec in ("h264", "mpeg2"):
+        hole = [n for n in range(FRAMES) if n % 3]
+        yield copied("missing times", "ts", codec, whole, Copy(without_times=hole))
     yield encoded("anamorphic", "mp4", "h264", shape=Fraction(16, 11))
     yield encoded("anamorphic", "mkv", "h264", shape=Fraction(4, 3))
     yield encoded("anamorphic", "mpg", "mpeg2", shape=Fraction(64, 45))
     yield encoded("anamorphic", "avi", "mpeg4plain", shape=Fraction(12, 11))
-    yield encoded("one frame", "mp4", "h264", 1)
-    yield encoded("one frame", "ts", "mpeg2", 1)
-    yield encoded("one frame", "mkv", "vp9", 1)
+    for container, codec in named("mp4 h264\nts mpeg2\nmkv vp9"):
+        yield encoded("one frame", container, codec, 1)
     yield encoded("two frames", "ts", "h264", 2)
-    yield encoded(
-        "promises more", "avi", "mpeg4plain", change=lambda p: patched(p, b"strh", 40, (10**6).to_bytes(4, "little"))
-    )
+    frames = (10**6).to_bytes(4, "little")
+    yield encoded("promises more", "avi", "mpeg4plain", change=lambda path: patched(path, b"strh", 40, frames))
     yield encoded("promises more", "mkv", "h264", change=lambda p: patched(p, b"00:00:02.4", 0, b"00:10:02.4"))
     yield encoded("promises less", "mkv", "h264", change=lambda p: patched(p, b"00:00:02.4", 0, b"00:00:00.4"))
