@@ -124,8 +124,8 @@ def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any) -> N
     choices = choices_of(hint) if str not in kinds else None
     named: dict[str, Any] = {"default": default, "help": argparse.SUPPRESS}
     if "bounds" in each.metadata:
-        shown = "" if default is None else f" [{default}]"
-        named |= {"help": (help_of(each) + shown).replace("%", "%%"), "metavar": kind_of(each, hint)}
+        shown = "" if default is None else " [%(default)s]"  # a command may set another
+        named |= {"help": help_of(each).replace("%", "%%") + shown, "metavar": kind_of(each, hint)}
     if bool in kinds:
         named |= {"nargs": "?", "const": True, "type": truth_or_text if str in kinds else truth}
     elif list in kinds:

@@ -146,6 +146,8 @@ def request_of(argv: Sequence[str]) -> PlanRequest:
         if getattr(config, name) is None:
             raise ValueError(f"{word} is missing")
     request = PlanRequest(config, options, machine.get("optim"), on_host)
+    if options.warmup and "ds3_gather_for_generation" in machine:
+        raise ValueError(kind.unknown("ds3_gather_for_generation"))
     config.ds3_gather_for_generation = _true(machine.get("ds3_gather_for_generation", "True"))
     if not config.ds3_gather_for_generation and request.engine not in ("zero3", "fsdp"):
         raise ValueError(
