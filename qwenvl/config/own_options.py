@@ -15,7 +15,7 @@ SPLITTERS = ("deepspeed", "fsdp")
 
 @dataclass
 class TrainerOptions(Options):
-    """Settings of the Trainer that have another default here. All its others keep theirs."""
+    """Settings of the Trainer with another default. All others keep theirs."""
 
     learning_rate: float | None = option(
         None, "Peak learning rate, above 0.", unset=f"{FULL_LEARNING_RATE:g}, with LoRA {LORA_LEARNING_RATE:g}", above=0
@@ -56,7 +56,7 @@ class TrainerOptions(Options):
 
 @dataclass
 class RunOptions(Options):
-    """What a run begins with, what ends it, and what it shows."""
+    """Start, end and display of a run."""
 
     resume: str = option(
         "never",
@@ -111,7 +111,7 @@ class RunOptions(Options):
 
 @dataclass
 class FitOptions(Options):
-    """What a run may change of itself to fit into memory."""
+    """Fitting a run into memory."""
 
     auto_fit: bool = option(
         False,

@@ -12,7 +12,7 @@ from qwenvl.option import Options, option, was_set
 
 @dataclass
 class ReadingOptions(Options):
-    """Which files are read, and how their rows become records."""
+    """Files and formats of records."""
 
     dataset_catalog: str | None = option(
         None,
@@ -45,7 +45,7 @@ class ReadingOptions(Options):
 
 @dataclass
 class FrameOptions(Options):
-    """How densely clips are sampled where their record does not say."""
+    """Frames that are sampled from clips, by default."""
 
     base_interval: float = option(2.0, "Seconds between the frames taken from a clip, above 0.", above=0)
     video_fps: float | None = option(
@@ -76,7 +76,7 @@ class FrameOptions(Options):
 
 @dataclass
 class DecodingOptions(Options):
-    """How the media of a record are decoded."""
+    """Decoding of clips and images."""
 
     video_backend: Literal["auto", "pyav", "decord"] = option(
         "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
@@ -109,7 +109,7 @@ class SampleOptions(FrameOptions, DecodingOptions):
 
 @dataclass
 class PromptOptions(Options):
-    """How large media become in a prompt, and how long the prompt may be."""
+    """Sizes of media, and the length of prompts."""
 
     video_min_frame_pixels: int = option(
         4 * 28 * 28, "Fewest pixels of a video frame; smaller frames are scaled up.", least=1
@@ -174,7 +174,7 @@ class DifficultyArguments(Options):
 
 @dataclass
 class DataOptions(Options):
-    """Which records, in which order."""
+    """Data sets and their order."""
 
     dataset_use: str | None = option(
         None,

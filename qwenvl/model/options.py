@@ -15,7 +15,7 @@ WITH_REFERENCE = "grpo_beta > 0: there is no reference otherwise"
 
 @dataclass
 class TuneOptions(Options):
-    """Which parts of the model learn."""
+    """Trained parts of the model."""
 
     tune_mm_llm: bool = option(True, "Train the language model, its embeddings and the language-model head.")
     tune_mm_vision: bool = option(False, "Train the vision tower: patch embedding and blocks.")
@@ -73,7 +73,7 @@ class LoraOptions(Options):
 
 @dataclass
 class ReferenceOptions(Options):
-    """The reference, which the KL term holds the policy near."""
+    """The reference model of the KL term."""
 
     ref_model_name_or_path: str | None = option(
         None,
@@ -113,7 +113,7 @@ class ReferenceOptions(Options):
 
 @dataclass
 class ModelOptions(Options):
-    """The model, and how it is computed."""
+    """The model and its computation."""
 
     model_name_or_path: str | None = option(
         None,

@@ -34,7 +34,7 @@ class FilterArguments(Options):
 
 @dataclass
 class SamplingOptions(Options):
-    """How completions are sampled."""
+    """Sampling of completions."""
 
     rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(
         "local",

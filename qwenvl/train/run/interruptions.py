@@ -26,7 +26,7 @@ from qwenvl.failure import has_failed, told_before
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.meter import Doing
 from qwenvl.train.run.resume import PendingEvaluation
-from qwenvl.train.run.signals import SIGNALS, end_fork, hold_back_for_forks, note_signal
+from qwenvl.train.run.signals import SIGNALS, end_fork, note_signal, prepare_forks
 
 SECONDS_FOR_EACH = 0.5  # that a process has to write the stacks of its threads
 BACKUP_SECONDS = 30.0  # after the timeout, a thread that holds Python's lock is ended from C
@@ -82,7 +82,7 @@ class StopOnSignal(TrainerCallback):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        hold_back_for_forks()
+        prepare_forks()
         before = {each: signal.getsignal(each) for each in SIGNALS}
         for each, handler in before.items():
             if handler is not signal.SIG_IGN:
@@ -123,7 +123,7 @@ class StopOnSignal(TrainerCallback):
 
     def _receive(self, number: int, frame: Any) -> None:
         if os.getpid() != self._process:
-            return end_fork(number)
+            return end_fork(number, self._process)
         note_signal()
         if has_failed():  # the launcher ends the others, which wait for a process that is gone
             os._exit(1)

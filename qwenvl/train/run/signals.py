@@ -21,14 +21,23 @@ ASKED_TO_END = os.EX_TEMPFAIL
 ends the others, which may wait for this one."""
 _FORK_WAITS = 0.1  # seconds for the run to take a signal that both of them got
 _SAME_SIGNAL = 5.0  # seconds in which forks take a signal for that of the run
-_taken = mmap.mmap(-1, 8)  # shared with forks: when the run took its last signal, by time.monotonic()
-
-
 _mask = threading.local()  # the signals that a thread blocks but for its forks
 
 
 @cache
-def hold_back_for_forks() -> None:
+def _last_signal(process: int) -> mmap.mmap:
+    """Shared by a process and its forks: when the process took its last signal, by ``time.monotonic()``."""
+    return mmap.mmap(-1, 8)
+
+
+def prepare_forks() -> None:
+    """Make forks of this process end by signals. To be called before the forks, and the handlers of signals."""
+    _last_signal(os.getpid())
+    _hold_back()
+
+
+@cache
+def _hold_back() -> None:
     """Deliver the signals of a fork once it can handle them: Python discards those that come before."""
 
     def block() -> None:
@@ -41,19 +50,19 @@ def hold_back_for_forks() -> None:
 
 
 def note_signal() -> None:
-    """Tell forks that the run has taken a signal now."""
-    _taken[:] = struct.pack("d", time.monotonic())
+    """Record for forks that this process has taken a signal now."""
+    _last_signal(os.getpid())[:] = struct.pack("d", time.monotonic())
 
 
-def end_fork(number: int) -> None:
-    """End a fork by a signal, unless the whole run got the signal: the step that is finished may need the fork.
+def end_fork(number: int, process: int) -> None:
+    """End a fork of ``process`` by a signal, unless both got the signal: the step that is finished may need the fork.
 
     A fork, of a reward for example, inherits the handlers of the run. If it ignored each signal, ``terminate`` of
     multiprocessing would have no effect on it, and the end of a ``Pool`` would wait for good.
     """
     until = time.monotonic() + _FORK_WAITS
     while time.monotonic() < until:
-        if time.monotonic() - struct.unpack("d", _taken[:])[0] < _SAME_SIGNAL:
+        if time.monotonic() - struct.unpack("d", _last_signal(process)[:])[0] < _SAME_SIGNAL:
             return
         time.sleep(0.005)
     signal.signal(number, signal.SIG_DFL)
@@ -79,11 +88,11 @@ def ends_at_signals(command: str) -> Iterator[None]:
         yield
         return
     process = os.getpid()
-    hold_back_for_forks()
+    prepare_forks()
 
     def end(number: int, frame: Any) -> None:
         if os.getpid() != process:
-            return end_fork(number)
+            return end_fork(number, process)
         note_signal()
         if has_failed():  # the launcher ends the others
             os._exit(1)
