@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -130,6 +131,7 @@ def workbook():
         ("s.jsonl", b'{"a": 1, "b": 2, "a": 3}', 's.jsonl:1: .*the key "a" stands twice in one object'),
         ("s.jsonl", b'{"meta": {"x": 1, "x": 1}}', 'the key "x" stands twice'),
     ],
+    ids=itertools.count(),  # archives hold the time, by which processes would name the tests differently
 )
 def test_damaged_files_and_files_of_other_kinds(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
