@@ -17,7 +17,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
-from qwenvl.evaluate.models import differing, model_facts, protocol_of
+from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples
 from qwenvl.evaluate.respondent import Respondent, build_respondent, collator_of, loader_of, pass_reward, with_progress
 from qwenvl.evaluate.results import as_json, results_of

@@ -14,7 +14,8 @@ from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.held_out import main
-from qwenvl.evaluate.models import differing, fingerprint, named_models, revision_of, trained_otherwise
+from qwenvl.evaluate.models import named_models
+from qwenvl.evaluate.protocol import differing, fingerprint, revision_of, trained_otherwise
 from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, EvaluateOptions, evaluation_request
 from qwenvl.option import all_options
 from qwenvl.runlog import RunLog, read_evaluation, read_samples

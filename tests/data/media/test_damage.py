@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.damage import _hole
 from qwenvl.data.media.open import open_clip
-from qwenvl.data.options import DataOptions, SampleOptions
+from qwenvl.data.options import SampleOptions
 from qwenvl.doctor.commands import main
 from scripts.clips.copies import Copy
 from scripts.clips.sources import Source, encode_numbered
@@ -117,4 +118,4 @@ def test_without_effect_it_is_refused(tmp_path):
     with pytest.raises(ValueError, match="decode_check has no effect without --video_backend auto or pyav"):
         SampleOptions(decode_check="strict", video_backend="decord")
     with pytest.raises(ValueError, match="decode_check cannot be used with --frame_cache"):
-        DataOptions(decode_check="strict", frame_cache=str(tmp_path))
+        GRPOConfig(decode_check="strict", frame_cache=str(tmp_path))
