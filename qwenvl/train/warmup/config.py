@@ -23,7 +23,7 @@ RECENT = 10
 
 @dataclass
 class WarmupOptions(Options):
-    """Warm-up: what it teaches, and when it ends."""
+    """What a warm-up teaches, and when it ends."""
 
     target_template: str | None = option(
         None,
