@@ -242,7 +242,7 @@ def test_the_command_writes_down_what_it_took(settings, tmp_path, capfd):
 def test_it_has_an_effect_or_is_refused(settings, make_trainer):
     with pytest.raises(ValueError, match="--fit_memory_gb has no effect without --auto_fit"):
         GRPOConfig(**settings, fit_memory_gb=3.0)
-    with pytest.raises(ValueError, match="--auto_fit cannot be used with --deepspeed"):
+    with pytest.raises(ValueError, match="--auto_fit cannot be used with --fsdp"):
         GRPOConfig(**settings, auto_fit=True, fsdp=True)
     with pytest.raises(ValueError, match=r"call qwenvl\.train\.planning\.full_memory\.fit_to_memory"):
         make_trainer(auto_fit=True)
