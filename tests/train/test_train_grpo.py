@@ -118,7 +118,7 @@ def test_adapters_and_whole_weights_do_not_go_on_from_each_other(lora, flags, tm
     settings = [*flags, "--dataset_use=example%20", "--generation_max_length=2", "--disable_tqdm=True"]
     main([*settings, f"--lora_enable={lora}"])
     code, line = refused(capfd, *settings, f"--lora_enable={not lora}", "--resume_from_checkpoint=True")
-    held = "LoRA adapters; go on with" if lora else "a whole model, no LoRA adapters; go on without"
+    held = "LoRA adapters; resume with" if lora else "a whole model, no LoRA adapters; resume without"
     assert code == 2
     assert line.startswith(f"qwenvl train: {tmp_path}/out/checkpoint-1: holds {held} --lora_enable")
 

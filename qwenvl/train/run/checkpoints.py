@@ -163,7 +163,10 @@ def require_fresh_folder(output_dir: str | Path, overwrite: bool = False) -> Non
     Raises:
         FileExistsError: naming what is there, and what to do.
     """
-    if whole := [each for each in checkpoints_of(output_dir) if is_sealed(each)]:
+    # Without run.json the folder is of another program, whose checkpoints have no manifest.
+    foreign = not (Path(output_dir) / "run.json").is_file()
+    every = checkpoints_of(output_dir)
+    if whole := [each for each in every if is_sealed(each) or (foreign and (each / _STATE).is_file())]:
         raise FileExistsError(
             f"{whole[-1]}: a checkpoint of an earlier run, with which a new one would mix its own; give another "
             "--output_dir, resume with --resume_from_checkpoint True, or delete the folder"
