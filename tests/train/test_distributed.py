@@ -303,7 +303,7 @@ def test_two_processes_count_the_tokens_of_one(tiny_checkpoint, mixed_data, tmp_
     names = ("loss", "grad_norm", "entropy", "entropy_coef", "loss/entropy", "top_entropy/frac")
     assert_same_numbers(output, alone, names, rows=2)
     (first, frac), (second, _) = logged(output, "entropy_coef", "top_entropy/frac")
-    assert [first, second] == pytest.approx([0.05, 0.06]) and 0.3 < frac < 0.6
+    assert [first, second] == pytest.approx([0.05, 0.055]) and 0.3 < frac < 0.6
 
 
 def test_fsdp_samples_resumes_and_computes_in_half_precision(tiny_checkpoint, mixed_data, three_records, tmp_path):
