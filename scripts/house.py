@@ -27,10 +27,11 @@ def measure() -> dict[str, int]:
     sources = [path for path in tracked("qwenvl") if path.suffix == ".py"]
     names = {path: _module(path) for path in sources}
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources}
+    modules = {names[path] for path, tree in trees.items() if tree.body}  # packages without code are none
     importers: Counter[str] = Counter()
     bases: dict[str, list[str]] = {}
     for path, tree in trees.items():
-        importers.update(_imported(tree) & set(names.values()) - {names[path]})
+        importers.update(_imported(tree) & modules - {names[path]})
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = [ast.unparse(base).split(".")[-1] for base in node.bases]

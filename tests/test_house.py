@@ -7,15 +7,15 @@ import pytest
 
 PATH = Path(__file__).parents[1] / "scripts" / "house.py"
 AT_MOST = {  # lower a number when a change makes it smaller
-    "lines of qwenvl": 42_900,
-    "lines of tests": 37_100,
-    "lines of scripts": 6_400,
-    "words of README and docs": 45_800,
-    "own flags of qwenvl train": 132,
-    "files of qwenvl": 296,
-    "modules with one importer": 68,
-    "classes": 382,
-    "levels of inheritance": 6,
+    "lines of qwenvl": 38_760,
+    "lines of tests": 34_860,
+    "lines of scripts": 4_130,
+    "words of README and docs": 31_200,
+    "own flags of qwenvl train": 108,
+    "files of qwenvl": 214,
+    "modules with one importer": 42,
+    "classes": 352,
+    "levels of inheritance": 4,
 }
 
 
