@@ -107,6 +107,9 @@ def test_engines_have_other_names_for_the_state_of_the_optimizer(engine, tmp_pat
 def test_a_new_run_does_not_mix_with_an_earlier_one(tmp_path):
     require_fresh_folder(tmp_path / "none")
     checkpoint(tmp_path, 3, whole=False)
+    with pytest.raises(FileExistsError, match=r"checkpoint-3: a checkpoint of an earlier run, "):
+        require_fresh_folder(tmp_path)  # of another program: there is no run.json
+    (tmp_path / "run.json").write_text("{}")
     require_fresh_folder(tmp_path)
     checkpoint(tmp_path, 20)
     checkpoint(tmp_path, 5)

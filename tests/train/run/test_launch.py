@@ -14,23 +14,23 @@ from tests.forked import forks
 from tests.train.conftest import turns
 from tests.train.test_distributed import environments
 
-TOY = """
+TOY = r"""
 import os, signal, sys, time
 rank, (how,) = os.environ["RANK"], sys.argv[1:]
 if how == "signal":
     def saves(number, frame):
-        print("saved by", signal.Signals(number).name, flush=True)
+        os.write(1, f"saved by {signal.Signals(number).name}\n".encode())  # whole, beside the other process's
         sys.exit(0)
     signal.signal(signal.SIGUSR1, saves)
-    print("ready", flush=True)
+    os.write(1, b"ready\n")
     time.sleep(600)
 if how == "idle":
     from qwenvl.train.run.signals import ends_at_signals
     with ends_at_signals("toy"):
-        print("ready", flush=True)
+        os.write(1, b"ready\n")
         time.sleep(600)
 if how == "early":
-    print("ready", flush=True)
+    os.write(1, b"ready\n")
     time.sleep(600)
 if how == "finish":
     sys.exit(0)
