@@ -157,7 +157,7 @@ def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda c
     return list(dict.fromkeys([*problems, *more(config)]))  # an option may stand in two classes
 
 
-class Row(NamedTuple):
+class RowValue(NamedTuple):
     """A value such as ``cispo(bound=4)``: the name of the row, and its arguments with their defaults."""
 
     name: str
@@ -169,7 +169,7 @@ class NoArguments(Options):
     """The arguments of a row that has none."""
 
 
-def row_of(config: Any, name: str) -> Row | None:
+def row_of(config: Any, name: str) -> RowValue | None:
     """The row that option ``name`` holds. None where the option is unset or False; True is the row ``""``.
 
     Raises:
@@ -178,7 +178,7 @@ def row_of(config: Any, name: str) -> Row | None:
     value = getattr(config, name)
     rows = next(each for each in fields(config) if each.name == name).metadata["rows"]
     if value is None or isinstance(value, bool):
-        return Row("", rows[None]()) if value else None
+        return RowValue("", rows[None]()) if value else None
     try:
         called, given = parse_row(value)
     except ValueError as error:
@@ -193,7 +193,7 @@ def row_of(config: Any, name: str) -> Row | None:
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
             raise ValueError(f"--{name} {called} has no argument {each!r}: {hint}")
     try:
-        return Row(called, kind(**given))
+        return RowValue(called, kind(**given))
     except ValueError as error:
         text = re.sub(rf"--({'|'.join(known)})\b", r"\1", str(error))
         raise ValueError("\n".join(f"--{name}: {line}" for line in text.split("\n"))) from None

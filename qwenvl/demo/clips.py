@@ -72,7 +72,7 @@ class ClipSettings:
 
 
 @dataclass(frozen=True)
-class Clip:
+class DemoClip:
     """One clip to be made: its name, the steps it shows, the frames of each, and the seed of its looks."""
 
     name: str
@@ -134,7 +134,7 @@ def tokenizer_texts() -> list[str]:
     return ["user\n", QUESTION, "assistant\n", *(f"{THINKING} {solution(pair)}" for pair in PAIRS)]
 
 
-def draw_clip(clip: Clip) -> Iterator[np.ndarray]:
+def draw_clip(clip: DemoClip) -> Iterator[np.ndarray]:
     """The frames of a clip in order, each SIZE x SIZE x 3, uint8. What a step has done stays done in the next."""
     station = Station.draw_lot(np.random.default_rng(clip.seed))
     for number, frames in zip(clip.steps, clip.frame_counts, strict=True):
@@ -157,15 +157,15 @@ def encode(path: Path, frames: Iterable[np.ndarray], rate: int = FPS, options: M
         container.mux(stream.encode())
 
 
-def _plan(split: str, count: int, seed: int) -> Iterator[Clip]:
+def _plan(split: str, count: int, seed: int) -> Iterator[DemoClip]:
     for i in range(count):
         looks = (seed, SPLITS.index(split), i)
         low, high = SEGMENT_FRAMES
         counts = np.random.default_rng((*looks, 1)).integers(low, high + 1, 2)
-        yield Clip(f"{split}-{i:04d}", PAIRS[i % len(PAIRS)], tuple(int(n) for n in counts), looks)
+        yield DemoClip(f"{split}-{i:04d}", PAIRS[i % len(PAIRS)], tuple(int(n) for n in counts), looks)
 
 
-def _write_clips(folder: Path, clips: list[Clip], processes: int | None, title: str | None) -> None:
+def _write_clips(folder: Path, clips: list[DemoClip], processes: int | None, title: str | None) -> None:
     processes = min(4, os.cpu_count() or 1) if processes is None else processes
     tasks = [(folder / "clips" / f"{clip.name}.mp4", clip) for clip in clips]
     bar = partial(tqdm, desc=title, total=len(tasks), unit="clip", disable=title is None or not sys.stderr.isatty())
@@ -177,12 +177,12 @@ def _write_clips(folder: Path, clips: list[Clip], processes: int | None, title: 
             deque(bar(pool.map(_write_clip, tasks, chunksize=8)), maxlen=0)
 
 
-def _write_clip(task: tuple[Path, Clip]) -> None:
+def _write_clip(task: tuple[Path, DemoClip]) -> None:
     path, clip = task
     encode(path, draw_clip(clip))
 
 
-def _record(name: str, clip: Clip, answer: str) -> dict[str, Any]:
+def _record(name: str, clip: DemoClip, answer: str) -> dict[str, Any]:
     return {
         "id": name,
         "conversations": [{"from": "human", "value": f"<video>\n{QUESTION}"}, {"from": "gpt", "value": answer}],
@@ -196,7 +196,7 @@ def _record(name: str, clip: Clip, answer: str) -> dict[str, Any]:
     }
 
 
-def _write_records(folder: Path, clips: list[Clip], settings: ClipSettings) -> None:
+def _write_records(folder: Path, clips: list[DemoClip], settings: ClipSettings) -> None:
     train = [clip for clip in clips if clip.name.startswith("train")]
     for name in ("train", "heldout"):
         records = [_record(clip.name, clip, solution(clip.steps)) for clip in clips if clip.name.startswith(name)]
@@ -210,7 +210,7 @@ def _write_records(folder: Path, clips: list[Clip], settings: ClipSettings) -> N
     (folder / "datasets.yaml").write_text(yaml.safe_dump(catalog, sort_keys=False))
 
 
-def _warmup_records(clips: list[Clip], settings: ClipSettings) -> Iterator[dict[str, Any]]:
+def _warmup_records(clips: list[DemoClip], settings: ClipSettings) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng((settings.seed, SPLITS.index("warmup")))
     pairs = sorted({tuple(sorted(pair)) for pair in PAIRS})
     known = {pairs[i] for i in rng.permutation(len(pairs))[: settings.warmup_pairs]}

@@ -68,7 +68,7 @@ class ProbeOptions(PassOptions):
 
 
 @dataclass
-class EvaluateOptions(PassOptions, Options):
+class EvaluateOptions(PassOptions):
     """The options of ``qwenvl evaluate`` itself."""
 
     samples: int = option(

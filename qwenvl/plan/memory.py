@@ -132,7 +132,7 @@ def _sampling_phases(
 ) -> dict[str, dict[str, int]]:
     text, vision, prompts = shapes.text, shapes.vision, job.sampled_together
     # The tower's device gets the pixels of a micro-batch as bytes, as does the memory of a CPU from their file.
-    pixels = 0 if job.on_host and not job.in_files else job.patches * job.prompts * vision.patch_values
+    pixels = 0 if job.on_host and not job.waits_on_host else job.patches * job.prompts * vision.patch_values
     running = tower_bytes(vision, job, job.patches * job.prompts) + pixels
     phases = {"vision": resident | {"activations": running, "gradients": gradients}}
     if not job.samples:
@@ -357,8 +357,8 @@ def features_bytes(vision: Vision, job: Job, prompts: int) -> int:
     count too, as bytes.
     """
     whole = job.prompts * job.micro_batches
-    patches = job.patches * (min(prompts, whole) if job.in_files or job.warmup else whole)
-    pixels = job.patches * whole * vision.patch_values if job.on_host and not job.in_files else 0
+    patches = job.patches * (min(prompts, whole) if job.waits_on_host or job.warmup else whole)
+    pixels = job.patches * whole * vision.patch_values if job.on_host and not job.waits_on_host else 0
     if not job.encoded:
         return patches * vision.patch_values * WIDE + pixels
     return patches * vision.hidden * vision.mergers * job.precision.products + pixels

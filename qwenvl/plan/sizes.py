@@ -54,7 +54,7 @@ class Job:
     samples: bool = True  # completions are sampled in this process, not by servers
     warmup: bool = False  # completions are targets, and the vision tower runs on one micro-batch at a time
     on_host: bool = False  # the device is the CPU, whose memory holds the sampled prompts too
-    in_files: bool = False  # large media wait in the memory of the CPU until their micro-batch
+    waits_on_host: bool = False  # large media wait in the memory of the CPU until their micro-batch
 
     @property
     def completions(self) -> int:

@@ -101,9 +101,9 @@ def sample_shared(
         token_budget: most tokens (each prompt once, padded to the longest, its completions in full length, and for the
             states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
             all together.
-        compiled: compile the layers of the decode step (see ``Decoder``).
-        cuda_graph: replay the decode step as a CUDA graph (see ``Decoder``). None: on a GPU, for a dense model that is
-            not sharded.
+        compiled: compile the layers of the decode step (see ``DecodeStep``).
+        cuda_graph: replay the decode step as a CUDA graph (see ``DecodeStep``). None: on a GPU, for a dense model that
+            is not sharded.
         drawing: where progress is written.
 
     Returns:
@@ -176,7 +176,7 @@ class _Draw:
         ends = torch.tensor(end_ids, device=self._ids.device)
         length, temperature = self._params.max_new_tokens, self._params.temperature
         logits = self._prefill()
-        decoder = Decoder(self._model, self._cache, self._compiled, self._cuda_graph)
+        decoder = DecodeStep(self._model, self._cache, self._compiled, self._cuda_graph)
         for t in range(length):
             now = self._start + t
             drawing.token()
@@ -219,8 +219,8 @@ class _Draw:
         return logits[0].float().repeat_interleave(self._group_size, dim=0)
 
 
-class Decoder:
-    """Runs the decode step of all unfinished completions.
+class DecodeStep:
+    """The decode step of all unfinished completions.
 
     Completions are in the P x G slots of the cache. Finished ones leave it as soon as the grid can be smaller: with one
     prompt at once, with several as soon as no other prompt has as many completions.

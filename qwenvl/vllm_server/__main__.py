@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     from transformers import AutoConfig
 
     from qwenvl.vllm_server.models import require_family
-    from qwenvl.vllm_server.server import Server, Web
+    from qwenvl.vllm_server.server import SamplingServer, Web
     from qwenvl.vllm_server.wire import Refusal, secret
 
     os.environ |= ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ON_CPU
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from qwenvl.vllm_server.engine import Engine  # loads vLLM, which takes some seconds
 
-    server = Server(settings.model, sleeps=settings.sleeps)
+    server = SamplingServer(settings.model, sleeps=settings.sleeps)
     with Web((settings.host, settings.port), server, secret()) as web:
         if settings.with_parent:
             threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()

@@ -40,7 +40,7 @@ Some = TypeVar("Some")
 RESTART = 75  # exit status: the engine can't be trusted any more, a new process can (EX_TEMPFAIL of sysexits.h)
 
 
-class Server:
+class SamplingServer:
     """Answers requests one after the other, in one thread: vLLM's engine is not thread-safe.
 
     A server whose engine raised, or did not finish by a deadline, refuses all else and ends: such an engine has been
@@ -222,12 +222,12 @@ def _file_of(request: WeightsRequest) -> Iterator[str]:
 
 
 class Web(ThreadingHTTPServer):
-    """HTTP by the standard library. Each connection has a thread, and ``Server`` runs one request at a time."""
+    """HTTP by the standard library. Each connection has a thread, and ``SamplingServer`` runs one request at a time."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], server: Server, token: str):
+    def __init__(self, address: tuple[str, int], server: SamplingServer, token: str):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, Handler)
         self.answers, self.token = server, token

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from qwenvl.data.dataset import load_dataset
-from qwenvl.demo.clips import PAIRS, STEPS, Clip, ClipSettings, draw_clip, make_clips, solution
+from qwenvl.demo.clips import PAIRS, STEPS, ClipSettings, DemoClip, draw_clip, make_clips, solution
 
 SETTINGS = ClipSettings(seed=3, train=30, heldout=6, warmup=400)
 
@@ -95,7 +95,7 @@ def test_every_step_looks_like_itself():
     """Halfway through, each step's picture differs from each other's by more than two stations do from each other."""
 
     def middle(step, seed):
-        frames = list(draw_clip(Clip("x", (step,), (7,), (seed,))))
+        frames = list(draw_clip(DemoClip("x", (step,), (7,), (seed,))))
         assert np.abs(np.diff(np.stack(frames).astype(int), axis=0)).max() > 60, "something moves"
         return frames[3].astype(int)
 
@@ -107,8 +107,8 @@ def test_every_step_looks_like_itself():
 
 def test_what_a_step_has_done_stays_done():
     """The cover closed in the first step hides the board in the second."""
-    closed = list(draw_clip(Clip("x", (5, 6), (7, 7), (0,))))[-1]
-    open_ = list(draw_clip(Clip("x", (4, 6), (7, 7), (0,))))[-1]
+    closed = list(draw_clip(DemoClip("x", (5, 6), (7, 7), (0,))))[-1]
+    open_ = list(draw_clip(DemoClip("x", (4, 6), (7, 7), (0,))))[-1]
     board = np.s_[60:75, 60:75]
     assert closed[board][..., 2].mean() > 150 > closed[board][..., 0].mean(), "blue"
     assert open_[board][..., 1].mean() > open_[board][..., 2].mean(), "green"

@@ -124,7 +124,7 @@ def test_features_and_pixels():
     assert features_bytes(VISION, job, 2) == features_bytes(VISION, job, 9) == 6 * 16 * 4 * 4
     assert features_bytes(VISION, replace(job, on_host=True), 2) == 6 * 16 * 4 * 4 + 6 * 16 * 12
     assert features_bytes(VISION, Job(tokens=10, patches=16, encoded=False), 1) == 16 * 12 * 4
-    for waiting in (replace(job, in_files=True), replace(job, in_files=True, on_host=True)):
+    for waiting in (replace(job, waits_on_host=True), replace(job, waits_on_host=True, on_host=True)):
         assert features_bytes(VISION, waiting, 2) == 2 * 16 * 4 * 4
         assert features_bytes(VISION, waiting, 9) == 6 * 16 * 4 * 4
     assert merger_bytes(VISION, JOB) == (16 * 4 * 4 * 4, 0)
@@ -134,7 +134,7 @@ def test_features_and_pixels():
 def test_the_tower_is_given_the_pixels_of_one_micro_batch():
     job = Job(tokens=10, patches=16, prompts=2, micro_batches=3)
     on_host = replace(job, on_host=True)  # where they are in memory already, if not in files
-    for each, pixels in ((job, 2 * 16 * 12), (on_host, 0), (replace(on_host, in_files=True), 2 * 16 * 12)):
+    for each, pixels in ((job, 2 * 16 * 12), (on_host, 0), (replace(on_host, waits_on_host=True), 2 * 16 * 12)):
         vision = estimate(SHAPES, WEIGHTS, each).phases[0]
         assert vision.name == "vision" and vision.parts["activations"] == tower_bytes(VISION, job, 32) + pixels
 

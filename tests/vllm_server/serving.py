@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from qwenvl.vllm_server.models import Shape
-from qwenvl.vllm_server.server import Server, Web
+from qwenvl.vllm_server.server import SamplingServer, Web
 from qwenvl.vllm_server.wire import Health, Refusal, SampleAnswer, SampleRequest, WeightsRequest, pack, secret
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ class FakeEngine:
 @contextmanager
 def serving(engine: FakeEngine, *, sleeps: bool = False):
     """The real server around ``engine``, and its address. ``server.exit`` is replaced: no process ends."""
-    server = Server("tiny", sleeps=sleeps)
+    server = SamplingServer("tiny", sleeps=sleeps)
     server.exit = lambda: None
     server.load(lambda: engine)
     with Web(("127.0.0.1", 0), server, secret()) as web:

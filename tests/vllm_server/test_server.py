@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from qwenvl.vllm_server import server as server_module
 from qwenvl.vllm_server.__main__ import parse
-from qwenvl.vllm_server.server import Server
+from qwenvl.vllm_server.server import SamplingServer
 from qwenvl.vllm_server.wire import Draw, Prompt, Refusal, SampleRequest, WeightsRequest, secret
 from tests.vllm_server.serving import Client, FakeEngine, serving
 
@@ -218,7 +218,7 @@ def test_sleep_and_wake():
 
 
 def test_a_server_says_that_it_is_starting():
-    server = Server("tiny")
+    server = SamplingServer("tiny")
     assert refused("starting", server.health) == "the model is being loaded"
     assert refused("starting", server.sample, request()) == "the model is being loaded"
 

@@ -200,7 +200,7 @@ def case_of(
         samples=targets is None and not args.engine_has_own_weights,
         warmup=targets is not None,
         on_host=on_host,
-        in_files=not on_host and pixels > LARGE,
+        waits_on_host=not on_host and pixels > LARGE,
     )
     return Case(shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job)
 
