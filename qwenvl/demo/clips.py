@@ -119,6 +119,21 @@ def make_clips(
     return True
 
 
+def make_labelled_folder(folder: Path, count: int = 10, seed: int = 0) -> None:
+    """Write clips with ``steps.txt`` and ``labels.csv`` beside them, in the form that `qwenvl data from-folder` reads.
+
+    Raises:
+        FileExistsError: ``folder`` contains clips already.
+    """
+    (folder / "clips").mkdir(parents=True)
+    rows = ["clip,answer"]
+    for clip in _plan("train", count, seed):
+        _write_clip((folder / "clips" / f"{clip.name}.mp4", clip))
+        rows.append(f"{clip.name}.mp4,{' '.join(map(str, clip.steps))}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    (folder / "steps.txt").write_text("\n".join(STEPS) + "\n")
+
+
 def solution(steps: Steps) -> str:
     """The answer that names ``steps``, as records hold it.
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from qwenvl.demo.clips import ClipSettings, make_clips, tokenizer_texts
+from qwenvl.demo.clips import ClipSettings, make_clips, make_labelled_folder, tokenizer_texts
 from qwenvl.demo.results import Score, example, in_words, read_scores, table
 from qwenvl.model.families import FAMILIES, FamilyName
 from qwenvl.runlog import AS_IT_IS
@@ -162,7 +162,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--family", choices=tuple(FAMILIES), default=FAMILY, help="of the model [%(default)s]")
     parser.add_argument("--fresh", action="store_true", help="make and train everything anew, whatever is there")
+    only = "write ten clips, steps.txt and labels.csv, as a user has them, and train nothing"
+    parser.add_argument("--only-data", action="store_true", help=only)
     args = parser.parse_args(argv)
+    if args.only_data:
+        make_labelled_folder(args.output_dir, seed=args.seed)
+        print(f"{args.output_dir}: clips/ with ten clips, steps.txt, labels.csv")
+        return 0
     if args.clips < 8:
         parser.error("--clips: at least 8, a batch")
     steps = args.steps or usual_steps(args.family)

@@ -82,6 +82,12 @@ SHAPES = {
         _tower(24, 1024, 4096, 2560, patch_size=16, deepstack_visual_indexes=[5, 11, 17]),
         True,
     ),
+    "qwen3_vl_8b": (
+        "qwen3_vl",
+        _text(4096, 12288, 36, 32, 8, VL3, head_dim=128),
+        _tower(27, 1152, 4304, 4096, patch_size=16, deepstack_visual_indexes=[8, 16, 24]),
+        False,
+    ),
     "qwen3_5_4b": (
         "qwen3_5",
         _text(2560, 9216, 32, 16, 4, Q35),
