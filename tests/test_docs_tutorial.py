@@ -1,4 +1,4 @@
-"""The quickstart is followed from its first step to its tenth: its files, and every command in its order."""
+"""The quickstart is followed: its five steps, and then its sections from the first to the tenth, with all files."""
 
 import json
 import re
@@ -11,7 +11,8 @@ from qwenvl.cli import main
 from qwenvl.runlog import read_config, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").split("\n## 1. ")[1].split("\n## Details\n")[0]
+TEXT = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").split("\n## Details\n")[0]
+FIVE_STEPS, PAGE = TEXT.split("\n## 1. ")
 MODEL = "Qwen/Qwen3.5-4B"
 # As the page has it, but on tiny things.
 SMALL = {
@@ -25,8 +26,15 @@ SMALL = {
 }
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+def blocks(kind: str, text: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def status_of(words: list[str]) -> int | str | None:
+    try:
+        return main(words)
+    except SystemExit as end:
+        return end.code
 
 
 @pytest.fixture
@@ -45,16 +53,26 @@ def workplace(tmp_path, monkeypatch, make_clip, tiny_checkpoint) -> Path:
     return tmp_path
 
 
+def test_the_five_steps_run_in_their_order(tmp_path, monkeypatch, tiny_checkpoint, capsys):
+    """All but the installation and the demo, which other tests run."""
+    monkeypatch.chdir(tmp_path)
+    block = blocks("bash", FIVE_STEPS)[0].replace("\\\n", "").replace("--max_steps 10", "--max_steps 1")
+    install, demo, *lines = [line for line in block.splitlines() if line and not line.startswith("#")]
+    assert (install, demo) == ("pip install -e .", "qwenvl demo")
+    for line in lines:
+        words = shlex.split(line.replace("runs/demo/model", str(tiny_checkpoint())))
+        assert not status_of(words[1:]), capsys.readouterr().err
+    assert (tmp_path / "runs" / "first" / "report" / "index.html").is_file()
+    assert (tmp_path / "runs" / "mine" / "preview.html").is_file()
+    assert "accuracy" in capsys.readouterr().out
+
+
 def test_every_command_runs_in_its_order(workplace, tiny_checkpoint, capsys):
     said = {}
     for line in (line for block in blocks("bash") for line in block.splitlines()):
         program, *words = shlex.split(line.replace(MODEL, str(tiny_checkpoint())))
         assert program == "qwenvl"
-        try:
-            status = main(words)
-        except SystemExit as end:
-            status = end.code
-        assert not status, capsys.readouterr().err
+        assert not status_of(words), capsys.readouterr().err
         said[line] = capsys.readouterr()
         if "--write-labels" in words:  # people fill it in
             empty, filled = (workplace / "labels.csv").read_text().splitlines(), blocks("text")[1].splitlines()

@@ -1,4 +1,4 @@
-"""The notebook runs, and what it shows is what its code gave."""
+"""The notebook runs, ends with a right answer, and shows the outputs of its code."""
 
 import runpy
 from pathlib import Path
@@ -11,7 +11,7 @@ RUNNER = runpy.run_path(str(ROOT / "scripts" / "run_notebook.py"))
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first_run.ipynb"
 MOST_BYTES = 400_000  # a page of the site, and a file that everybody clones
 # As the notebook has it, but in seconds.
-SMALL = {"CLIPS, WARMUP_STEPS, STEPS = 120, 60, 40": "CLIPS, WARMUP_STEPS, STEPS = 8, 1, 2", "heldout=24": "heldout=4"}
+SMALL = {"STEPS = 300, 100, 150": "STEPS = 8, 1, 2", "heldout=24": "heldout=4"}
 
 
 @pytest.fixture
@@ -38,14 +38,15 @@ def test_its_outputs_are_those_of_its_code(notebook):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert not any(output.output_type == "error" for cell in code for output in cell.outputs)
+    answer, solution = (line.split(" ", 1)[1].strip() for line in code[-1].outputs[-1].text.splitlines())
+    assert answer.endswith(solution)
 
 
 def test_it_shows_frames_curves_and_completions_and_stays_small(notebook):
     shown = [kind for cell in kinds(notebook) for kind in cell]
-    assert sum("image/png" in kind for kind in shown) == 3  # a clip, and the frames of two prompts
-    assert sum("image/svg+xml" in kind for kind in shown) == 5
-    assert sum("text/html" in kind for kind in shown) == 2
+    assert sum("text/html" in kind for kind in shown) == 1 + 5 + 2  # a clip, curves, groups of the first and last step
     text = NOTEBOOK.read_text(encoding="utf-8")
+    assert text.count("data:image/png") == 3 and text.count("<svg") == 5
     assert len(text) < MOST_BYTES
     assert str(Path.home()) not in text and "/tmp/" not in text, "a path of the machine that it was run on"
 

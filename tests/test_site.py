@@ -75,6 +75,16 @@ def test_nothing_is_loaded_from_a_network(site):
         assert not re.search(r"(?:url\(\s*[\"']?|@import\s+[\"']?)(?:https?:)?//", style.read_text(encoding="utf-8"))
 
 
+def test_the_search_works_in_pages_opened_from_a_disk(site, browser):
+    for page in ("flags.html", "notebooks/first_run.html"):
+        browser.open((site / page).as_uri())
+        browser.run("document.querySelector('.md-search__input').focus()")
+        browser.run("document.querySelector('.md-search__input').value = 'dual_clip'")
+        browser.run("document.querySelector('.md-search__input').dispatchEvent(new KeyboardEvent('keyup'))")
+        browser.wait("document.querySelector('.md-search-result').innerText.includes('Flags')")
+        assert browser.errors == []
+
+
 def test_lists_are_indented_as_the_site_takes_them():
     text = "1. a\n\n   b\n   - c\n     d\n\n   ```text\n   - no item\n   ```\n10. e\n\n    f\n\ng"
     expected = "1. a\n\n    b\n    - c\n        d\n\n    ```text\n    - no item\n    ```\n10. e\n\n    f\n\ng"
