@@ -26,7 +26,6 @@ from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget,
 from qwenvl.train.parity import ParityCheck
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.entropy_target import with_entropy_coef
-from qwenvl.train.run.pass_rates import build_pass_rates
 from qwenvl.train.step import Experience, Step, TokenRules
 from qwenvl.types import PromptBatch
 
@@ -82,11 +81,7 @@ class GRPOTrainer(PolicyTrainer):
             temperature = args.generation_temperature
             penalty = KlPenalty(self.reference, self.completion_likelihood, temperature, args.grpo_beta)
         collector = build_collector(args, parts.paths, bare, parts.processor, rubric, accelerator, self.meter, penalty)
-        self.pass_rates = build_pass_rates(args, parts.train_dataset, rubric, self.meter.mean)
-        if self.pass_rates is not None:
-            self.difficulty = self.pass_rates.difficulty
-            self.add_callback(self.pass_rates)
-        collector = filtering(collector, args, parts, self.meter, self.difficulty)
+        collector = filtering(collector, args, parts, self.meter)
         self.queue = StepQueue(args.async_rollouts, args.num_iterations)
         self.collector = sampled_ahead(collector, self.queue)
         self.objective = objective_of(args, args.generation_max_length)
@@ -168,8 +163,6 @@ class GRPOTrainer(PolicyTrainer):
                 self.objective = with_entropy_coef(self.objective, self.callback_handler, self.step.counts)
             for experience in experiences:
                 self.journal.collected(self.state.global_step + 1, experience)
-                if self.pass_rates is not None:
-                    self.pass_rates.saw(experience)
         return self.step
 
     def _likelihood(self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none") -> Likelihood:

@@ -20,7 +20,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.order import EpochSampler, RepeatedSteps
 from qwenvl.data.saved_processor import processor_as_trained
 from qwenvl.model.loading import parameter_groups, unwrap
@@ -58,7 +57,6 @@ class PolicyTrainer(Trainer):
         doing: the current phase of this process.
         eval_metric: the metric that an evaluation logs in any case.
         trained_by: the method, for the model card.
-        difficulty: which records are drawn less. None: all are drawn alike.
         reference: None where there is none. Checkpoints have its weights where they move (``sync_ref_model``).
         steps_trained: optimizer steps of the last call of ``train``, those before its checkpoint left out.
     """
@@ -67,7 +65,6 @@ class PolicyTrainer(Trainer):
     loss_is_scaled_for_ga = False
     eval_metric = "eval_loss"
     trained_by = METHOD
-    difficulty: Difficulty | None = None
     steps_trained = 0
     _evaluates = False
 
@@ -300,7 +297,7 @@ class PolicyTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator, self.difficulty)
+        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator)
 
     def _held_out(self, given: Any) -> Any:
         """The samples to evaluate on, made of what ``evaluate`` was given. None and names among the trainer's stay."""

@@ -49,8 +49,7 @@ WRITES = ("save", "ending")  # phases that write large files
 RUNS = {
     "weights": "--save_total_limit 1 --per_device_train_batch_size 2",
     "adapters": "--lora_enable --save_total_limit 2 --num_iterations 2 --gradient_accumulation_steps 2 --save_steps 2",
-    "moving": "--sync_ref_model --ref_model_sync_steps 2 --difficulty_band accuracy(low=0.05,high=0.95) "
-    "--dataloader_num_workers 1 --per_device_train_batch_size 2",
+    "moving": "--sync_ref_model --ref_model_sync_steps 2 --dataloader_num_workers 1 --per_device_train_batch_size 2",
 }
 STEPS = 8
 COMMON = (

@@ -140,7 +140,6 @@ def test_rates_that_follow_the_reward_fall_where_it_does(make):
         ({"kl_estimator": "k3(unbiased=1)"}, "--kl_estimator: unbiased must be True or False, got 1"),
         ({"filter_groups": "total(max_rounds=0)"}, "--filter_groups: max_rounds must be at least 1, got 0"),
         ({"temporal_contrast": "accuracy(margin=2)"}, "--temporal_contrast: margin must be at most 1, got 2"),
-        ({"difficulty_band": "accuracy(low=0.9, high=0.1)"}, "--difficulty_band: low 0.9 is above high 0.1"),
     ],
     ids=str,
 )

@@ -14,7 +14,6 @@ from transformers import TrainerState
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.option import row_of
@@ -23,7 +22,6 @@ from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
 from qwenvl.train.collect.scored import Scored
 from qwenvl.train.meter import Meter
-from qwenvl.train.run.pass_rates import require_reward
 from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, PromptBatch, Record, RewardBatch
 
@@ -124,18 +122,11 @@ class FilteringCollector(Collector):
             )
 
 
-def filtering(
-    collector: Collector,
-    args: GRPOConfig,
-    parts: Parts,
-    meter: Meter,
-    difficulty: Difficulty | None = None,
-) -> Collector:
+def filtering(collector: Collector, args: GRPOConfig, parts: Parts, meter: Meter) -> Collector:
     """The collector, which replaces groups where the flags ask for it.
 
     Args:
         parts: of the trainer.
-        difficulty: records outside of its band are drawn less.
 
     Raises:
         ValueError: there is no such reward, or the data set can't be drawn from by number.
@@ -147,7 +138,9 @@ def filtering(
     if not isinstance(dataset, GRPODataset):
         raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
     by, rounds = groups.name or TOTAL, groups.arguments.max_rounds
-    require_reward("filter_groups", by, (*collector.rubric.names, *([NAME] if collector.contrast is not None else [])))
+    names = (TOTAL, *collector.rubric.names, *([NAME] if collector.contrast is not None else []))
+    if by not in names:
+        raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
     step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     order = RefillOrder(
         dataset.parts,
@@ -155,7 +148,6 @@ def filtering(
         longest=step * (4 + rounds),
         process=args.process_index,
         processes=args.world_size,
-        difficulty=difficulty,
     )
     return FilteringCollector(
         **{each.name: getattr(collector, each.name) for each in fields(collector)},

@@ -39,7 +39,6 @@ SHARED = {
     "num_iterations": _ORDER,
     "async_rollouts": "it decides which weights sample which step",
     "sync_ref_model": _REFERENCE,
-    "difficulty_band": _ORDER,
     "optim": _OPTIMIZER,
     "optim_args": _OPTIMIZER,
     "weight_decay": _OPTIMIZER,
