@@ -81,6 +81,7 @@ SUCCESSORS = {
     "temporal_contrast_share": _CONTRAST,
     "temporal_contrast_margin": _CONTRAST,
     "temporal_contrast_bonus": _CONTRAST,
+    "update_card": "no flag: quote the printed table in the model card, which has the evaluations of its run",
     "difficulty_band": _DIFFICULTY,
     "difficulty_by": _DIFFICULTY,
     "difficulty_window": _DIFFICULTY,

@@ -11,11 +11,12 @@ from transformers import Trainer, TrainerCallback
 
 from qwenvl.data.errors import RecordError
 from qwenvl.health import LogEntry, Sampled, findings
+from qwenvl.model.loading import unwrap
+from qwenvl.model.reference import Reference
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.install import install_display
 from qwenvl.train.display.summary import RunSummary
 from qwenvl.train.journal import Journal
-from qwenvl.train.reference import ReferenceSync
 from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite_steps import FiniteWeights
 from qwenvl.train.run.lock import hold, release
@@ -101,9 +102,21 @@ class HealthWarnings(TrainerCallback):
                 logger.warning(f"{finding.message}. {finding.advice}")
 
 
+class ReferenceSync(TrainerCallback):
+    """``sync_ref_model``: every so many steps the reference moves towards the policy (TR-DPO, arXiv:2404.09656)."""
+
+    def __init__(self, reference: Reference):
+        self._reference = reference
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        """Before a checkpoint is saved, which holds the reference as it then is."""
+        if state.global_step % args.ref_model_sync_steps == 0:
+            self._reference.mix(unwrap(model), args.ref_model_mixup_alpha)
+
+
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     """The callbacks of every run."""
-    install_trackers(trainer, journal)
+    install_trackers(trainer)
     install_display(trainer, journal)
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())

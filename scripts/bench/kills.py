@@ -355,17 +355,18 @@ def _checkpoints(out: Path) -> tuple[list[int], list[int]]:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
-    from qwenvl.train.collect.filtering import FilteringCollector
+    from qwenvl.train.collect.collector import Collector
+    from qwenvl.train.collect.filtering import Refill
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.policy_trainer import PolicyTrainer
     from qwenvl.train.train_grpo import main
 
     noted = Trail(os.open(trail, os.O_WRONLY | os.O_CREAT | os.O_APPEND), moment)
-    FilteringCollector._loaded = noted.within("refill", FilteringCollector._loaded)
+    Refill.loaded = noted.within("refill", Refill.loaded)
     GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)
     PolicyTrainer._save_checkpoint = noted.within("save", PolicyTrainer._save_checkpoint)
     _note_steps(noted, GRPOTrainer)
-    scored, saves = FilteringCollector._scored, GRPOTrainer.save_model
+    scored, saves = Collector.scored, GRPOTrainer.save_model
 
     def refills(self: Any, model: Any, batches: Any, state: Any, *purpose: object) -> Any:
         return (noted.within("refill", scored) if purpose else scored)(self, model, batches, state, *purpose)
@@ -373,7 +374,7 @@ def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     def save(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         (saves if _internal_call else noted.within("ending", saves))(self, output_dir, _internal_call)
 
-    FilteringCollector._scored, GRPOTrainer.save_model = refills, save
+    Collector.scored, GRPOTrainer.save_model = refills, save
     main(argv)
     noted.note("done")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.data.dataset import load_dataset
 from qwenvl.data.order import EpochSampler
 from qwenvl.runlog import read_metrics, read_rollouts
 
@@ -88,11 +87,3 @@ def test_what_is_bad_counts_as_drawn_and_nothing_takes_its_place(make_trainer, t
 def test_evaluation_has_no_weights(make_trainer, two_sets):
     with pytest.raises(ValueError, match="--eval_dataset_use: weights have no effect: evaluation takes every record"):
         make_trainer(eval_dataset_use=f"{two_sets[0]}:1,{two_sets[1]}:2", allow_outside_media=True)
-
-
-def test_a_data_set_given_as_an_object_keeps_its_mix(make_trainer, two_sets):
-    clips, texts = two_sets
-    dataset = load_dataset(f"{clips}:0.6,{texts}:0.4", allow_outside_media=True, base_interval=0.5)
-    trainer = make_trainer(max_steps=1)
-    sampler = trainer._get_train_sampler(dataset)
-    assert sum(index < 2 for _, index in sampler) == 5

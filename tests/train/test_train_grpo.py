@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.run import checkpoints
 from qwenvl.train.train_grpo import main
 
 
@@ -121,6 +122,18 @@ def test_adapters_and_whole_weights_do_not_go_on_from_each_other(lora, flags, tm
     held = "LoRA adapters; resume with" if lora else "a whole model, no LoRA adapters; resume without"
     assert code == 2
     assert line.startswith(f"qwenvl train: {tmp_path}/out/checkpoint-1: holds {held} --lora_enable")
+
+
+def test_a_resumed_command_reads_its_checkpoint_once(flags, monkeypatch):
+    """Before it loads the model. To compare the checksums of large files takes minutes."""
+    settings = [*flags, "--dataset_use=example%20", "--generation_max_length=2", "--disable_tqdm=True", "--resume=auto"]
+    main(settings)
+    compared, checksums = [], checkpoints._checksums
+    monkeypatch.setattr(
+        checkpoints, "_checksums", lambda files, store=False: compared.append(store) or checksums(files, store)
+    )
+    main([*settings, "--max_steps=2"])
+    assert compared == [False, True]  # of the checkpoint, and of the one that was then saved
 
 
 SKIP = ["--on_nonfinite", "skip"]

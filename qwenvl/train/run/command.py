@@ -70,7 +70,7 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
         collected_warnings() as warnings,
         told_what_takes_memory(trainer),
     ):
-        trainer.train(resume_from_checkpoint=beginning.checkpoint)
+        trainer.train(beginning)
         if trainer.eval_dataset is not None and not evaluated_last(trainer):
             trainer.evaluate()
     trainer.save_model()
