@@ -55,13 +55,12 @@ def open_card(folder: str | Path, title: str = "") -> ModelCard:
 
 
 def put_section(card: ModelCard, name: str, text: str) -> None:
-    """Put a section into a card, in the place of the earlier one of this name. An empty text removes that one."""
+    """Put a section into a card, in the place of the earlier one of this name, or at the end."""
     begin, end = f"<!-- {name}: written by qwenvl -->", f"<!-- end of {name} -->"
     earlier = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    section = f"{begin}\n{text}\n{end}" if text else ""
-    if earlier.search(card.text):
-        card.text = earlier.sub(lambda _: section, card.text)
-    elif text:
+    section = f"{begin}\n{text}\n{end}"
+    card.text, found = earlier.subn(lambda _: section, card.text)
+    if not found:
         card.text = f"{card.text.rstrip()}\n\n{section}\n"
 
 

@@ -51,13 +51,12 @@ def test_a_tracker_that_is_not_installed(flags, capfd):
     assert line.startswith("qwenvl train: --report_to dvclive: its package is not installed; pip install dvclive")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_clip_that_is_bad_in_the_middle_of_training(workers, flags, sop_data, tmp_path, capfd):
+def test_a_clip_that_is_bad_in_the_middle_of_training(flags, sop_data, tmp_path, capfd):
     rows = json.loads(sop_data.read_text())[:1]
     (tmp_path / "clip-0.mp4").write_bytes((sop_data.parent / "clip-0.mp4").read_bytes()[:900])
     (tmp_path / "bad.json").write_text(json.dumps(rows))
-    workers = f"--dataloader_num_workers={workers}"
-    code, line = refused(capfd, *flags, f"--dataset_use={tmp_path}/bad.json", workers, "--disable_tqdm=True")
+    workers = ["--dataloader_num_workers=1", "--disable_tqdm=True"]
+    code, line = refused(capfd, *flags, f"--dataset_use={tmp_path}/bad.json", *workers)
     assert code == 1
     assert line.startswith(f"qwenvl train: {tmp_path}/bad.json[0] (id clip-0): {tmp_path}/clip-0.mp4: ")
     assert line.endswith("Mend the file or the record, or pass --on_bad_sample skip")
@@ -94,18 +93,7 @@ def test_a_reward_of_ones_own_that_fails_is_told_without_a_traceback(body, said,
     assert re.search(f"qwenvl train: (reward \"mine\"|record '.*'):? {said}", told) and "Traceback" not in told
 
 
-def test_a_folder_with_checkpoints_of_an_earlier_run_is_left_as_it_is(flags, tmp_path, capfd):
-    older = tmp_path / "out" / "checkpoint-500"
-    older.mkdir(parents=True)
-    (older / "trainer_state.json").write_text("{}")
-    (tmp_path / "out" / "metrics.jsonl").write_text('{"step": 500}\n')
-    code, line = refused(capfd, *flags, "--dataset_use=example")
-    assert code == 2
-    assert line.startswith(f"qwenvl train: {older}: a checkpoint of an earlier run")
-    assert (tmp_path / "out" / "metrics.jsonl").read_text() == '{"step": 500}\n'
-
-
-@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"], ["--eval_strategy=epoch"]])
+@pytest.mark.parametrize("when", [[], ["--eval_strategy=steps", "--eval_steps=1"]])
 def test_the_trained_model_is_evaluated_once(when, flags, tmp_path):
     settings = ["--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2"]
     main([*flags, *settings, *when, "--save_strategy=no", "--disable_tqdm=True"])

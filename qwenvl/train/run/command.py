@@ -11,6 +11,7 @@ from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.model.loading import MisfitError
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
+from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.collect.filtering import UnfilledStepError
 from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
@@ -19,7 +20,6 @@ from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.failures import told_in_one_line
 from qwenvl.train.run.lock import RunFolderError, locked
 from qwenvl.train.run.resume import Beginning, SettingsError, begin
-from qwenvl.train.trackers import require_trackers
 
 
 @contextmanager

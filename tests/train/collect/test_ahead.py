@@ -70,20 +70,6 @@ def likelihoods(trainer, policy, experience):
         ).logprobs
 
 
-def test_nothing_sampled_ahead_is_the_synchronous_run(make_trainer, tmp_path, monkeypatch):
-    """To the last bit: weights and all numbers of the log."""
-    settings = {**EPOCH_OF_4, "max_steps": 5}
-    plain = make_trainer(output_dir=str(tmp_path / "plain"), **settings)
-    plain.train()
-    with_copying_engine(monkeypatch)
-    zero = make_trainer(output_dir=str(tmp_path / "zero"), async_rollouts=0, **settings)
-    zero.train()
-    assert zero.collector.engine.versions == [0, 1, 2, 3, 4]
-    assert logged(plain) == logged(zero) and texts(plain) == texts(zero)
-    other = dict(zero.model.named_parameters())
-    assert all(torch.equal(parameter, other[name]) for name, parameter in plain.model.named_parameters())
-
-
 @pytest.mark.parametrize(
     "depth, versions, staleness",
     [

@@ -52,7 +52,6 @@ def is_dropped(group) -> bool:
 @pytest.mark.parametrize(
     "split",
     [
-        {"per_device_train_batch_size": 4},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
         {"per_device_train_batch_size": 3, "num_iterations": 2, "max_steps": 4},
         {"per_device_train_batch_size": 4, "shared_prefix": "off", "scale_rewards": "batch"}
