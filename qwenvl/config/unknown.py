@@ -21,7 +21,7 @@ _RATIO = '--loss_type "grpo(ratio=sequence)"'
 _MASK = '--loss_type "grpo(off_policy_mask=0.5)"'
 _CORRECTION = '--importance_correction "token_truncate(max=3, min=0.5)"'
 _CONTRAST = '--temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"'
-_FILTER = '--filter_groups "total(max_rounds=3, unfilled=stop)"'
+_FILTER = '--filter_groups "total(max_rounds=3)"'
 _DIFFICULTY = "--filter_groups, or take out records that are too easy or too hard by the pass rates of qwenvl probe"
 SUCCESSORS = {
     **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
@@ -76,7 +76,7 @@ SUCCESSORS = {
     "entropy_coef_step": "--entropy_target, which moves the weight by 0.005",
     "filter_by": _FILTER,
     "max_resample_rounds": _FILTER,
-    "on_unfilled_step": _FILTER,
+    "on_unfilled_step": "no flag: filter/unfilled_frac of the log is the share of groups that no round could replace",
     "correctness_func": _CONTRAST,
     "temporal_contrast_share": _CONTRAST,
     "temporal_contrast_margin": _CONTRAST,

@@ -24,11 +24,6 @@ class FilterArguments(Options):
         "replaced, on all processes at once.",
         least=1,
     )
-    unfilled: Literal["train", "stop"] = option(
-        "train",
-        "What to do where groups with equal rewards are left after the last round. train: train on the step with them; "
-        "their advantages are 0. stop: end the run.",
-    )
 
 
 @dataclass

@@ -25,10 +25,6 @@ from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, PromptBatch, RewardBatch
 
 
-class UnfilledStepError(RuntimeError):
-    """Groups with equal rewards were left after the last round (``unfilled=stop`` of ``filter_groups``)."""
-
-
 @dataclass(frozen=True)
 class Refill:
     """Makes the groups of a step have rewards that differ, as far as there are such groups.
@@ -42,7 +38,6 @@ class Refill:
         order: which records take the places.
         by: the reward that has to differ, ``total`` or the name of a function.
         rounds: most rounds of a step.
-        stop: raise where groups are left that no round could replace.
         meter: gets the shares of groups that were kept and left, and the rounds.
     """
 
@@ -51,7 +46,6 @@ class Refill:
     order: RefillOrder
     by: str
     rounds: int
-    stop: bool
     meter: Meter
 
     @classmethod
@@ -82,16 +76,12 @@ class Refill:
             process=args.process_index,
             processes=args.world_size,
         )
-        return cls(dataset, collate, order, by, rounds, groups.arguments.unfilled == "stop", meter)
+        return cls(dataset, collate, order, by, rounds, meter)
 
     def filled(
         self, collector: Collector, model: nn.Module, scored: Sequence[Experience], state: TrainerState | None
     ) -> list[Experience]:
-        """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``.
-
-        Raises:
-            UnfilledStepError: on all processes, where ``stop`` says so.
-        """
+        """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``."""
         places = [_Place(each, self._equal(collector, each.rewards)) for each in scored]
         step, epoch, made = (0, 0, 0) if state is None else (state.global_step, int(state.epoch or 0), 0)
         for number in range(1, self.rounds + 1):
@@ -110,7 +100,7 @@ class Refill:
             refills = collector.scored(model, batches, state, "refill", step, number)
             for place, refill in zip(places, refills, strict=True):
                 place.take(refill, self._equal(collector, refill.rewards))
-        self._report(collector, places, made)
+        self._report(places, made)
         return [place.filled() for place in places]
 
     def loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
@@ -133,21 +123,14 @@ class Refill:
             total = torch.stack([total, *(equal_groups(values, size) for values in weighed)]).all(0)
         return total.tolist()
 
-    def _report(self, collector: Collector, places: Sequence[_Place], rounds: int) -> None:
-        """Counts what was kept, and raises where too little was."""
+    def _report(self, places: Sequence[_Place], rounds: int) -> None:
+        """Counts the groups that were kept, and those that no round could replace."""
         for place in places:
-            sampled = sum(map(len, place.parts))
+            size, sampled = len(place.parts[0]), sum(map(len, place.parts))
             for share, groups in ((1.0, place.varied), (0.0, sampled - place.varied)):
                 self.meter.mean("filter/kept_frac", share, groups)
-            size = len(place.parts[0])
             self.meter.mean("filter/unfilled_frac", len(place.open) / max(1, size), size)
         self.meter.mean("filter/rounds", rounds)
-        if self.stop and (left := sum(collector.from_all(sum(len(place.open) for place in places)))):
-            raise UnfilledStepError(
-                f"{left} groups of the step have equal rewards ({self.by}) after {rounds} rounds of other prompts "
-                "(unfilled=stop of --filter_groups): take records that are neither too easy nor too hard, a reward "
-                "with finer steps, a higher --generation_temperature or more max_rounds"
-            )
 
 
 class _Place:

@@ -12,7 +12,6 @@ from qwenvl.model.loading import MisfitError
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.train.callbacks import require_trackers
-from qwenvl.train.collect.filtering import UnfilledStepError
 from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
 from qwenvl.train.planning.full_memory import told_what_takes_memory
@@ -65,8 +64,7 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
     """Train, evaluate if there is data for it, and save the model. Return the warnings of the run."""
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with (
-        told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError)),
-        told_to_the_user(command, (RunLogError, UnfilledStepError)),
+        told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError, RunLogError)),
         collected_warnings() as warnings,
         told_what_takes_memory(trainer),
     ):
