@@ -80,7 +80,7 @@ class Rollout:
         advantage: None in evaluation, and for a dropped completion.
         dropped: sampled and not trained on, because the rewards of its group are equal (``--filter_groups``).
         clips, images: of the prompt, in order.
-        epoch: of the prompt. With weights or a difficulty band: how often the record was drawn before.
+        epoch: of the prompt. With weights: how often the record was drawn before.
         split: ``train``, or the name of the evaluation.
         fitted: what was lowered to make the prompt fit, each before and after: the ``frames`` of each clip, and the
             ``sizes`` (height, width) of the frames of each clip and then of each image. None: nothing was lowered.

@@ -153,8 +153,8 @@ class Sample:
         chat: messages as chat templates take them, ``{"role": ..., "content": [part, ...]}``, a part being
             ``{"type": "video"}``, ``{"type": "image"}`` or ``{"type": "text", "text": ...}``.
         images: each 3 x H x W, uint8.
-        epoch: how often its data set was gone through before, with a difficulty band how often it was drawn before.
-            Else this is the epoch. It is part of every random seed that concerns the sample.
+        epoch: how often its data set was gone through before. It is part of every random seed that concerns the
+            sample.
         fitted: what was lowered to make the prompt fit, or None.
     """
 

@@ -21,8 +21,8 @@ _RATIO = '--loss_type "grpo(ratio=sequence)"'
 _MASK = '--loss_type "grpo(off_policy_mask=0.5)"'
 _CORRECTION = '--importance_correction "token_truncate(max=3, min=0.5)"'
 _CONTRAST = '--temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"'
-_FILTER = '--filter_groups "total(max_rounds=3, unfilled=stop)"'
-_DIFFICULTY = '--difficulty_band "accuracy(low=0.1, high=0.9, window=3, weight=0.1)"'
+_FILTER = '--filter_groups "total(max_rounds=3)"'
+_DIFFICULTY = "--filter_groups, or take out records that are too easy or too hard by the pass rates of qwenvl probe"
 SUCCESSORS = {
     **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
@@ -76,11 +76,13 @@ SUCCESSORS = {
     "entropy_coef_step": "--entropy_target, which moves the weight by 0.005",
     "filter_by": _FILTER,
     "max_resample_rounds": _FILTER,
-    "on_unfilled_step": _FILTER,
+    "on_unfilled_step": "no flag: filter/unfilled_frac of the log is the share of groups that no round could replace",
     "correctness_func": _CONTRAST,
     "temporal_contrast_share": _CONTRAST,
     "temporal_contrast_margin": _CONTRAST,
     "temporal_contrast_bonus": _CONTRAST,
+    "update_card": "no flag: quote the printed table in the model card, which has the evaluations of its run",
+    "difficulty_band": _DIFFICULTY,
     "difficulty_by": _DIFFICULTY,
     "difficulty_window": _DIFFICULTY,
     "difficulty_weight": _DIFFICULTY,

@@ -152,27 +152,6 @@ class PromptOptions(Options):
 
 
 @dataclass
-class DifficultyArguments(Options):
-    """Which records are drawn less because they are too easy or too hard."""
-
-    low: float = option(0.1, "Lowest pass rate of a record that there is something to learn from.")
-    high: float = option(0.9, "Highest pass rate of such a record, at least low.")
-    window: int = option(
-        3, "Epochs that a pass rate is computed from, at least 1: the last ones in which the record was drawn.", least=1
-    )
-    weight: float = option(
-        0.1,
-        "How often a record outside of the band is drawn, relative to one inside, above 0 and below 1. Less: easy and "
-        "hard ones cost less, and it is noticed later that one is no longer so.",
-        above=0,
-        below=1,
-    )
-
-    def problems(self) -> Iterator[str]:
-        yield from crossed(self, "low", "high")
-
-
-@dataclass
 class DataOptions(Options):
     """Data sets and their order."""
 

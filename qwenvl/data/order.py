@@ -1,7 +1,7 @@
 """The order in which records are drawn: shuffled, mixed by weight, grouped by length, and as refills of a step.
 
-Every order is a function of (seed, epoch), and with a difficulty band of the rewards of earlier epochs. It is the same
-in every process: a resumed run draws what the uninterrupted one would have drawn.
+Every order is a function of (seed, epoch), the same in every process: a resumed run draws what the uninterrupted one
+would have drawn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, repeat
 from random import Random
 
-from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.seeds import stable_random
 
 POOL_STEPS = 32  # optimizer steps whose prompts are sorted together: more would pad little less and mix less
@@ -92,18 +91,13 @@ class EpochSampler:
     is long enough. A pool's prompts are sorted by length and dealt out to its steps, which then come in random order: a
     step, its micro-batches and the processes within it have prompts of like length. Weights hold for each pool.
 
-    With ``difficulty`` an epoch is as long too. Records outside of its band are drawn less and those inside more, see
-    ``Difficulty.draws``: of all parts together without weights, and within each part with them. The draws of a record
-    are spread evenly over the epoch.
-
     Args:
         parts: the data sets, in the order in which their records are numbered.
         shuffle: draw the order by (seed, epoch), else records come in their own order.
         grouping: bring prompts of like length together.
-        difficulty: the pass rates of earlier epochs.
 
     Raises:
-        ValueError: as ``draws_per_epoch`` raises it, or weights or difficulty without ``shuffle``.
+        ValueError: as ``draws_per_epoch`` raises it, or weights without ``shuffle``.
 
     Example:
         >>> sampler = EpochSampler([Part("a", 2)], shuffle=False)
@@ -118,20 +112,16 @@ class EpochSampler:
         seed: int = 0,
         shuffle: bool = True,
         grouping: Grouping | None = None,
-        difficulty: Difficulty | None = None,
     ) -> None:
         self.parts = tuple(parts)
         self.seed = seed
         self.shuffle = shuffle
         self.grouping = grouping
-        self.difficulty = difficulty
         self.epoch = 0
         self._draws = draws_per_epoch(parts)
         self._weighted = any(part.weight is not None for part in parts)
         if self._weighted and not shuffle:
             raise ValueError("data sets with weights have no order of their own: leave the weights out")
-        if difficulty is not None and not shuffle:
-            raise ValueError("records in their own order are not drawn by difficulty: leave one of the two out")
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -141,9 +131,7 @@ class EpochSampler:
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         keys: Iterable[tuple[int, int]]
-        if self.difficulty is not None:
-            keys = self._by_difficulty(self.difficulty)
-        elif self._weighted:
+        if self._weighted:
             keys = self._mixed()
         else:
             order = list(range(len(self)))
@@ -175,21 +163,6 @@ class EpochSampler:
             for i, (turn, index) in enumerate(self._drawn(number)):
                 placed.append(((i + draw.randrange(_FINE) / _FINE) / count, number, turn, start + index))
         return [(turn, index) for _, _, turn, index in sorted(placed)]
-
-    def _by_difficulty(self, difficulty: Difficulty) -> list[tuple[int, int]]:
-        """Each record's draws, one at random in each of as many equal stretches of the epoch."""
-        pools = [(part.size, count) for part, count in zip(self.parts, self._draws, strict=True)]
-        if not self._weighted:
-            pools = [(len(self), len(self))]
-        placed, start = [], 0
-        for size, count in pools:
-            draw = stable_random(self.seed, "places", self.epoch, start)
-            for index, times in difficulty.draws(self.seed, self.epoch, start, size, count).items():
-                before = difficulty.times(index, self.epoch)
-                for i in range(times):
-                    placed.append(((i + draw.randrange(_FINE) / _FINE) / times, before + i, index))
-            start += size
-        return [(turn, index) for _, turn, index in sorted(placed)]
 
     def _drawn(self, number: int) -> Iterator[tuple[int, int]]:
         """(pass, index within the part) of the epoch's draws from a part: the next ones of an endless row of passes."""
@@ -248,7 +221,6 @@ class RefillOrder:
         seed: of the run.
         longest: most records of a part that a round looks at, which bounds the work where there are millions.
         process, processes: the number of this process, and how many there are.
-        difficulty: records outside of its band come last, except a share of them, its ``weight``.
 
     Example:
         >>> order = RefillOrder([Part("a", 3)], seed=0, longest=10)
@@ -261,7 +233,6 @@ class RefillOrder:
     longest: int
     process: int = 0
     processes: int = 1
-    difficulty: Difficulty | None = None
 
     def draw(self, step: int, epoch: int, round: int, count: int, without: Collection[int]) -> list[tuple[int, int]]:
         """Up to ``count`` keys (epoch, index), as a data set takes them. Fewer where no more records are left.
@@ -274,7 +245,6 @@ class RefillOrder:
         rows = [self._row(number, step + round, draw) for number in range(len(self.parts))]
         weights = [float(part.size) if part.weight is None else part.weight for part in self.parts]
         drawn: list[int] = []
-        passed_over: list[int] = []
         while len(drawn) < count and any(weights):
             place = draw.randrange(_FINE) / _FINE * sum(weights)
             part = next(number for number, end in enumerate(accumulate(weights)) if place < end)
@@ -282,16 +252,11 @@ class RefillOrder:
             if index is None:
                 weights[part] = 0.0
             else:
-                (passed_over if self._passes_over(index, epoch, draw) else drawn).append(index)
-        return [(epoch, index) for index in [*drawn, *passed_over][:count]]
+                drawn.append(index)
+        return [(epoch, index) for index in drawn]
 
     def _row(self, number: int, turn: int, draw: Random) -> Iterator[int]:
         """This process's records of a part in random order. The processes change shares from round to round."""
         start = sum(part.size for part in self.parts[:number])
         own = range(start + (self.process + turn) % self.processes, start + self.parts[number].size, self.processes)
         return iter(draw.sample(own, min(len(own), self.longest)))
-
-    def _passes_over(self, index: int, epoch: int, draw: Random) -> bool:
-        if self.difficulty is None or not self.difficulty.outside(index, epoch):
-            return False
-        return draw.randrange(_FINE) >= self.difficulty.weight * _FINE

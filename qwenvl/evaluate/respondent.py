@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.evaluate.settings import PassOptions
 from qwenvl.model.loading import base_of_adapter, evaluating, load_processor, unwrap, with_adapter
+from qwenvl.model.logprobs import Likelihood
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.options import Aggregation
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
@@ -28,7 +29,7 @@ from qwenvl.train.collect.collector import Collector, require_finite
 from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
 from qwenvl.train.display.console import say, settle_output, shows_bars
 from qwenvl.train.evaluation import in_budget
-from qwenvl.train.fast_paths import PathLikelihood, build_paths
+from qwenvl.train.fast_paths import build_paths, likelihood_of
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience
 from qwenvl.types import TOTAL, BadSample, PromptBatch
@@ -49,7 +50,7 @@ class Respondent:
 
     model: nn.Module
     collector: Collector
-    likelihood: PathLikelihood
+    likelihood: Callable[..., Likelihood]
     meter: Meter
 
 
@@ -72,7 +73,7 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
     collector = build_collector(config, paths, unwrap(model), collator.processor, rubric, accelerator, meter)
     if isinstance(paths.engine, EngineWithWeights):
         paths.engine.sync(model, 0)
-    return Respondent(model, collector, PathLikelihood.of(config, paths, unwrap(model), accelerator), meter)
+    return Respondent(model, collector, likelihood_of(config, paths, unwrap(model), accelerator), meter)
 
 
 def collator_of(config: GRPOConfig) -> GRPOCollator:

@@ -107,11 +107,6 @@ class EvaluateOptions(PassOptions):
         unset="runs/evaluate/, and there a name made from the models and the data",
     )
     fresh: bool = option(False, "Begin anew where --output_dir holds another evaluation, or this one.")
-    update_card: bool = option(
-        False,
-        "Write the numbers, controls and protocol into the model card (README.md) of each MODEL whose folder has one, "
-        "in the place of those of an earlier evaluation.",
-    )
     json: bool = option(False, "Print the numbers as JSON in place of the table.")
 
     @property

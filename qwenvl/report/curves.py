@@ -149,7 +149,7 @@ SHOWN = {
 ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # not folded away even if they never change
 
 BY_WORD = {
-    **dict.fromkeys(("reward", "group", "filter", "difficulty", "dataset", "target"), "learning"),
+    **dict.fromkeys(("reward", "group", "filter", "dataset", "target"), "learning"),
     **dict.fromkeys(("loss", "ratio", "parity", "kl", "nonfinite"), "stable"),
     **dict.fromkeys(("time", "frame_cache", "memory"), "fast"),
     **dict.fromkeys(("completion", "prompt", "data", "epoch", "num_input_tokens_seen"), "data"),

@@ -34,7 +34,7 @@ OWN = frozenset(
 """Columns of ``metrics.jsonl`` that the run writes."""
 OWN_FAMILIES = (
     *("group/", "completion/", "prompt/", "time/", "memory/", "data/", "dataset/", "loss/", "ratio/"),
-    *("parity/", "filter/", "difficulty/"),
+    *("parity/", "filter/"),
     *("frame_cache/", "nonfinite/", "eval_", "train_"),
 )
 """Beginnings of the names of its other columns. Of ``reward/`` only some names are taken."""

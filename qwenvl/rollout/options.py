@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
-from qwenvl.data.options import DifficultyArguments
 from qwenvl.option import Options, option
 from qwenvl.rewards.options import RewardSettings
 
@@ -24,11 +23,6 @@ class FilterArguments(Options):
         "Most rounds of replacing in an optimizer step, at least 1. A round samples as many groups as are still to be "
         "replaced, on all processes at once.",
         least=1,
-    )
-    unfilled: Literal["train", "stop"] = option(
-        "train",
-        "What to do where groups with equal rewards are left after the last round. train: train on the step with them; "
-        "their advantages are 0. stop: end the run.",
     )
 
 
@@ -168,20 +162,6 @@ class SamplingOptions(Options):
         "--importance_correction corrects for. More: less waiting where sampling times vary, older completions. Needs "
         "--rollout_engine vllm_server.",
         least=0,
-    )
-
-    difficulty_band: bool | str | None = option(
-        None,
-        "Draw records less often whose pass rate is outside of a band, and those inside more often; an epoch stays as "
-        "long. It begins with the second epoch. The pass rate is the mean over a record's completions of a reward, in "
-        "its own unit: its name or total, with arguments or without, as accuracy(low=0.1, high=0.9). The flag alone: "
-        "accuracy, or total in runs without it.",
-        unset="all records are drawn alike",
-        needs=(
-            "train_sampling_strategy != 'sequential': each record has its turn",
-            "num_train_epochs > 1 or max_steps > 0: it goes by the pass rates of earlier epochs",
-        ),
-        rows={None: DifficultyArguments},
     )
     log_completions_every: int | None = option(
         None,

@@ -1,24 +1,19 @@
-"""From settings to the components of a trainer: policy, processor, data sets, collator, rewards, collector."""
+"""From settings to the components of a trainer: policy, rewards, collector, reference."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import Dataset
 from transformers import ProcessorMixin, set_seed
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.collator import GRPOCollator
-from qwenvl.data.options import PromptOptions
-from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import InputBuilder
 from qwenvl.model.loading import (
@@ -35,15 +30,14 @@ from qwenvl.model.loading import (
 )
 from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
+from qwenvl.model.reference import Reference, matched
 from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.train.collect.collector import Collector, KlPenalty
+from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
-from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache
 from qwenvl.train.display.console import say, settle_output
-from qwenvl.train.display.first_look import first_look
-from qwenvl.train.fast_paths import Paths, build_paths
+from qwenvl.train.fast_paths import Paths
 from qwenvl.train.meter import Meter
 
 logger = logging.getLogger(__name__)
@@ -199,27 +193,21 @@ def build_collector(
     rubric: Rubric,
     accelerator: Accelerator,
     meter: Meter,
-    penalty: KlPenalty | None = None,
 ) -> Collector:
     """What samples, scores and compares completions, in training and in evaluation.
 
     Args:
         bare: the model without adapter or engine.
-        penalty: what takes the KL off rewards. None where nothing does.
     """
     return Collector(
+        args=args,
         engine=paths.engine,
         build_inputs=InputBuilder.of(position_rule(bare.config), processor),
         encode=paths.encode,
         rubric=rubric,
         params=SamplingParams.of(args, entropies=args.reads_sampled_entropies),
         group_size=args.grpo_sample_size,
-        advantage_estimator=args.estimator,
-        scale_rewards=args.scale_rewards,
-        penalty=penalty,
         contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
-        device=args.device,
-        seed=args.seed,
         process=args.process_index,
         autocast=accelerator.autocast,
         clock=meter.time,
@@ -227,81 +215,32 @@ def build_collector(
     )
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a trainer.
-
-    Attributes:
-        policy: the model to train, with its adapter if it has one.
-        processor: as it was loaded.
-        paths: which computations the policy takes.
-        collator: from samples to prompts.
-        train_dataset, eval_dataset: None where there is nothing to train on, or to evaluate on.
-        prompt_settings: what is saved with the model.
-        rewards: the rubric of the run, or the targets of a warm-up.
-    """
-
-    policy: nn.Module
-    processor: ProcessorMixin
-    paths: Paths
-    collator: GRPOCollator
-    train_dataset: Dataset | None
-    eval_dataset: Dataset | dict[str, Dataset] | None
-    prompt_settings: PromptSettings
-    rewards: ChecksRecords
-
-
-def build_parts(
-    args: GRPOConfig,
-    checker: ChecksRecords,
-    model: str | Path | nn.Module | None = None,
-    train_dataset: Any = None,
-    eval_dataset: Any = None,
-    processor: ProcessorMixin | None = None,
-    peft_config: Any = None,
-) -> Parts:
-    """The parts of a trainer, from the flags. Arguments take precedence over the flags.
+def build_reference(
+    args: GRPOConfig, policy: nn.Module, processor: ProcessorMixin, paths: Paths, dtype: torch.dtype | None
+) -> Reference:
+    """The reference that the flags ask for, on the device of the run. Call it before the first update of the policy.
 
     Args:
-        checker: says of each record whether training can use it.
-        model, train_dataset, eval_dataset, processor, peft_config: as ``GRPOTrainer`` takes them.
+        dtype: what the policy rounds its weights to in its forwards. None: to nothing.
 
     Raises:
-        RecordError, ValueError, OSError: what is wrong with the model, the data or the flags.
+        ValueError: another checkpoint that does not fit the policy, or a flag without effect.
+        OSError: there is no such checkpoint.
     """
-    if args.auto_fit and args.auto_fitted is None:
-        raise ValueError(
-            "auto_fit is done by the command before it makes the trainer: call "
-            "qwenvl.train.planning.full_memory.fit_to_memory(args) first, or leave it out"
-        )
-    if args.activation_offload and args.device.type == "cpu":
-        raise ValueError(
-            "--activation_offload has no effect on a CPU: activations are in its memory anyway; leave it out"
-        )
-    args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
-    set_seed(args.seed)
-    policy = build_policy(model, args, peft_config)
-    bare = unwrap(policy)
-    processor = processor or load_processor(bare.name_or_path)
-    paths = build_paths(args, policy, processor.tokenizer)
-    collator = GRPOCollator(processor, PromptOptions.of(args))
-    frame_cache = build_frame_cache(args, collator)
-    build = partial(
-        build_dataset,
-        args=args,
-        checker=checker,
-        collator=collator,
-        frame_cache=frame_cache,
-    )
-    trained_on: Any = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
-    first_look(trained_on, collator, checker)
-    return Parts(
-        policy=policy,
-        processor=processor,
-        paths=paths,
-        collator=collator,
-        train_dataset=trained_on,
-        eval_dataset=build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False),
-        prompt_settings=PromptSettings.of(args, trained_on, bare.name_or_path),
-        rewards=checker,
-    )
+    path = args.ref_model_name_or_path
+    if args.sync_ref_model and unwrap(policy) is not policy:
+        raise ValueError("--sync_ref_model has no effect with LoRA: the weights that the reference has do not learn")
+    if args.ref_offload and args.device.type == "cpu":
+        raise ValueError("--ref_offload has no effect on a CPU: the reference is in its memory anyway; leave it out")
+    other = None
+    if path is not None:
+        if (Path(path) / "adapter_config.json").is_file():
+            raise ValueError(f"--ref_model_name_or_path {path}: holds LoRA adapters; merge them into their model first")
+        say(f"loading the reference {path}")
+        if load_processor(path).tokenizer.get_vocab() != processor.tokenizer.get_vocab():
+            raise ValueError(f"--ref_model_name_or_path {path}: its tokenizer has another vocabulary than the policy's")
+        bare = unwrap(policy)
+        other = load_model(path, attn_implementation=bare.config._attn_implementation, dtype=bare.dtype)
+        other = matched(other, policy, one_tower=paths.encode is not None)
+    rounded = rounds_products(args) and not args.sync_ref_model  # which moves by less than bfloat16 resolves
+    return Reference(policy, other=other, dtype=dtype, rounded=rounded, offload=args.ref_offload).to(args.device)

@@ -1,28 +1,59 @@
-"""The callbacks of every run: its folder, its warnings, its display."""
+"""The callbacks of every run: its folder, its warnings, its display, its trackers."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
 
 from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback
+from transformers.integrations import get_available_reporting_integrations, integration_utils
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import RecordError
 from qwenvl.health import LogEntry, Sampled, findings
+from qwenvl.model.loading import unwrap
+from qwenvl.model.reference import Reference
+from qwenvl.option import was_set
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.install import install_display
 from qwenvl.train.display.summary import RunSummary
 from qwenvl.train.journal import Journal
-from qwenvl.train.reference import ReferenceSync
 from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite_steps import FiniteWeights
 from qwenvl.train.run.lock import hold, release
 from qwenvl.train.run.resume import Resumed, has_pending_evaluation
-from qwenvl.train.trackers import install_trackers
 
 logger = logging.getLogger(__name__)
+
+
+def require_trackers(names: Iterable[str]) -> None:
+    """Refuse ``report_to`` a tracker whose package is missing, before a model is loaded.
+
+    Raises:
+        ImportError: naming them.
+    """
+    # Packages of azure_ml and flyte are not among those that transformers lists as available.
+    checked = integration_utils.INTEGRATION_TO_CALLBACK.keys() - {"azure_ml", "flyte"}
+    if missing := " ".join(sorted(checked & set(names) - set(get_available_reporting_integrations()))):
+        raise ImportError(
+            f"--report_to {missing}: its package is not installed; pip install {missing}, or leave the flag out: "
+            "metrics.jsonl in the run folder has the same numbers"
+        )
+
+
+def name_run(args: GRPOConfig) -> None:
+    """Name a run without a name by its folder and the time, so that trackers find it again for a later evaluation.
+
+    The default project of trackio is ``qwenvl``.
+    """
+    if not was_set(args, "project"):  # the Trainer's default is "huggingface"
+        args.project = "qwenvl"
+    if args.run_name is None:
+        args.run_name = f"{Path(args.output_dir).resolve().name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 class RunFolder(TrainerCallback):
@@ -101,9 +132,22 @@ class HealthWarnings(TrainerCallback):
                 logger.warning(f"{finding.message}. {finding.advice}")
 
 
+class ReferenceSync(TrainerCallback):
+    """``sync_ref_model``: every so many steps the reference moves towards the policy (TR-DPO, arXiv:2404.09656)."""
+
+    def __init__(self, reference: Reference):
+        self._reference = reference
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        """Before a checkpoint is saved, which holds the reference as it then is."""
+        if state.global_step % args.ref_model_sync_steps == 0:
+            self._reference.mix(unwrap(model), args.ref_model_mixup_alpha)
+
+
 def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     """The callbacks of every run."""
-    install_trackers(trainer, journal)
+    if trainer.args.report_to:
+        name_run(trainer.args)
     install_display(trainer, journal)
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import ModelCard
 from huggingface_hub.repocard import metadata_load
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -25,12 +25,11 @@ from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.function import parsed, written
-from qwenvl.runlog import AS_IT_IS, installed_versions, read_evaluation
+from qwenvl.runlog import installed_versions
 
 CARD = "README.md"
 METHOD = "GRPO"
 TASK = "video-text-to-text"
-EVALUATE = {"made by": "qwenvl evaluate"}  # marks its results in the metadata of a card
 _TOTAL = "_total_reward"
 # Of a machine or a person, and not of the training.
 _PRIVATE = {"dataset_catalog", "frame_cache", "overwrite_output_dir"}
@@ -56,13 +55,12 @@ def open_card(folder: str | Path, title: str = "") -> ModelCard:
 
 
 def put_section(card: ModelCard, name: str, text: str) -> None:
-    """Put a section into a card, in the place of the earlier one of this name. An empty text removes that one."""
+    """Put a section into a card, in the place of the earlier one of this name, or at the end."""
     begin, end = f"<!-- {name}: written by qwenvl -->", f"<!-- end of {name} -->"
     earlier = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    section = f"{begin}\n{text}\n{end}" if text else ""
-    if earlier.search(card.text):
-        card.text = earlier.sub(lambda _: section, card.text)
-    elif text:
+    section = f"{begin}\n{text}\n{end}"
+    card.text, found = earlier.subn(lambda _: section, card.text)
+    if not found:
         card.text = f"{card.text.rstrip()}\n\n{section}\n"
 
 
@@ -85,12 +83,6 @@ def put_metadata(
     data.base_model = base_model
     data.base_model_relation = None if base_model is None else "adapter" if adapter else "finetune"
     data.datasets = list(datasets) or data.datasets
-
-
-def put_results(card: ModelCard, name: str, results: Sequence[EvalResult]) -> None:
-    """Put results into the metadata of a card, in the place of those that it has, of the model with this name."""
-    data: Any = card.data
-    data.eval_results, data.model_name = list(results) or None, name if results else None
 
 
 def hub_name(model: str) -> str | None:
@@ -121,11 +113,8 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
     except ValueError as error:
         logger.warning(f"{error}; the card is left as it is")
         return
-    step = trainer.state.global_step
-    latest = {each.split: each for each in evaluations(trainer.state.log_history, step)}
     put_section(card, "training", training_section(args, method, settings.base_model, trainer))
     put_section(card, "inputs", inputs_section(settings, trainer.processing_class))
-    put_section(card, "evaluation", "")  # of other weights
     # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
     adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
     names = (args.dataset_use or "").split(",")
@@ -136,41 +125,16 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
         tags=("qwenvl", "grpo" if method == METHOD else "sft"),
         datasets=[name.split(":")[1].split("%")[0] for name in names if name.startswith("hf:")],
     )
-    results = [
-        EvalResult(
-            task_type=TASK,
-            dataset_type="held-out",
-            dataset_name=args.eval_dataset_use or split,
-            dataset_split=split,
-            metric_type=f"{name}_reward",
-            metric_name=f"{name} reward, mean of {each.prompts} prompts"
-            + ("" if reward.half_width is None else f", 95 % interval ± {reward.half_width:.3f}"),
-            metric_value=round(reward.mean, 4),
-        )
-        for split, each in latest.items()
-        for name, reward in each.rewards.items()
-    ]
-    put_results(card, Path(args.output_dir).resolve().name, results)
     card.save(Path(folder) / CARD)
 
 
-class MeanReward(NamedTuple):
-    """The mean of a reward over prompts, with the half width of its 95 % interval. None: there is one prompt."""
-
-    mean: float
-    half_width: float | None
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.half_width is None else f" ± {self.half_width:.3f}")
-
-
 class Evaluated(NamedTuple):
-    """One evaluation during a run: its split, the optimizer steps before it, and mean rewards by name."""
+    """One evaluation during a run: its split, the optimizer steps before it, and mean rewards with their intervals."""
 
     split: str
     step: int
     prompts: int
-    rewards: dict[str, MeanReward]
+    rewards: dict[str, str]
 
 
 def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[Evaluated]:
@@ -184,10 +148,9 @@ def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[Evaluated]:
             keys = [key for key in row if key.startswith(f"{split}_") and key.endswith("_reward")]
             rewards = {}
             for key in sorted(keys, key=lambda key: key != total):
-                half = row.get(f"{key}_ci95")
-                known = isinstance(half, float) and half == half  # one prompt has no interval: NaN
-                name = key.removeprefix(f"{split}_").removesuffix("_reward")
-                rewards[name] = MeanReward(row[key], half if known else None)
+                half = row.get(f"{key}_ci95", math.nan)  # NaN: one prompt has no interval
+                interval = "" if math.isnan(half) else f" ± {half:.3f}"
+                rewards[key.removeprefix(f"{split}_").removesuffix("_reward")] = f"{row[key]:.3f}{interval}"
             prompts = max(int(row.get(f"{key}_n", 0)) for key in keys)
             found.setdefault(split, {})[row["step"]] = Evaluated(split, row["step"], prompts, rewards)
     return [by_step[at] for by_step in found.values() for at in sorted({0, max(by_step)} & set(by_step))]
@@ -240,51 +203,6 @@ def inputs_section(settings: PromptSettings, processor: Any) -> str:
     return _section("inputs")(settings, settings.frames, settings.prompts, SETTINGS_FILE, whole)
 
 
-def update_cards(evaluation: str | Path) -> tuple[list[Path], list[str]]:
-    """Write the numbers of a finished evaluation into the cards of its models.
-
-    Args:
-        evaluation: the folder of the evaluation.
-
-    Returns:
-        The cards that were written, and the paths of models without one.
-
-    Raises:
-        ValueError: the metadata of a card can't be read.
-    """
-    found = read_evaluation(evaluation)
-    cards, without = [], []
-    for model in found["models"]:
-        folder, name = Path(model["path"]), model["name"]
-        if not (folder / CARD).is_file():
-            without.append(model["path"])
-            continue
-        card = open_card(folder)
-        data: Any = card.data
-        own = {each["control"]: each for each in found["numbers"] if each["model"] == name}
-        drops = {each["control"]: each for each in found["drops"] if each["model"] == name}
-        compared = [each for each in found["differences"] if (each["after"], each["control"]) == (name, AS_IT_IS)]
-        put_section(card, "evaluation", _section("evaluation")(found, model, own, drops, compared))
-        others = [result for result in data.eval_results or [] if result.metric_args != EVALUATE]
-        results = [
-            EvalResult(
-                task_type=TASK,
-                dataset_type="held-out",
-                dataset_name=found["protocol"]["data"]["dataset_use"],
-                metric_type=metric,
-                metric_name=f"{metric}, 95 % interval {_bounds(interval)}",
-                metric_value=round(interval["mean"], 4),
-            )
-            for metric, interval in own[AS_IT_IS]["scores"].items()
-            if interval is not None
-        ]
-        marked = [replace(result, metric_args=EVALUATE) for result in results]
-        put_results(card, data.model_name or folder.resolve().name, [*others, *marked])
-        card.save(folder / CARD)
-        cards.append(folder / CARD)
-    return cards, without
-
-
 def describe_merged(adapter: str | Path, folder: str | Path, base: str) -> None:
     """Write into ``folder`` what the folder of an adapter says of its training, and that it is merged now.
 
@@ -303,10 +221,6 @@ def describe_merged(adapter: str | Path, folder: str | Path, base: str) -> None:
     card.save(Path(folder) / CARD)
 
 
-def _bounds(interval: Mapping[str, Any]) -> str:
-    return "(one cluster)" if interval["low"] is None else f"[{interval['low']:.3f}, {interval['high']:.3f}]"
-
-
 def _section(name: str) -> Any:
     """A macro of ``card.jinja``."""
     environment = Environment(
@@ -317,8 +231,5 @@ def _section(name: str) -> Any:
         "plural": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
         "code": lambda name: "none named" if name is None else f"`{name}`",
         "repr": repr,
-        "bounds": _bounds,
-        "share": lambda interval: "an unknown share" if interval is None else f"{interval['mean']:.1%}",
-        "interval": lambda interval: f"{interval['mean']:.3f} {_bounds(interval)}" if interval else "",
     }
     return getattr(environment.get_template("card.jinja").module, name)

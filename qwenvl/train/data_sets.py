@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
-from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.errors import RecordError
 from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.options import SampleOptions
@@ -154,13 +153,11 @@ def build_sampler(
     args: GRPOConfig,
     batch_size: int,
     collator: GRPOCollator,
-    difficulty: Difficulty | None = None,
 ) -> EpochSampler | RepeatedSteps:
     """The order in which training draws from a data set.
 
     Args:
         batch_size: prompts of a micro-batch in one process.
-        difficulty: which records are drawn less. None: all are drawn alike.
 
     Raises:
         ValueError: a strategy that this data set can't be ordered by, or several steps on each of its samples.
@@ -178,7 +175,6 @@ def build_sampler(
         seed=args.seed if args.data_seed is None else args.data_seed,
         shuffle=args.train_sampling_strategy != "sequential",
         grouping=grouping,
-        difficulty=difficulty,
     )
     if args.num_iterations > 1 and not isinstance(dataset, GRPODataset):
         raise ValueError("--num_iterations above 1 needs a GRPODataset, as load_dataset makes it")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import accept_features, blank_vision, encode_vision, supports_encode_once
-from qwenvl.rollout.engine import Drawing, RolloutEngine
+from qwenvl.rollout.engine import RolloutEngine
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 
 logger = logging.getLogger(__name__)
@@ -40,30 +39,21 @@ class Paths:
     encode: Callable[..., PromptInputs] | None
 
 
-@dataclass(frozen=True)
-class PathLikelihood:
-    """What policy or reference make of completions, by the path that the run takes.
+def likelihood_of(
+    args: GRPOConfig, paths: Paths, bare: nn.Module, accelerator: Accelerator
+) -> Callable[..., Likelihood]:
+    """What policy or reference make of completions, by the path that the run takes, in its precision.
 
-    Attributes:
-        paths: of the run.
-        logit_chunk_tokens: tokens whose logits exist at one time.
-        several: whether several processes train together, whose forwards wait for each other.
-        autocast: the precision of forwards.
+    Args:
+        bare: the model without adapter or engine.
+
+    Returns:
+        A function of (model, prompts, ids, mask, temperature, entropy) that gives the log-probs and entropies of
+        completions (``ids`` and ``mask``, N x T).
     """
+    chunk = logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
 
-    paths: Paths
-    logit_chunk_tokens: int
-    several: bool = False
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-
-    @classmethod
-    def of(cls, args: GRPOConfig, paths: Paths, bare: nn.Module, accelerator: Accelerator) -> PathLikelihood:
-        """As the flags ask for it. ``bare`` is the model without adapter or engine."""
-        chunk = logprobs.tokens_within(args.logit_memory_gb, bare.config.get_text_config().vocab_size)
-        return cls(paths, chunk, several=args.world_size > 1, autocast=accelerator.autocast)
-
-    def __call__(
-        self,
+    def likelihood(
         model: nn.Module,
         prompts: PromptInputs,
         ids: Tensor,
@@ -71,19 +61,13 @@ class PathLikelihood:
         temperature: float,
         entropy: EntropyUse = "none",
     ) -> Likelihood:
-        """Log-probs and entropies of completions (``ids`` and ``mask``, N x T)."""
-        if self.several:
-            prompts = blank_vision(model, prompts, encoded=self.paths.encode is not None)
-        with self.autocast():  # of itself the reference has none, nor has the policy under FSDP
-            return self.paths.completion_likelihood(
-                model,
-                prompts,
-                ids,
-                mask,
-                temperature=temperature,
-                logit_chunk_tokens=self.logit_chunk_tokens,
-                entropy=entropy,
-            )
+        if args.world_size > 1:  # whose forwards wait for each other
+            prompts = blank_vision(model, prompts, encoded=paths.encode is not None)
+        settings: dict[str, Any] = {"temperature": temperature, "logit_chunk_tokens": chunk, "entropy": entropy}
+        with accelerator.autocast():  # of itself the reference has none, nor has the policy under FSDP
+            return paths.completion_likelihood(model, prompts, ids, mask, **settings)
+
+    return likelihood
 
 
 def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
@@ -132,8 +116,3 @@ def _engine_of(args: GRPOConfig, policy: nn.Module, local: Any) -> RolloutEngine
         dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32,
         max_tokens=None if prompt is None else prompt + args.generation_max_length,
     )
-
-
-def drawing_of(paths: Paths) -> Drawing | None:
-    """How far the engine is with a draw. None where other processes sample."""
-    return paths.engine.drawing if isinstance(paths.engine, LocalEngine) else None

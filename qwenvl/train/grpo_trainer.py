@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.grpo.kl import completion_kl
 from qwenvl.grpo.loss import objective_of
+from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood
 from qwenvl.rollout.engine import EngineWithWeights
-from qwenvl.train.assemble import build_collector, build_parts, build_rewards
-from qwenvl.train.collect.ahead import StepQueue, sampled_ahead
-from qwenvl.train.collect.collector import KlPenalty
-from qwenvl.train.collect.filtering import filtering
+from qwenvl.train.assemble import build_collector, build_rewards
+from qwenvl.train.collect.ahead import StepsAhead
+from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.evaluation import ScoredPrompt, evaluation_metrics, in_budget, scored_prompts
 from qwenvl.train.parity import ParityCheck
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.entropy_target import with_entropy_coef
-from qwenvl.train.run.pass_rates import build_pass_rates
-from qwenvl.train.step import Experience, Step, TokenRules
-from qwenvl.types import PromptBatch
+from qwenvl.train.step import Experience, Step
+from qwenvl.types import PromptBatch, RolloutBatch
 
 RewardFunction = Callable[..., list[float | None]]
 
@@ -74,24 +76,21 @@ class GRPOTrainer(PolicyTrainer):
     ):
         args = args or GRPOConfig()
         rubric = build_rewards(args, reward_funcs, reward_weights)
-        parts = build_parts(args, rubric, model, train_dataset, eval_dataset, processing_class, peft_config)
-        super().__init__(parts, args, with_reference=args.grpo_beta > 0, callbacks=callbacks)
-        bare, accelerator = unwrap(parts.policy), self.accelerator
-        penalty = None
-        if args.kl_in_reward and self.reference is not None:
-            temperature = args.generation_temperature
-            penalty = KlPenalty(self.reference, self.completion_likelihood, temperature, args.grpo_beta)
-        collector = build_collector(args, parts.paths, bare, parts.processor, rubric, accelerator, self.meter, penalty)
-        self.pass_rates = build_pass_rates(args, parts.train_dataset, rubric, self.meter.mean)
-        if self.pass_rates is not None:
-            self.difficulty = self.pass_rates.difficulty
-            self.add_callback(self.pass_rates)
-        collector = filtering(collector, args, parts, self.meter, self.difficulty)
-        self.queue = StepQueue(args.async_rollouts, args.num_iterations)
-        self.collector = sampled_ahead(collector, self.queue)
+        given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
+        super().__init__(args, rubric, *given, with_reference=args.grpo_beta > 0)
+        bare, processor, engine = unwrap(self.model), self.data_collator.processor, self.paths.engine
+        self.ahead = StepsAhead(engine, args) if args.async_rollouts else None
+        self.collector = replace(
+            build_collector(args, self.paths, bare, processor, rubric, self.accelerator, self.meter),
+            engine=engine if self.ahead is None else self.ahead.engine,
+            penalty=self._kl_penalties if args.kl_in_reward and self.reference is not None else None,
+            refill=Refill.of(args, self.train_dataset, self.data_collator, rubric.names, self.meter),
+            ahead=self.ahead,
+        )
         self.objective = objective_of(args, args.generation_max_length)
         self.check_parity = ParityCheck(args, self.meter, self.journal.runlog)
-        self.step: Step | None = None  # None until completions are sampled for what was drawn
+        self.drawn: Sequence[PromptBatch] = ()  # the prompts of the present step
+        self.step: Step | None = None  # None until completions are sampled for them
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
@@ -103,12 +102,13 @@ class GRPOTrainer(PolicyTrainer):
         Raises:
             ParityError: if sampler and trainer disagree about the same tokens (``check_parity``).
         """
-        self.queue.check(self.args.world_size)
+        if self.ahead is not None:
+            self.ahead.check()
         step = self._step_of(inputs["prompts"])
-        experience = step.experience_of(inputs.get("micro_batch", 0))
+        experience = step.experiences[inputs.get("micro_batch", 0)]
         with self.meter.time("time/logp_s"):
             likelihood = self._likelihood(model, experience, "trained" if self.objective.entropy_coef else "measured")
-            if experience.old_logprobs is None:  # fresh completions: the policy that sampled them is this one
+            if experience.old_logprobs is None:  # fresh completions
                 experience.old_logprobs = experience.first_logprobs(likelihood)
                 experience.ref_logprobs = self._reference_logprobs(experience)
                 self.check_parity(self.state.global_step, experience)
@@ -143,10 +143,10 @@ class GRPOTrainer(PolicyTrainer):
 
     def next_step(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step. Those of the steps that are sampled ahead are drawn as well."""
-        if not self.queue.depth:
+        if self.ahead is None:
             return super().next_step(epoch_iterator, num_batches, device)
         draw = partial(super().next_step, epoch_iterator, self.args.gradient_accumulation_steps, device)
-        return self.queue.next(draw, epoch_iterator, self.state)
+        return self.ahead.next(draw, epoch_iterator, self.state)
 
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
         """New prompts are collected at the first micro-batch. Further iterations reuse the experiences of the last."""
@@ -154,22 +154,21 @@ class GRPOTrainer(PolicyTrainer):
         if self.state.global_step % self.args.num_iterations:
             self.step = self.step.next_iteration(prompts)
         else:
-            self.step, self.queue.present = None, prompts
-            self.count_drawn(prompts)
+            self.step, self.drawn = None, prompts
+            for batch in prompts:
+                self.journal.drawn(batch)
 
     def _step_of(self, batch: PromptBatch) -> Step:
         """The step that a micro-batch belongs to. The first micro-batch of a step has all of them collected."""
         if self.step is None or not self.is_in_train:
-            batches = self.queue.present if self.is_in_train else [batch]  # a script may call compute_loss on its own
+            batches = self.drawn if self.is_in_train else [batch]  # a script may call compute_loss on its own
             with self.collector.ready(self.model, self.model_wrapped, self.version):
                 experiences = self.collector.collect(self.model, batches, self.state)
-            self.step = Step.of(experiences, TokenRules.of(self.args), self.meter.wait)
+            self.step = Step.of(experiences, self.args, self.meter.wait)
             if self.is_in_train:
                 self.objective = with_entropy_coef(self.objective, self.callback_handler, self.step.counts)
             for experience in experiences:
                 self.journal.collected(self.state.global_step + 1, experience)
-                if self.pass_rates is not None:
-                    self.pass_rates.saw(experience)
         return self.step
 
     def _likelihood(self, model: nn.Module, experience: Experience, entropy: EntropyUse = "none") -> Likelihood:
@@ -183,6 +182,38 @@ class GRPOTrainer(PolicyTrainer):
         with self.reference.model() as reference:
             return self._likelihood(reference, experience).logprobs
 
+    def _kl_penalties(
+        self, prompts: Sequence[PromptInputs], rollouts: Sequence[RolloutBatch]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """``kl_in_reward``: what is taken off rewards, beta x the KL of a completion (REINFORCE++, arXiv:2501.03262).
+
+        The KL of a completion is the sum over its tokens of policy - reference log-prob. The policy's log-probs are
+        those that it sampled the completion with.
+
+        Returns:
+            For each micro-batch the log-probs of the reference, N x T, and the penalties, N float64.
+
+        Raises:
+            ValueError: the engine gives no log-probs.
+        """
+        penalties, temperature = [], self.args.generation_temperature
+        with self.reference.model() as reference:
+            # Without its wrappers: with an adapter, DeepSpeed adds to them a hook that waits for all processes.
+            bare = unwrap(reference)
+            for own, rollout in zip(prompts, rollouts, strict=True):
+                ids, mask = rollout.completion_ids, rollout.completion_mask
+                if not len(ids):  # a micro-batch without prompts, whose stand-in has one token
+                    penalties.append((torch.zeros(1, 1, device=ids.device), torch.zeros(0, dtype=torch.float64)))
+                    continue
+                if rollout.logprobs is None:
+                    raise ValueError(
+                        "kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out"
+                    )
+                ref_logprobs = self.completion_likelihood(bare, own, ids, mask, temperature).logprobs
+                kl = completion_kl(rollout.logprobs, ref_logprobs, mask).cpu()
+                penalties.append((ref_logprobs, self.args.grpo_beta * kl))
+        return penalties
+
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Training runs within: versions of weights count from 0, and at the end nothing is sampled any more."""
@@ -191,13 +222,15 @@ class GRPOTrainer(PolicyTrainer):
         try:
             yield
         finally:
-            self.queue.close()
+            if self.ahead is not None:
+                self.ahead.close()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        self.queue.save(output_dir, self.args.process_index)
+        if self.ahead is not None:
+            self.ahead.engine.save(self.ahead.file(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self.queue.load(checkpoint, self.args.process_index)
+        if self.ahead is not None and checkpoint is not None:
+            self.ahead.engine.load(self.ahead.file(checkpoint))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
@@ -19,35 +20,26 @@ from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
 
 
-class MicroBatch(Protocol):
-    """A micro-batch of the current step, as it is reported if its loss is not finite."""
-
-    @property
-    def loss(self) -> float:
-        """Its share of the loss of the step. It may be NaN or infinite."""
-
-    @property
-    def metrics_that_are_not_finite(self) -> list[str]:
-        """Each with its value: ``kl nan``."""
-
-    def report(self) -> dict[str, Any]:
-        """Everything needed to compute its loss again, as JSON can hold it."""
-
-
 @dataclass(frozen=True)
 class TrainedOn:
-    """A micro-batch of completions and its loss.
+    """A micro-batch and its loss, as it is reported where a number is not finite.
 
     Attributes:
-        iteration: of its step.
+        batch: its prompts.
+        ids, mask: N x T, the completions, or the targets of a warm-up.
         loss: its share of the loss of the step. It may be NaN or infinite.
         metrics: of the loss, by name.
+        iteration: of its step.
+        experience: of the completions. None in a warm-up.
     """
 
-    experience: Experience
-    iteration: int
+    batch: PromptBatch
+    ids: Tensor
+    mask: Tensor
     loss: float
     metrics: dict[str, float]
+    iteration: int = 0
+    experience: Experience | None = None
 
     @property
     def metrics_that_are_not_finite(self) -> list[str]:
@@ -55,27 +47,18 @@ class TrainedOn:
         return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
 
     def report(self) -> dict[str, Any]:
-        """Its loss, and its prompts with their completions, rewards and advantages, as JSON can hold them."""
-        batch, rollout = self.experience.batch, self.experience.rollout
-        size = max(1, len(rollout.texts) // max(1, len(batch)))
-        groups = [
-            {
-                "where": record.where,
-                "id": record.id,
-                "epoch": epoch,
-                "completions": [
-                    {
-                        "ids": rollout.completion_ids[n][rollout.completion_mask[n]].tolist(),
-                        "finish_reason": rollout.finish_reasons[n],
-                        "reward": self.experience.rewards.totals()[n],
-                        "advantage": self.experience.advantages[n].item(),
-                    }
-                    for n in range(p * size, (p + 1) * size)
-                ],
-            }
-            for p, (record, epoch) in enumerate(zip(batch.records, batch.epochs, strict=True))
+        """Everything needed to compute its loss again, as JSON can hold it."""
+        rows: list[dict[str, Any]] = [{"ids": ids[own].tolist()} for ids, own in zip(self.ids, self.mask, strict=True)]
+        if (experience := self.experience) is not None:
+            facts = (experience.rollout.finish_reasons, experience.rewards.totals(), experience.advantages.tolist())
+            for row, values in zip(rows, zip(*facts, strict=False), strict=False):  # a stand-in has no rewards
+                row.update(zip(("finish_reason", "reward", "advantage"), values, strict=True))
+        size = max(1, len(rows) // max(1, len(self.batch)))
+        prompts = [
+            {"where": record.where, "id": record.id, "epoch": epoch, "completions": rows[p * size : (p + 1) * size]}
+            for p, (record, epoch) in enumerate(zip(self.batch.records, self.batch.epochs, strict=True))
         ]
-        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": groups}
+        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": prompts}
 
 
 class Journal:
@@ -87,10 +70,9 @@ class Journal:
             dataset: of training. If it has several parts, their shares and rewards are logged.
         """
         self.runlog = RunLog(args.output_dir, rank=args.process_index, world_size=args.world_size)
-        self.on_evaluation: Callable[[str, PromptBatch, Sequence[Rollout]], None] | None = None  # a tracker's
         self.bad_samples: dict[str, BadSample] = {}
         self.drawn_for_training = Counter(used=0, left_out=0)
-        self.trained_on: list[MicroBatch] = []  # in the present optimizer step
+        self.trained_on: list[TrainedOn] = []  # in the present optimizer step
         self._args = args
         self._decoder = getattr(dataset, "decoder", None)
         parts = getattr(dataset, "parts", ())
@@ -124,7 +106,8 @@ class Journal:
 
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
         """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
-        self.trained_on.append(TrainedOn(experience, step.iteration, output.loss.item(), output.metrics))
+        ids, mask, loss = experience.rollout.completion_ids, experience.rollout.completion_mask, output.loss.item()
+        self.trained_on.append(TrainedOn(experience.batch, ids, mask, loss, output.metrics, step.iteration, experience))
         tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):
@@ -135,10 +118,7 @@ class Journal:
     def evaluated(self, step: int, split: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Rollouts of an evaluation after optimizer step ``step``."""
         self.left_out(batch)
-        rows = [*rollout_rows(step, split, batch, rollout, rewards)]
-        self.runlog.log_rollouts(rows)
-        if self.on_evaluation is not None:
-            self.on_evaluation(split, batch, rows)
+        self.runlog.log_rollouts(rollout_rows(step, split, batch, rollout, rewards))
 
     def begin(self, finished_steps: int, *, evaluates: bool) -> None:
         """Write the settings and versions, and delete the rows of steps that a resumed run repeats.

@@ -57,7 +57,10 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
     adapter, out = Path(adapter), Path(out)
     named = base_of_adapter(adapter)
     if named is None:
-        raise ValueError(f"{adapter}: no adapter in it (adapter_config.json); {_what_it_is(adapter)}")
+        raise ValueError(
+            f"{adapter}: no adapter in it (adapter_config.json); expected the folder of a finished run with "
+            "--lora_enable, or one of its checkpoints"
+        )
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise FileExistsError(f"--out {out}: holds something already; give a folder that is new or empty")
     base = base or named
@@ -72,16 +75,3 @@ def merge(adapter: str | Path, out: str | Path, base: str | None = None) -> str:
         processor.save_pretrained(partial)
         describe_merged(adapter, partial, base)
     return base
-
-
-def _what_it_is(folder: Path) -> str:
-    from qwenvl.model.weight_files import has_weights
-
-    if not folder.is_dir():
-        return "expected the folder of an adapter"
-    if has_weights(folder):
-        return "it holds a whole model, with nothing to fold in"
-    checkpoints = sorted(folder.glob("checkpoint-*/adapter_config.json"), key=lambda file: file.stat().st_mtime)
-    return (
-        f"name a checkpoint, such as {checkpoints[-1].parent}" if checkpoints else "expected the folder of an adapter"
-    )

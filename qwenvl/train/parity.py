@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import logging
 
-from torch import Tensor
-
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.diagnostics import logprob_gap, logprob_gaps
 from qwenvl.runlog import Parity, RunLog
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience
-from qwenvl.types import RolloutBatch
 
 logger = logging.getLogger(__name__)
 
@@ -46,51 +43,38 @@ class ParityCheck:
         self._begun: dict[str, int] = {}  # by sampling process, the step before which it was first compared
 
     def __call__(self, finished_steps: int, experience: Experience) -> None:
-        """Checks fresh completions.
+        """Checks fresh completions. Logs ``parity/max`` and ``parity/mean``, the differences over all their tokens.
 
         Args:
             experience: with the trainer's log-probs as the old ones.
 
         Raises:
-            ParityError: see ``check_parity``.
+            ParityError: a difference is above what rounding explains.
         """
-        rollout, logprobs = experience.rollout, experience.old_logprobs
+        rollout, logprobs, args = experience.rollout, experience.old_logprobs, self._args
         if self._dropout or experience.staleness or rollout.logprobs is None or logprobs is None:
             return
         new = [self._begun.setdefault(boot, finished_steps) == finished_steps for boot in rollout.boots]
         first = finished_steps == 0 or any(new)
-        if self._args.check_parity == "off" or (self._args.check_parity == "first" and not first):
+        if args.check_parity == "off" or (args.check_parity == "first" and not first):
             return
         gaps = logprob_gaps(rollout.logprobs, logprobs, rollout.completion_mask)
-        size = self._args.grpo_sample_size
+        size = args.grpo_sample_size
         self._log.log_parity(
             Parity(finished_steps + 1, record.where, tuple(gaps[p * size : (p + 1) * size]))
             for p, record in enumerate(experience.batch.records)
         )
-        half = self._args.bf16 or self._args.fp16
-        check_parity(rollout, logprobs, half_precision=half, meter=self._meter)
-
-
-def check_parity(rollout: RolloutBatch, logprobs: Tensor, half_precision: bool, meter: Meter) -> None:
-    """Logs ``parity/max`` and ``parity/mean``, the absolute differences over all completion tokens.
-
-    Args:
-        logprobs: N x T, the trainer's, taken before any update since the tokens were sampled.
-
-    Raises:
-        ParityError: if a difference is above what rounding explains.
-    """
-    if rollout.logprobs is None or not logprobs[rollout.completion_mask].isfinite().all():
-        return  # what is not finite is reported with the loss
-    largest, mean = logprob_gap(rollout.logprobs, logprobs, rollout.completion_mask)
-    meter.max("parity/max", largest)
-    meter.mean("parity/mean", mean, weight=int(rollout.completion_mask.sum()))
-    most, most_mean = HALF_PRECISION if half_precision else FULL_PRECISION
-    if not (largest <= most and mean <= most_mean):
-        raise ParityError(
-            f"the sampler's and the trainer's log-probs of the same tokens differ by {largest:.3g} at most and "
-            f"{mean:.3g} on average; expected at most {most:g} and {most_mean:g}. They do not see the same prompt: "
-            "look for different positions, frames or templates in the two, for a layer that acts differently in train "
-            "mode (dropout), for weights that changed in between, or for a server (--vllm_server) of another "
-            "checkpoint. --check_parity off continues regardless"
-        )
+        if not logprobs[rollout.completion_mask].isfinite().all():
+            return  # what is not finite is reported with the loss
+        largest, mean = logprob_gap(rollout.logprobs, logprobs, rollout.completion_mask)
+        self._meter.max("parity/max", largest)
+        self._meter.mean("parity/mean", mean, weight=int(rollout.completion_mask.sum()))
+        most, most_mean = HALF_PRECISION if args.bf16 or args.fp16 else FULL_PRECISION
+        if not (largest <= most and mean <= most_mean):
+            raise ParityError(
+                f"the sampler's and the trainer's log-probs of the same tokens differ by {largest:.3g} at most and "
+                f"{mean:.3g} on average; expected at most {most:g} and {most_mean:g}. They do not see the same prompt: "
+                "look for different positions, frames or templates in the two, for a layer that acts differently in "
+                "train mode (dropout), for weights that changed in between, or for a server (--vllm_server) of another "
+                "checkpoint. --check_parity off continues regardless"
+            )

@@ -15,33 +15,33 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
-from transformers import Trainer, TrainerCallback
+from transformers import ProcessorMixin, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.difficulty import Difficulty
+from qwenvl.data.options import PromptOptions
 from qwenvl.data.order import EpochSampler, RepeatedSteps
-from qwenvl.data.saved_processor import processor_as_trained
-from qwenvl.model.loading import parameter_groups, unwrap
+from qwenvl.data.saved_processor import PromptSettings, processor_as_trained
+from qwenvl.model.loading import load_processor, parameter_groups, unwrap
 from qwenvl.model.sharding import settle_fsdp
-from qwenvl.train.assemble import Parts
+from qwenvl.rollout.local import LocalEngine
+from qwenvl.train.assemble import build_policy, build_reference
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
+from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache, build_sampler
 from qwenvl.train.display.console import say
-from qwenvl.train.display.first_look import size_warnings
+from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.install import display_closed
-from qwenvl.train.fast_paths import PathLikelihood, drawing_of
+from qwenvl.train.fast_paths import build_paths, likelihood_of
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Doing, Meter, peak_memory
-from qwenvl.train.reference import build_reference
 from qwenvl.train.run.checkpoints import is_sealed, read_state, whole_checkpoint
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
 from qwenvl.train.run.live_weights import explained_misfit, load_weights, start_from_weights
-from qwenvl.train.run.resume import checkpoint_to_resume
-from qwenvl.types import PromptBatch
+from qwenvl.train.run.resume import Beginning, checkpoint_to_resume
 
 logger = logging.getLogger(__name__)
 
@@ -50,52 +50,81 @@ class PolicyTrainer(Trainer):
     """A Trainer of a Qwen-VL policy on batches of prompts. Subclasses have the loss and the evaluation.
 
     Args:
-        parts: the policy, its data sets and its collator.
+        args: the settings.
+        rewards: the rubric of the run, or the targets of a warm-up.
+        model, train_dataset, eval_dataset, processing_class, callbacks, peft_config: as ``GRPOTrainer`` takes them,
+            in place of what the flags name.
         with_reference: keep a reference, the policy as it is before training or the model that the flags name.
-        callbacks: more callbacks of transformers.
 
     Attributes:
         doing: the current phase of this process.
         eval_metric: the metric that an evaluation logs in any case.
         trained_by: the method, for the model card.
-        difficulty: which records are drawn less. None: all are drawn alike.
+        paths: which computations the policy takes.
+        prompt_settings: what is saved with the model.
         reference: None where there is none. Checkpoints have its weights where they move (``sync_ref_model``).
         steps_trained: optimizer steps of the last call of ``train``, those before its checkpoint left out.
+
+    Raises:
+        RecordError, ValueError, OSError: what is wrong with the model, the data or the flags.
     """
 
     # What compute_loss returns is divided by the number of micro-batches, in every version of transformers.
     loss_is_scaled_for_ga = False
     eval_metric = "eval_loss"
     trained_by = METHOD
-    difficulty: Difficulty | None = None
     steps_trained = 0
     _evaluates = False
 
     def __init__(
         self,
-        parts: Parts,
         args: GRPOConfig,
-        *,
-        with_reference: bool,
+        rewards: ChecksRecords,
+        model: str | Path | nn.Module | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: ProcessorMixin | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        peft_config: Any = None,
+        *,
+        with_reference: bool = False,
     ):
-        policy, bare = parts.policy, unwrap(parts.policy)
-        self.prompt_settings = parts.prompt_settings
-        self.rewards: Any = parts.rewards  # the rubric, or the targets of a warm-up
+        if args.auto_fit and args.auto_fitted is None:
+            raise ValueError(
+                "auto_fit is done by the command before it makes the trainer: call "
+                "qwenvl.train.planning.full_memory.fit_to_memory(args) first, or leave it out"
+            )
+        if args.activation_offload and args.device.type == "cpu":
+            raise ValueError(
+                "--activation_offload has no effect on a CPU: activations are in its memory anyway; leave it out"
+            )
+        args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
+        set_seed(args.seed)
+        self.rewards: Any = rewards
+        policy = build_policy(model, args, peft_config)
+        bare = unwrap(policy)
+        processor = processing_class or load_processor(bare.name_or_path)
+        self.paths = build_paths(args, policy, processor.tokenizer)
+        collator = self.make_collator(processor, args)
+        frame_cache = build_frame_cache(args, collator)
+        build = partial(build_dataset, args=args, checker=rewards, collator=collator, frame_cache=frame_cache)
+        train = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
+        first_look(train, collator, rewards)
+        evaluation = build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False)
+        self.prompt_settings = PromptSettings.of(args, train, bare.name_or_path)
         super().__init__(
             model=policy,
             args=args,
-            data_collator=parts.collator,
-            train_dataset=parts.train_dataset,
-            eval_dataset=parts.eval_dataset,
-            processing_class=processor_as_trained(parts.processor, parts.prompt_settings),
+            data_collator=collator,
+            train_dataset=self.narrowed(train, "--dataset_use"),
+            eval_dataset=self.narrowed(evaluation, "--eval_dataset_use"),
+            processing_class=processor_as_trained(processor, self.prompt_settings),
             callbacks=callbacks,
         )
         for warning in size_warnings(args, self.train_dataset, self.eval_dataset):
             if self.is_world_process_zero():
                 logger.warning(warning)
         self.model_accepts_loss_kwargs = False  # for versions that do not know loss_is_scaled_for_ga
-        self.paths = parts.paths
         rounded_to = settle_fsdp(
             self.accelerator,
             policy,
@@ -103,27 +132,38 @@ class PolicyTrainer(Trainer):
             copies_policy=with_reference and (bare is policy or args.ref_model_name_or_path is not None),
             output_dir=args.output_dir,
         )
-        self.reference = build_reference(args, parts, rounded_to) if with_reference else None
+        self.reference = build_reference(args, policy, processor, self.paths, rounded_to) if with_reference else None
         if args.start_from_weights is not None:
             start_from_weights(policy, args.start_from_weights)
         self.meter = Meter(args.device)
-        self.doing = Doing(self.meter, drawing_of(parts.paths))
+        engine = self.paths.engine
+        self.doing = Doing(self.meter, engine.drawing if isinstance(engine, LocalEngine) else None)
         self.journal = Journal(args, self.meter, self.train_dataset)
         self._finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
-        self.completion_likelihood = PathLikelihood.of(args, parts.paths, bare, self.accelerator)
+        self.completion_likelihood = likelihood_of(args, self.paths, bare, self.accelerator)
+
+    def make_collator(self, processor: ProcessorMixin, args: GRPOConfig) -> GRPOCollator:
+        """From samples to the batches of this trainer."""
+        return GRPOCollator(processor, PromptOptions.of(args))
+
+    def narrowed(self, dataset: Any, flag: str) -> Any:
+        """The data set, or those by name, without records that there is nothing to learn from."""
+        return dataset
 
     @property
     def version(self) -> int | None:
         """How many optimizer steps made the policy's weights. None outside of training: a script may change them."""
         return self.state.global_step if self.is_in_train else None
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(
+        self, resume_from_checkpoint: str | bool | Beginning | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
         """Trains, from the beginning or from a checkpoint. An error leaves a clean terminal.
 
         Args:
             resume_from_checkpoint: a folder, or True for the newest checkpoint of ``output_dir``. None: what ``resume``
-                of the settings says.
+                of the settings says. A ``Beginning`` was checked already: a command does so before it loads the model.
 
         Raises:
             FileExistsError: a new run would mix with checkpoints of an earlier one, or replace its model.
@@ -182,11 +222,6 @@ class PolicyTrainer(Trainer):
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
         """An optimizer step on these micro-batches begins."""
         raise NotImplementedError
-
-    def count_drawn(self, batches: Sequence[PromptBatch]) -> None:
-        """Notes which records training has drawn."""
-        for batch in batches:
-            self.journal.drawn(batch)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch=None) -> Tensor:
         """One micro-batch, forward and backward. ``compute_loss`` starts the clock of the latter.
@@ -300,7 +335,7 @@ class PolicyTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> EpochSampler | RepeatedSteps:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator, self.difficulty)
+        return build_sampler(dataset, self.args, self._train_batch_size, self.data_collator)
 
     def _held_out(self, given: Any) -> Any:
         """The samples to evaluate on, made of what ``evaluate`` was given. None and names among the trainer's stay."""
@@ -308,7 +343,8 @@ class PolicyTrainer(Trainer):
         if given is None or by_name or isinstance(given, GRPODataset):
             return given
         frame_cache = build_frame_cache(self.args, self.data_collator)
-        return build_dataset(given, self.args, self.rewards, self.data_collator, frame_cache, training=False)
+        made = build_dataset(given, self.args, self.rewards, self.data_collator, frame_cache, training=False)
+        return self.narrowed(made, "evaluate")
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # In order, whatever the order of training; several processes get their shares of it from accelerate.

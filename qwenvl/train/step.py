@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,54 +16,24 @@ from qwenvl.grpo.loss import LossInputs, StepCounts
 from qwenvl.grpo.weighting import entropy_floor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
-from qwenvl.train.collect.scored import Scored
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
-
-
-@dataclass(frozen=True)
-class TokenRules:
-    """How the tokens of a step enter its loss.
-
-    Attributes:
-        mask_truncated: those of completions that were cut do not count (DAPO, arXiv:2503.14476, section 3.4).
-        top_entropy: share of the counted tokens that the policy term takes, by the entropy that they were sampled with.
-        reads_entropies: whether these entropies are needed.
-        corrects_sampler: whether the log-probs of the engine are not those of the policy.
-        ratio_from_sampler: whether the importance ratio of completions that were sampled ahead is that of the policy to
-            the weights that sampled them.
-    """
-
-    mask_truncated: bool = False
-    top_entropy: float = 1.0
-    reads_entropies: bool = False
-    corrects_sampler: bool = False
-    ratio_from_sampler: bool = False
-
-    @classmethod
-    def of(cls, args: GRPOConfig) -> TokenRules:
-        """What the flags ask for."""
-        return cls(
-            mask_truncated=args.mask_truncated_completions,
-            top_entropy=args.top_entropy_quantile,
-            reads_entropies=args.reads_sampled_entropies,
-            corrects_sampler=args.engine_has_own_weights,
-            ratio_from_sampler=args.ratio_from_sampler,
-        )
 
 
 @dataclass
 class Experience:
     """N completions of the P prompts of a micro-batch, with their rewards, advantages and log-probs.
 
-    The collector makes it, ``Step.of`` adds what depends on the whole step, and the first iteration adds the log-probs
-    of policy and reference.
+    The collector samples and scores it, and compares its completions with their groups. ``Step.of`` adds what depends
+    on the whole step, and the first iteration adds the log-probs of policy and reference. The batch is without pixels.
 
     A micro-batch without prompts has one stand-in completion of one token, which does not count. Its forward and
     backward are those that other processes wait for, and its share of the loss is 0.
 
     Attributes:
-        advantages: N.
+        advantages: N. Empty until completions are compared.
         loss_mask: N x T bool, the tokens that the loss takes. ``Step.of`` leaves out completions that were cut.
+        dropped: groups that were sampled for it and replaced by others (``filter_groups``), without media.
+        refills: prompts drawn to replace others of it, without media.
         policy_mask: N x T bool, the tokens that the policy term takes. None: those of ``loss_mask``.
         sampler_logprobs: N x T, of an engine with weights of its own.
         old_logprobs, ref_logprobs: N x T, of the policy before it was trained on these completions, and of the
@@ -72,16 +42,16 @@ class Experience:
         staleness: optimizer steps made since the weights that sampled the completions (``async_rollouts``).
         ratio_from_sampler: the old log-probs are those that the tokens were sampled with, also in the first iteration.
         penalties: N, the KL penalties taken off the rewards (``kl_in_reward``). None without.
-        dropped: groups that were sampled for it and replaced by others (``filter_groups``), without media.
-        refills: prompts drawn to replace others of its micro-batch, without media.
     """
 
     batch: PromptBatch
     prompts: PromptInputs
     rollout: RolloutBatch
     rewards: RewardBatch
-    advantages: Tensor
-    loss_mask: Tensor
+    advantages: Tensor = field(default_factory=lambda: torch.zeros(0))
+    loss_mask: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
+    dropped: tuple[Experience, ...] = ()
+    refills: tuple[PromptBatch, ...] = ()
     policy_mask: Tensor | None = None
     sampler_logprobs: Tensor | None = None
     old_logprobs: Tensor | None = None
@@ -89,8 +59,10 @@ class Experience:
     staleness: int = 0
     ratio_from_sampler: bool = False
     penalties: Tensor | None = None
-    dropped: tuple[Scored, ...] = ()
-    refills: tuple[PromptBatch, ...] = ()
+
+    def __len__(self) -> int:
+        """P."""
+        return len(self.batch)
 
     @property
     def completions(self) -> int:
@@ -135,42 +107,43 @@ class Step:
     def of(
         cls,
         experiences: Sequence[Experience],
-        rules: TokenRules | None = None,
+        args: GRPOConfig,
         clock: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> Step:
         """The first step on new experiences. All processes must call this together.
 
         Args:
-            rules: how tokens enter the loss, which is noted in the experiences. None: all of them, and alike.
+            args: which tokens enter the loss, and how, which is noted in the experiences. Those of completions that
+                were cut do not count with ``mask_truncated_completions`` (DAPO, arXiv:2503.14476, section 3.4); the
+                policy term takes the share ``top_entropy_quantile`` of the counted ones, by the entropy that they were
+                sampled with.
             clock: measures the wait for processes that are still sampling, within ``clock("time/wait_s")``.
 
         Raises:
-            ValueError: the rules need entropies or log-probs that the engine did not give.
+            ValueError: the flags need entropies or log-probs that the engine did not give.
         """
-        rules = TokenRules() if rules is None else rules
         for each in experiences:
-            if rules.mask_truncated:
+            if args.mask_truncated_completions:
                 whole = [reason != "length" for reason in each.rollout.finish_reasons]
                 each.loss_mask = each.loss_mask & torch.tensor(whole, device=each.loss_mask.device)[:, None]
-            if rules.corrects_sampler:
+            if args.engine_has_own_weights:
                 each.sampler_logprobs = _sampler_logprobs(each)
-            each.ratio_from_sampler = rules.ratio_from_sampler and each.staleness > 0
+            each.ratio_from_sampler = args.ratio_from_sampler and each.staleness > 0
         entropy = None
-        if rules.reads_entropies:
+        if args.reads_sampled_entropies:
             entropies = _entropies_of_step(experiences)
             entropy = entropies.double().mean().item() if len(entropies) else None
-            if rules.top_entropy < 1:
-                _mask_low_entropies(experiences, entropy_floor(entropies, rules.top_entropy))
+            if args.top_entropy_quantile < 1:
+                floor = entropy_floor(entropies, args.top_entropy_quantile)
+                for each in experiences:
+                    if each.rollout.entropies is not None:
+                        each.policy_mask = each.loss_mask & (each.rollout.entropies >= floor)
         own = [(each.completions, int(each.loss_mask.sum())) for each in experiences]
         with clock("time/wait_s"):
             by_process = gather_object([own])
         completions, tokens = (sum(pair[k] for process in by_process for pair in process) for k in (0, 1))
         counts = StepCounts(completions, tokens, len(experiences) * len(by_process), entropy)
         return cls(tuple(experiences), counts)
-
-    def experience_of(self, number: int) -> Experience:
-        """The experience of the micro-batch with this number."""
-        return self.experiences[number]
 
     def next_iteration(self, batches: Sequence[PromptBatch]) -> Step:
         """The next step on the same experiences.
@@ -213,10 +186,3 @@ def _entropies_of_step(experiences: Sequence[Experience]) -> Tensor:
     known = [(each.rollout.entropies, each.loss_mask) for each in experiences]
     own = [entropies[mask].cpu() for entropies, mask in known if entropies is not None]
     return torch.cat([values for process in gather_object([own]) for values in process] or [torch.zeros(0)])
-
-
-def _mask_low_entropies(experiences: Sequence[Experience], floor: float) -> None:
-    """The policy term takes the tokens of ``loss_mask`` whose entropy is at least ``floor``."""
-    for each in experiences:
-        if each.rollout.entropies is not None:
-            each.policy_mask = each.loss_mask & (each.rollout.entropies >= floor)

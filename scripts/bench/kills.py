@@ -49,8 +49,7 @@ WRITES = ("save", "ending")  # phases that write large files
 RUNS = {
     "weights": "--save_total_limit 1 --per_device_train_batch_size 2",
     "adapters": "--lora_enable --save_total_limit 2 --num_iterations 2 --gradient_accumulation_steps 2 --save_steps 2",
-    "moving": "--sync_ref_model --ref_model_sync_steps 2 --difficulty_band accuracy(low=0.05,high=0.95) "
-    "--dataloader_num_workers 1 --per_device_train_batch_size 2",
+    "moving": "--sync_ref_model --ref_model_sync_steps 2 --dataloader_num_workers 1 --per_device_train_batch_size 2",
 }
 STEPS = 8
 COMMON = (
@@ -356,17 +355,18 @@ def _checkpoints(out: Path) -> tuple[list[int], list[int]]:
 
 def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     """Train by the command, with phases noted, until the moment comes or the run is done. For a process of its own."""
-    from qwenvl.train.collect.filtering import FilteringCollector
+    from qwenvl.train.collect.collector import Collector
+    from qwenvl.train.collect.filtering import Refill
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.policy_trainer import PolicyTrainer
     from qwenvl.train.train_grpo import main
 
     noted = Trail(os.open(trail, os.O_WRONLY | os.O_CREAT | os.O_APPEND), moment)
-    FilteringCollector._loaded = noted.within("refill", FilteringCollector._loaded)
+    Refill.loaded = noted.within("refill", Refill.loaded)
     GRPOTrainer.evaluation_loop = noted.within("evaluation", GRPOTrainer.evaluation_loop)
     PolicyTrainer._save_checkpoint = noted.within("save", PolicyTrainer._save_checkpoint)
     _note_steps(noted, GRPOTrainer)
-    scored, saves = FilteringCollector._scored, GRPOTrainer.save_model
+    scored, saves = Collector.scored, GRPOTrainer.save_model
 
     def refills(self: Any, model: Any, batches: Any, state: Any, *purpose: object) -> Any:
         return (noted.within("refill", scored) if purpose else scored)(self, model, batches, state, *purpose)
@@ -374,7 +374,7 @@ def live(argv: list[str], moment: Moment | None, trail: Path) -> None:
     def save(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         (saves if _internal_call else noted.within("ending", saves))(self, output_dir, _internal_call)
 
-    FilteringCollector._scored, GRPOTrainer.save_model = refills, save
+    Collector.scored, GRPOTrainer.save_model = refills, save
     main(argv)
     noted.note("done")
 

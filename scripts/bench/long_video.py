@@ -203,7 +203,7 @@ def measured(case: str, sizes: argparse.Namespace, folder: Path) -> dict[str, An
     watch = watched(trainer)
     trainer.train()
     watch.leave()
-    drawn = trainer.queue.present[0]
+    drawn = trainer.drawn[0]
     phases = [name for name in PHASES if name in watch.peaks]
     return {
         **{"tokens": drawn.input_ids.shape[1], "frames": len(drawn.frames[0][0].indices)},

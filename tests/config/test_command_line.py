@@ -203,7 +203,7 @@ def test_arguments_of_rewards_in_a_file_and_on_the_command_line(parse, write):
     [
         ("--cosine_max_len", '--reward_funcs "cosine(max_len=512)"'),
         ("--dual-clip", '--loss_type "grpo(dual_clip=3)"'),
-        ("--filter_by", '--filter_groups "total(max_rounds=3, unfilled=stop)"'),
+        ("--filter_by", '--filter_groups "total(max_rounds=3)"'),
     ],
 )
 def test_a_flag_that_became_an_argument_is_refused_with_it(capsys, flag, use):
@@ -217,7 +217,7 @@ def test_a_flag_that_became_an_argument_is_refused_with_it(capsys, flag, use):
         ("loss_type: {cispo: {bound: 4}}", ("loss_type", "cispo(bound=4)")),
         ("filter_groups: true", ("filter_groups", True)),
         ("filter_groups: no", ("filter_groups", False)),
-        ("filter_groups: accuracy(unfilled=stop)", ("filter_groups", "accuracy(unfilled=stop)")),
+        ("filter_groups: accuracy(max_rounds=2)", ("filter_groups", "accuracy(max_rounds=2)")),
         ("importance_correction: null", ("importance_correction", None)),
     ],
 )

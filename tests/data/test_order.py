@@ -5,8 +5,6 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
-from qwenvl.data.difficulty import Difficulty
-from qwenvl.data.options import DifficultyArguments
 from qwenvl.data.order import EpochSampler, Grouping, Part, RefillOrder, RepeatedSteps, draws_per_epoch
 from qwenvl.data.seeds import stable_random
 
@@ -232,15 +230,3 @@ class TestRefillOrder:
         order = self.order([Part("a", 20, weights[0]), Part("b", 80, weights[1])])
         drawn = [index < 20 for step in range(300) for _, index in order.draw(step, 0, 1, 5, ())]
         assert len(drawn) == 1500 and abs(sum(drawn) / 1500 - share) < 0.04
-
-    def test_records_outside_of_the_band_are_passed_over_by_their_weight(self):
-        rates = Difficulty(DifficultyArguments(weight=0.25))
-        for index in range(50):
-            rates.add(0, index, [0.0])
-        order = self.order(difficulty=rates)
-        drawn = [index < 50 for step in range(400) for _, index in order.draw(step, 1, 1, 4, ())]
-        assert 0.17 < sum(drawn) / 1600 < 0.23  # 0.25 of 1.25
-        assert order.draw(0, 0, 1, 4, ()) != order.draw(0, 1, 1, 4, ()), "in epoch 0 nothing was known"
-        for index in range(50, 100):
-            rates.add(0, index, [0.0])
-        assert len(order.draw(0, 1, 1, 6, ())) == 6, "where all are outside the places are still taken"

@@ -2,17 +2,14 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard
 
 from qwenvl.evaluate.evaluation import pending_blocks
 from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.questions import BLOCK, Questions
 from qwenvl.runlog import SampleKey, read_evaluation, read_samples
-from qwenvl.train.card import open_card
 from qwenvl.types import TOTAL, Record
 from tests.train.test_distributed import launch_ranks
 
@@ -113,21 +110,6 @@ def test_wrong_input_ends_with_one_line(argv, code, message, models, tmp_path, c
     error = capsys.readouterr().err
     assert ended == code and "Traceback" not in error
     assert re.search(message, error.strip().splitlines()[-1]), error
-
-
-def test_the_card_of_a_model_gets_the_numbers(tiny_checkpoint, tmp_path, capsys):
-    model, out = tmp_path / "run", tmp_path / "out"
-    shutil.copytree(tiny_checkpoint(initializer_range=0.1), model)
-    open_card(model, "Run").save(model / "README.md")
-    flags = ["--use_cpu", "--generation_max_length", "4", "--limit", "2", "--controls", "blank", "--update_card"]
-    assert main([str(model), "example", *flags, "--output_dir", str(out)]) == 0
-    assert f"wrote the numbers into {model / 'README.md'}" in capsys.readouterr().err
-    [found] = [each for each in read_evaluation(out)["numbers"] if each["control"] == "none"]
-    card = ModelCard.load(Path(model) / "README.md")
-    assert {each.metric_type: each.metric_value for each in card.data.eval_results} == {
-        name: round(interval["mean"], 4) for name, interval in found["scores"].items()
-    }
-    assert "drop by blank" in card.content
 
 
 def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, write_rows, tmp_path, capsys):

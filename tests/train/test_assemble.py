@@ -4,7 +4,6 @@ import shutil
 from dataclasses import fields
 
 import pytest
-import torch
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.rewards import RewardError, build_rubric
@@ -33,16 +32,6 @@ def test_a_generation_config_that_could_not_be_saved_is_refused_before_training(
     (folder / "generation_config.json").write_text('{"temperature": 0.0001, "top_k": 1}')
     with pytest.raises(ValueError, match=rf"^{folder}/generation_config.json: .*temperature.*do_sample[^\n]*$"):
         make_trainer(model=str(folder))
-
-
-@pytest.mark.parametrize("use_cpu", [True, False])
-def test_what_a_run_computes_on_is_printed(use_cpu, make_trainer, capsys, caplog):
-    if not use_cpu and torch.cuda.is_available():
-        pytest.skip("needs a machine without a CUDA device")
-    trainer = make_trainer(use_cpu=use_cpu)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("loading the model")]
-    assert line.endswith(f"{trainer.model.name_or_path} on cpu in float32 with sdpa, torch {torch.__version__}")
-    assert ("--use_cpu" in caplog.text) != use_cpu
 
 
 @pytest.mark.parametrize("name", TABLE)

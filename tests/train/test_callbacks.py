@@ -1,11 +1,18 @@
-"""The callback that warns: once of each rule, over the history of the folder, by the groups that steps sample."""
+"""The callback that warns: once of each rule, over the history of the folder, by the groups that steps sample. And what
+real trackers keep of a run."""
 
 from __future__ import annotations
 
+import glob
 import json
+import os
+import sqlite3
 from types import SimpleNamespace
 
-from qwenvl.train.callbacks import HealthWarnings
+import pytest
+
+from qwenvl.runlog import read_metrics
+from qwenvl.train.callbacks import HealthWarnings, require_trackers
 
 
 def args_of(tmp_path=None, **settings):
@@ -62,3 +69,42 @@ def test_a_resumed_run_goes_on_with_the_history_of_its_folder(tmp_path, caplog):
     caplog.clear()
     watched(args_of(tmp_path), [EQUAL] * 23)  # begun anew
     assert not caplog.text
+
+
+def test_a_tracker_that_is_not_installed_is_refused():
+    with pytest.raises(ImportError, match="--report_to comet_ml: its package is not installed; pip install comet_ml"):
+        require_trackers(["comet_ml", "tensorboard", "azure_ml"])
+
+
+@pytest.fixture(scope="module")
+def trackio_folder(tmp_path_factory):
+    """Where trackio keeps runs: it reads the variable when it is imported."""
+    folder = tmp_path_factory.mktemp("trackio")
+    os.environ["TRACKIO_DIR"] = str(folder)
+    from trackio.utils import TRACKIO_DIR
+
+    return TRACKIO_DIR
+
+
+def test_tensorboard_and_trackio_have_all_that_the_run_folder_has(make_trainer, trackio_folder, sop_data):
+    import trackio
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = make_trainer(report_to=["tensorboard", "trackio"], eval_dataset_use=str(sop_data), eval_strategy="epoch")
+    trainer.train()
+    trainer.evaluate()  # training has ended, and with it the trackers
+    trackio.finish()
+    folder = trainer.args.output_dir
+    (logs,) = {os.path.dirname(path) for path in glob.glob(f"{folder}/runs/**/events*", recursive=True)}
+    events = EventAccumulator(logs, size_guidance={"tensors": 0}).Reload()
+    for row in read_metrics(folder, "train"):
+        step = row.pop("step")
+        for name, value in row.items():
+            at = [each.value for each in events.Scalars(f"train/{name}") if each.step == step]
+            assert pytest.approx(value, rel=1e-5, nan_ok=True) in at, name
+    (base,) = trackio_folder.glob("qwenvl*.db")
+    rows = [json.loads(each) for (each,) in sqlite3.connect(base).execute("select metrics from metrics order by id")]
+    runs = {name for (name,) in sqlite3.connect(base).execute("select run_name from metrics")}
+    assert len(runs) == 1 and runs == {trainer.args.run_name}, "the evaluation after training is of the same run"
+    first = read_metrics(folder, "train")[0]
+    assert rows[0]["train/reward/total"] == pytest.approx(first["reward/total"])

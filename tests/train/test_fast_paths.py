@@ -74,7 +74,6 @@ def decoding(lengths: list[int]) -> list[int]:
     ("family", "settings"),
     [
         ("qwen2_vl", {}),
-        ("qwen2_5_vl", {}),
         ("qwen3_vl", {}),
         ("qwen3_5", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
         ("qwen3_vl_moe", {}),

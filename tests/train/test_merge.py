@@ -75,15 +75,11 @@ def test_an_adapter_of_another_library_takes_the_processor_of_its_base(tiny_chec
     ("adapter", "out", "message"),
     [
         ("run", "run", r"--out .*run: holds something already; give a folder that is new or empty"),
-        ("none", "new", r"none: no adapter in it \(adapter_config.json\); expected the folder of an adapter"),
-        ("whole", "new", "it holds a whole model, with nothing to fold in"),
-        ("unfinished", "new", r"name a checkpoint, such as .*unfinished/checkpoint-1"),
+        ("none", "new", r"none: no adapter in it \(adapter_config.json\); expected the folder of a finished run with"),
         ("torn", "new", "adapter_model.safetensors: cut short"),
     ],
 )
-def test_what_is_refused(adapter_run, tiny_checkpoint, tmp_path, capsys, adapter, out, message):
-    shutil.copytree(tiny_checkpoint(), tmp_path / "whole")
-    shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "unfinished" / "checkpoint-1")
+def test_what_is_refused(adapter_run, tmp_path, capsys, adapter, out, message):
     shutil.copytree(tmp_path / "run" / "checkpoint-1", tmp_path / "torn")
     weights = tmp_path / "torn" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])

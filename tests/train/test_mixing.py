@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.data.dataset import load_dataset
 from qwenvl.data.order import EpochSampler
 from qwenvl.runlog import read_metrics, read_rollouts
 
@@ -69,30 +68,6 @@ def test_a_run_cut_within_an_epoch_draws_what_the_whole_one_drew(whole_and_resum
     assert drawn_in(tmp_path / "cut") == whole
 
 
-def test_what_is_bad_counts_as_drawn_and_nothing_takes_its_place(make_trainer, two_sets):
-    clips, texts = two_sets
-    rows = json.loads(Path(clips).read_text())
-    rows[0]["video"] = "missing.mp4"
-    Path(clips).write_text(json.dumps(rows))
-    trainer = make_trainer(
-        dataset_use=f"{clips}:0.6,{texts}:0.4", allow_outside_media=True, max_steps=8, on_bad_sample="skip"
-    )
-    trainer.train()
-    run = Path(trainer.args.output_dir)
-    logged = [row for row in read_metrics(run) if "loss" in row]
-    assert sum(row[f"dataset/{clips}/drawn"] for row in logged) == 5
-    assert sum(row["data/bad_samples"] for row in logged) in (2, 3)  # a row of two records, five long
-    assert {record for _, record, _ in drawn_in(run) if record.startswith("clip")} == {"clip-1"}
-
-
 def test_evaluation_has_no_weights(make_trainer, two_sets):
     with pytest.raises(ValueError, match="--eval_dataset_use: weights have no effect: evaluation takes every record"):
         make_trainer(eval_dataset_use=f"{two_sets[0]}:1,{two_sets[1]}:2", allow_outside_media=True)
-
-
-def test_a_data_set_given_as_an_object_keeps_its_mix(make_trainer, two_sets):
-    clips, texts = two_sets
-    dataset = load_dataset(f"{clips}:0.6,{texts}:0.4", allow_outside_media=True, base_interval=0.5)
-    trainer = make_trainer(max_steps=1)
-    sampler = trainer._get_train_sampler(dataset)
-    assert sum(index < 2 for _, index in sampler) == 5

@@ -10,7 +10,6 @@ from torch.utils.data import BatchSampler
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.data_sets import build_sampler
 from tests.train.conftest import turns
-from tests.train.test_distributed import launch
 
 MIXED = [n * 7 % 17 for n in range(1, 17)]  # the numbers from 1 to 16
 
@@ -73,14 +72,6 @@ def test_processes_draw_every_record_once_between_them(make_trainer):
     assert sorted(drawn) == [(0, index) for index in range(8)]
 
 
-def test_a_cut_run_goes_on_in_the_same_order(whole_and_resumed, uneven):
-    options = settings(
-        uneven, train_sampling_strategy="group_by_length", max_steps=7, save_strategy="steps", save_steps=3
-    )
-    whole, resumed = whole_and_resumed(killed=4, resumed_from=3, **options)
-    assert drawn_in(resumed) == drawn_in(whole)
-
-
 def test_evaluation_keeps_its_order(make_trainer, uneven, sop_data):
     options = settings(uneven, train_sampling_strategy="group_by_length", eval_dataset_use=str(sop_data))
     trainer = make_trainer(**options)
@@ -99,20 +90,3 @@ def test_a_data_set_of_another_kind_has_no_lengths(make_trainer, uneven):
     trainer = make_trainer(**settings(uneven, train_sampling_strategy="group_by_length"))
     with pytest.raises(ValueError, match="group_by_length: it can't measure this data set"):
         trainer._get_train_sampler([1, 2, 3])
-
-
-def test_processes_have_prompts_of_like_length_in_a_step(tiny_checkpoint, tmp_path):
-    """Two processes, a prompt each in a step. 16 prompts make pools of 16 // (4 * 2) = 2 steps."""
-    data, out = tmp_path / "texts.json", tmp_path / "run"
-    data.write_text(json.dumps([{"id": str(n), "conversations": turns("step " * n, "(1)")} for n in MIXED]))
-    launch(2, tiny_checkpoint(), data, out, max_steps=8, train_sampling_strategy="group_by_length")
-    drawn: dict[int, list[int]] = {}
-    for row in read_rollouts(out):
-        if row.sample == 0:
-            drawn.setdefault(row.step, []).append(int(row.record_id))
-    steps = [sorted(drawn[step]) for step in range(1, 9)]
-    assert sorted(n for pair in steps for n in pair) == list(range(1, 17))
-    for one, other in zip(steps[::2], steps[1::2], strict=True):
-        assert one[1] < other[0] or other[1] < one[0]
-    waited = [[row[f"time/wait_s/{n}"] for n in (0, 1)] for row in read_metrics(out) if "loss" in row]
-    assert len(waited) == 8 and min(map(min, waited)) >= 0

@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
-from qwenvl.train.step import Experience, Step, TokenRules
+from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, Record, RewardBatch, RolloutBatch
 
 RECORD = Record("r", (), "", (), (), (), {}, "data.json[0]")
 REWARDS = RewardBatch((), (), [], torch.zeros(0))
+ARGS = GRPOConfig(use_cpu=True)
 
 
 def batch(prompts: int, bad: int = 0) -> PromptBatch:
@@ -39,7 +41,7 @@ def stand_in() -> Experience:
 
 
 def test_completions_and_tokens_are_counted_and_those_of_a_stand_in_are_not():
-    step = Step.of([experience([3, 1]), stand_in(), experience([2, 4])])
+    step = Step.of([experience([3, 1]), stand_in(), experience([2, 4])], ARGS)
     assert step.counts == StepCounts(completions=4, tokens=10, micro_batches=3)
 
 
@@ -53,13 +55,13 @@ def test_the_wait_for_other_processes_is_measured(monkeypatch):
         done.append("ends")
 
     monkeypatch.setattr("qwenvl.train.step.gather_object", lambda own: done.append("gathers") or own)
-    Step.of([experience([3])], clock=clock)
+    Step.of([experience([3])], ARGS, clock)
     assert done == ["time/wait_s", "gathers", "ends"]
 
 
 def test_completions_and_tokens_of_all_processes_are_counted(monkeypatch):
     monkeypatch.setattr("qwenvl.train.step.gather_object", lambda own: [*own, [(2, 7), (0, 0)]])
-    step = Step.of([experience([3, 1]), experience([2, 4])])
+    step = Step.of([experience([3, 1]), experience([2, 4])], ARGS)
     assert step.counts == StepCounts(completions=6, tokens=17, micro_batches=4)
 
 
@@ -79,11 +81,11 @@ def cut(part: Experience, *rows: int) -> Experience:
 
 def test_completions_that_were_cut_count_without_their_tokens():
     parts = [cut(experience([3, 1]), 0), cut(stand_in(), 0), cut(experience([2, 4]), 0, 1)]
-    step = Step.of(parts, TokenRules(mask_truncated=True))
+    step = Step.of(parts, GRPOConfig(use_cpu=True, mask_truncated_completions=True))
     assert step.counts == StepCounts(completions=4, tokens=1, micro_batches=3)
     assert parts[0].loss_mask.tolist() == [[False] * 3, [True, False, False]]
     assert not parts[1].loss_mask.any() and not parts[2].loss_mask.any()
-    assert Step.of([cut(experience([3, 1]), 0), parts[2]]).counts.tokens == 4  # without the rule
+    assert Step.of([cut(experience([3, 1]), 0), parts[2]], ARGS).counts.tokens == 4  # without the rule
 
 
 def with_entropies(part: Experience, *rows: list[float]) -> Experience:
@@ -105,7 +107,7 @@ def test_the_tokens_of_highest_entropy_are_those_of_the_whole_step(monkeypatch):
         "qwenvl.train.step.gather_object",
         lambda own: [*own, other if isinstance(own[0][0], torch.Tensor) else [(2, 2), (1, 2)]],
     )
-    rules = TokenRules(mask_truncated=True, top_entropy=0.5, reads_entropies=True)
+    rules = GRPOConfig(use_cpu=True, mask_truncated_completions=True, top_entropy_quantile=0.5)
     step = Step.of(parts, rules)
     # Ten tokens: place 9 * 0.5, rounded up, is the sixth from below, 0.5.
     assert parts[0].policy_mask.tolist() == [[False, True, False], [True, False, False]]
@@ -118,14 +120,14 @@ def test_the_tokens_of_highest_entropy_are_those_of_the_whole_step(monkeypatch):
 
 def test_a_step_without_tokens_has_no_entropy():
     parts = [with_entropies(cut(experience([2]), 0), [0.2, 0.4])]
-    step = Step.of(parts, TokenRules(mask_truncated=True, top_entropy=0.2, reads_entropies=True))
+    step = Step.of(parts, GRPOConfig(use_cpu=True, mask_truncated_completions=True, top_entropy_quantile=0.2))
     assert step.counts.entropy is None and not parts[0].policy_mask.any()
 
 
 def test_what_the_engine_did_not_give_is_missed():
     with pytest.raises(ValueError, match="this engine does not give them"):
-        Step.of([experience([1])], TokenRules(reads_entropies=True))
-    corrects = TokenRules(corrects_sampler=True)
+        Step.of([experience([1])], GRPOConfig(use_cpu=True, top_entropy_quantile=0.2))
+    corrects = GRPOConfig(use_cpu=True, rollout_engine="vllm_server", vllm_server=["h:1"])
     with pytest.raises(ValueError, match="the engine gave no log-probs"):
         Step.of([experience([1])], corrects)
     part = experience([2, 1])
@@ -139,15 +141,15 @@ def test_what_the_engine_did_not_give_is_missed():
 
 def test_each_iteration_has_the_same_experiences_in_the_same_order():
     parts = [experience([1]) for _ in range(3)]
-    step = Step.of(parts)
+    step = Step.of(parts, ARGS)
     for iteration in range(3):
         assert step.iteration == iteration
-        assert [step.experience_of(number) for number in range(3)] == parts
+        assert list(step.experiences) == parts
         step = step.next_iteration([batch(0) for _ in range(3)])
 
 
 @pytest.mark.parametrize("drawn", [[batch(1)], [batch(0, bad=1)], []], ids=["a prompt", "a bad sample", "nothing"])
 def test_what_is_drawn_between_the_iterations_must_be_empty(drawn):
-    step = Step.of([experience([1])])
+    step = Step.of([experience([1])], ARGS)
     with pytest.raises(RuntimeError, match="in the midst of the steps on the same completions"):
         step.next_iteration(drawn)

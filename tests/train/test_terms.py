@@ -9,11 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qwenvl.config.command_line import parse_args
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_rollouts
 from qwenvl.train import fast_paths
-from qwenvl.train.step import TokenRules
 from tests.train.conftest import logged
 from tests.train.test_grpo_trainer import first_batch, gradients_of_one_step
 
@@ -116,17 +114,6 @@ def test_an_engine_with_weights_of_its_own_is_corrected_for(make_trainer, monkey
     tokens = int(experience.loss_mask.sum())
     assert 0 < masked < tokens and loss == pytest.approx(total / rows, rel=1e-4)
     assert trainer.meter.flush()["sampler/limited_frac"] == pytest.approx(masked / tokens)
-
-
-def test_what_the_flags_ask_of_a_step(tmp_path, monkeypatch):
-    needed = ["--model_name_or_path", "m", "--dataset_use", "d.json", "--output_dir", str(tmp_path), "--use_cpu"]
-    assert TokenRules.of(parse_args(needed)) == TokenRules()
-    flags = ["--mask_truncated_completions", "--top_entropy_quantile", "0.2"]
-    assert TokenRules.of(parse_args([*needed, *flags])) == TokenRules(True, 0.2, True)
-    follows = ["--entropy_coef", "0.01", "--entropy_target", "0.5"]
-    assert TokenRules.of(parse_args([*needed, *follows])) == TokenRules(reads_entropies=True)
-    monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
-    assert TokenRules.of(parse_args(needed)) == TokenRules(corrects_sampler=True)
 
 
 def test_a_run_with_every_term(make_trainer, tmp_path):

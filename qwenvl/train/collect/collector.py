@@ -7,20 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import TrainerState
 
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.seeds import stable_random
-from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
-from qwenvl.grpo.kl import completion_kl
+from qwenvl.grpo.advantages import group_advantages, needs_whole_step
 from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large
-from qwenvl.model.loading import unwrap
 from qwenvl.model.lock_step import LockStep
-from qwenvl.model.reference import Reference
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
 from qwenvl.rewards import Rubric, reward_columns
@@ -33,51 +31,13 @@ from qwenvl.rollout.engine import (
     real_tokens,
 )
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
-from qwenvl.train.collect.scored import Scored, join_rewards, rewards_of_rows, without_pixels
-from qwenvl.train.fast_paths import PathLikelihood
+from qwenvl.train.collect.groups import join_rewards, rewards_of_rows, without_pixels
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
-
-@dataclass(frozen=True)
-class KlPenalty:
-    """``kl_in_reward``: takes beta x the KL of a completion off its reward (REINFORCE++, arXiv:2501.03262).
-
-    The KL of a completion is the sum over its tokens of policy - reference log-prob. The policy's log-probs are those
-    that it sampled the completion with.
-
-    Attributes:
-        likelihood: computes the log-probs of the reference.
-        temperature: of sampling.
-        beta: ``grpo_beta``.
-    """
-
-    reference: Reference
-    likelihood: PathLikelihood
-    temperature: float
-    beta: float
-
-    def __call__(
-        self, prompts: Sequence[PromptInputs], rollouts: Sequence[RolloutBatch]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """For each micro-batch the log-probs of the reference, N x T, and the penalties, N float64.
-
-        Raises:
-            ValueError: the engine gives no log-probs, or one that is no number.
-        """
-        with self.reference.model() as reference:
-            # Without its wrappers: with an adapter, DeepSpeed adds to them a hook that waits for all processes.
-            bare = unwrap(reference)
-            return [self._penalty(bare, *pair) for pair in zip(prompts, rollouts, strict=True)]
-
-    def _penalty(self, reference: nn.Module, prompts: PromptInputs, rollout: RolloutBatch) -> tuple[Tensor, Tensor]:
-        ids, mask = rollout.completion_ids, rollout.completion_mask
-        if not len(ids):  # a micro-batch without prompts, whose stand-in has one token
-            return torch.zeros(1, 1, device=ids.device), torch.zeros(0, dtype=torch.float64)
-        if rollout.logprobs is None:
-            raise ValueError("kl_in_reward needs the log-probs of sampling, and this engine gives none: leave it out")
-        ref_logprobs = self.likelihood(reference, prompts, ids, mask, self.temperature).logprobs
-        return ref_logprobs, self.beta * completion_kl(rollout.logprobs, ref_logprobs, mask).cpu()
+if TYPE_CHECKING:
+    from qwenvl.train.collect.ahead import StepsAhead
+    from qwenvl.train.collect.filtering import Refill
 
 
 @dataclass(frozen=True)
@@ -87,35 +47,36 @@ class Collector:
     Training and evaluation share it. It knows no Trainer.
 
     Attributes:
+        args: the settings: how rewards become advantages (see ``group_advantages``), the device, and the seed. Draws
+            are a function of it, the process, and the epochs and ids of the records.
         engine: samples completions.
         build_inputs: makes a batch the model's inputs.
         encode: runs the vision tower once per prompt. None where it has to run in every forward.
         rubric: the rewards and their weights.
         params: how completions of training are drawn.
         group_size: completions per prompt in training.
-        advantage_estimator, scale_rewards: how rewards become advantages, see ``group_advantages``.
-        penalty: takes the KL of completions off their rewards before they are compared. None: no penalty.
+        penalty: for each micro-batch the log-probs of the reference, N x T, and the N penalties that are taken off the
+            rewards before they are compared. None: no penalty.
+        refill: replaces groups that teach nothing, see ``filtering``. None: all groups stay.
+        ahead: the steps that the engine samples ahead, see ``ahead``. None: each is sampled when it is its turn.
         contrast: the bonus for answers that need the order of the frames. None: no bonus.
-        device: where models run.
-        seed: of the run. Draws are a function of it, the process, and the epochs and ids of the records.
         process: the number of this process.
         autocast: the precision of forwards.
         clock: measures what runs within ``clock("time/sample_s")``.
         lock_step: gathers weights that processes share layer by layer. None: they are gathered whole, where any are.
     """
 
+    args: GRPOConfig
     engine: RolloutEngine
     build_inputs: InputBuilder
     encode: Callable[..., PromptInputs] | None
     rubric: Rubric
     params: SamplingParams
     group_size: int
-    advantage_estimator: str = "grpo"
-    scale_rewards: RewardScale = "group"
-    penalty: KlPenalty | None = None
+    penalty: Callable[..., list[tuple[Tensor, Tensor]]] | None = None
     contrast: TemporalContrast | None = None
-    device: torch.device | str = "cpu"
-    seed: int = 0
+    refill: Refill | None = None
+    ahead: StepsAhead | None = None
     process: int = 0
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     clock: Callable[[str], AbstractContextManager[Any]] = nullcontext
@@ -125,12 +86,17 @@ class Collector:
     def ready(self, model: nn.Module, wrapped: nn.Module | None = None, version: int | None = None) -> Iterator[None]:
         """Context in which the model can run, and an engine with weights of its own has those of the model.
 
-        All processes must enter it together. Call every sampling function inside this block.
+        All processes must enter it together. Call every sampling function inside this block. For a step that was
+        sampled ahead the engine keeps its weights: ``collect`` gives it new ones.
 
         Args:
             wrapped: the model as DeepSpeed has wrapped it, see ``whole_weights``.
             version: of the weights, see ``EngineWithWeights.sync``.
         """
+        if self.ahead is not None and self.ahead.due:
+            with whole_weights(model, wrapped), lost_together(self.engine):
+                yield
+            return
         with (self.lock_step or whole_weights)(model, wrapped):
             if not isinstance(self.engine, EngineWithWeights):
                 yield
@@ -149,15 +115,24 @@ class Collector:
         The whole step is collected at once, because rewards may be scaled by the spread of all of them, and because one
         call of the reward functions lets slow ones run side by side.
         """
-        return self._compared(self._scored(model, batches, state))
+        ahead = self.ahead if self.ahead is not None and self.ahead.due else None
+        staleness = 0 if ahead is None or state is None else ahead.take(self, model, batches, state.global_step)
+        if ahead is not None and self.refill is None:  # so that the engine samples while rewards are computed
+            ahead.request_next(self, model)
+        scored = self.scored(model, batches, state)
+        if self.refill is not None:
+            scored = self.refill.filled(self, model, scored, state)
+        if ahead is not None:
+            ahead.request_next(self, model)
+        return [replace(each, staleness=staleness) for each in self._compared(scored)]
 
-    def _scored(
+    def scored(
         self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState | None, *purpose: object
-    ) -> list[Scored]:
-        """Completions and rewards of the prompts of all micro-batches."""
+    ) -> list[Experience]:
+        """Completions and rewards of the prompts of all micro-batches, which are not compared yet."""
         sizes = [len(batch) * self.group_size for batch in batches]
         with self.clock("time/vision_s") if self.encode is not None else nullcontext():
-            prompts = self._encoded(model, batches)
+            prompts = self.encoded(model, batches)
         with self.clock("time/sample_s"), lost_together(self.engine):
             rollouts = self._sample(model, batches, prompts, self.group_size, self.params, *purpose)
         with self.clock("time/reward_s"):
@@ -167,9 +142,9 @@ class Collector:
         rows = iter(range(sum(sizes)))
         own = [rewards_of_rows(rewards, [*islice(rows, size)]) for size in sizes]
         parts = zip(map(without_pixels, batches), prompts, rollouts, own, strict=True)
-        return [Scored(*part) for part in parts]
+        return [Experience(*part) for part in parts]
 
-    def _compared(self, scored: Sequence[Scored]) -> list[Experience]:
+    def _compared(self, scored: Sequence[Experience]) -> list[Experience]:
         """Each micro-batch with its advantages."""
         sizes = [len(each) * self.group_size for each in scored]
         rewards = join_rewards([each.rewards for each in scored])
@@ -180,7 +155,7 @@ class Collector:
             lowered = rewards.total.double() - torch.cat([amounts for _, amounts in penalties])
             rewards = replace(rewards, total=lowered.to(rewards.total.dtype))
         advantages = self._advantages(rewards).split(sizes)
-        return [self._experience(*each) for each in zip(scored, advantages, penalties, strict=True)]
+        return [self._with_advantages(*each) for each in zip(scored, advantages, penalties, strict=True)]
 
     def complete(self, model: nn.Module, batches: Sequence[PromptBatch], size: int) -> list[RolloutBatch]:
         """``size`` completions per prompt for an evaluation, greedy if that is 1. The batches are sampled together."""
@@ -201,16 +176,18 @@ class Collector:
         pairs = zip(batches, rollouts, strict=True)
         return [(rollout, self._score([batch], [rollout], state)) for batch, rollout in pairs]
 
-    def _experience(self, scored: Scored, advantages: Tensor, penalty: tuple[Tensor, Tensor] | None) -> Experience:
-        batch, prompts, rollout = scored.batch, scored.prompts, scored.rollout
-        if not len(batch):  # a stand-in, see Experience
-            token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-            prompts, advantages = PromptInputs.of_text(token), torch.zeros(1, device=self.device)
+    def _with_advantages(
+        self, scored: Experience, advantages: Tensor, penalty: tuple[Tensor, Tensor] | None
+    ) -> Experience:
+        if not len(scored):  # a stand-in, see Experience
+            token = torch.zeros(1, 1, dtype=torch.long, device=self.args.device)
+            prompts, advantages = PromptInputs.of_text(token), torch.zeros(1, device=self.args.device)
             rollout = RolloutBatch(token, torch.ones_like(token, dtype=torch.bool), texts=[""], finish_reasons=["stop"])
-        loss_mask = rollout.completion_mask & (len(batch) > 0)
-        experience = Experience(batch, prompts, rollout, scored.rewards, advantages, loss_mask)
+            scored = replace(scored, prompts=prompts, rollout=rollout)
+        loss_mask = scored.rollout.completion_mask & (len(scored) > 0)
+        experience = replace(scored, advantages=advantages, loss_mask=loss_mask)
         if penalty is not None:
-            experience.ref_logprobs, experience.penalties = penalty[0].to(self.device), penalty[1]
+            experience.ref_logprobs, experience.penalties = penalty[0].to(self.args.device), penalty[1]
         return experience
 
     def _contrast(
@@ -225,9 +202,9 @@ class Collector:
     ) -> RewardBatch:
         """The rewards with the bonus for answers that need the order of the frames."""
         size = contrast.group_size(self.group_size)
-        parts = [contrast.shuffled(batch, self.seed) for batch in batches]
+        parts = [contrast.shuffled(batch, self.args.seed) for batch in batches]
         with self.clock("time/contrast_s"):
-            prompts = self._encoded(model, parts)
+            prompts = self.encoded(model, parts)
             with lost_together(self.engine):
                 again = self._sample(model, parts, prompts, size, self.params, NAME, *purpose)
             (other,) = contrast.correctness.values(*_texts_and_columns(parts, again), trainer_state=state)
@@ -237,7 +214,7 @@ class Collector:
         videos = [count > 0 for batch in batches for count in batch.videos_per_prompt]
         return contrast.add(rewards, ordered, [next(means) if video else None for video in videos])
 
-    def _encoded(self, model: nn.Module, batches: Sequence[PromptBatch]) -> list[PromptInputs]:
+    def encoded(self, model: nn.Module, batches: Sequence[PromptBatch]) -> list[PromptInputs]:
         """Model inputs of the micro-batches of a step. Where one is large, their media wait on the CPU."""
         inputs = (self._encode(model, batch) for batch in batches)
         waits = len(batches) > 1 and any(map(is_large, batches))
@@ -245,7 +222,9 @@ class Collector:
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         """Model inputs on the device. Where the tower is frozen, its features in the place of pixels."""
-        return features_or_pixels(model, batch, self.device, self.build_inputs, self.encode, self.autocast)
+        if self.ahead is not None and (known := self.ahead.inputs.pop(id(batch), None)) is not None:
+            return known
+        return features_or_pixels(model, batch, self.args.device, self.build_inputs, self.encode, self.autocast)
 
     def _sample(
         self,
@@ -259,12 +238,13 @@ class Collector:
         """Completions of all micro-batches, drawn together. For another purpose the same prompts have other draws."""
         together = [EnginePrompts(*pair) for pair in zip(batches, prompts, strict=True)]
         with self.autocast():
-            return self.engine.sample(model, together, size, params, self._seed_of(batches, *purpose))
+            return self.engine.sample(model, together, size, params, self.seed_of(batches, *purpose))
 
-    def _seed_of(self, batches: Sequence[PromptBatch], *purpose: object) -> int:
+    def seed_of(self, batches: Sequence[PromptBatch], *purpose: object) -> int:
+        """The seed of the completions of these prompts."""
         drawn = [pair for batch in batches for pair in zip(batch.epochs, (r.id for r in batch.records), strict=True)]
         # The process is part of the seed: two that draw the same prompt should not draw the same completions.
-        return stable_random(self.seed, self.process, *drawn, *purpose).getrandbits(63)
+        return stable_random(self.args.seed, self.process, *drawn, *purpose).getrandbits(63)
 
     def _score(
         self,
@@ -280,22 +260,22 @@ class Collector:
     def _advantages(self, rewards: RewardBatch) -> Tensor:
         """N advantages. An estimator that needs the rewards of the whole step has those of all processes."""
         rows = [*zip(rewards.total.tolist(), *rewards.components, strict=True)]
-        shared = needs_whole_step(self.advantage_estimator, self.scale_rewards)
-        by_process = self._from_all(rows) if shared else [rows]
+        shared = needs_whole_step(self.args.estimator, self.args.scale_rewards)
+        by_process = self.from_all(rows) if shared else [rows]
         numbers = [[math.nan if value is None else value for value in row] for process in by_process for row in process]
         joined = torch.tensor(numbers, dtype=rewards.total.dtype).view(-1, 1 + len(rewards.weights))
         advantages = group_advantages(
             joined[:, 0],
             self.group_size,
-            self.scale_rewards,
-            self.advantage_estimator,
+            self.args.scale_rewards,
+            self.args.estimator,
             components=joined[:, 1:],
             weights=rewards.weights,
         )
         own = self.process if shared else 0
-        return advantages.split([len(process) for process in by_process])[own].to(self.device)
+        return advantages.split([len(process) for process in by_process])[own].to(self.args.device)
 
-    def _from_all(self, value: Any) -> list[Any]:
+    def from_all(self, value: Any) -> list[Any]:
         """The values of all processes. All must call this, and none samples meanwhile."""
         if self.lock_step is not None:
             self.lock_step.meet()

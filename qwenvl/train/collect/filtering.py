@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from typing import Any
 
@@ -14,27 +14,20 @@ from transformers import TrainerState
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.difficulty import Difficulty
 from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.option import row_of
-from qwenvl.train.assemble import Parts
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
-from qwenvl.train.collect.scored import Scored
+from qwenvl.train.collect.groups import join, select, without_media
 from qwenvl.train.meter import Meter
-from qwenvl.train.run.pass_rates import require_reward
 from qwenvl.train.step import Experience
-from qwenvl.types import TOTAL, PromptBatch, Record, RewardBatch
+from qwenvl.types import TOTAL, PromptBatch, RewardBatch
 
 
-class UnfilledStepError(RuntimeError):
-    """Groups with equal rewards were left after the last round (``unfilled=stop`` of ``filter_groups``)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilteringCollector(Collector):
-    """A collector whose groups have rewards that differ, as far as there are such groups.
+@dataclass(frozen=True)
+class Refill:
+    """Makes the groups of a step have rewards that differ, as far as there are such groups.
 
     Where all rewards of a group are equal, another prompt is sampled in its place, in rounds that all processes make
     together. A process without groups to replace takes part with empty batches. Micro-batches keep their sizes. A
@@ -45,191 +38,139 @@ class FilteringCollector(Collector):
         order: which records take the places.
         by: the reward that has to differ, ``total`` or the name of a function.
         rounds: most rounds of a step.
-        stop: raise where groups are left that no round could replace.
-        measure: takes the name and the value of a metric, and its weight.
+        meter: gets the shares of groups that were kept and left, and the rounds.
     """
 
     dataset: Dataset
     collate: Callable[[list[Any]], dict[str, PromptBatch]]
     order: RefillOrder
-    by: str = TOTAL
-    rounds: int = 3
-    stop: bool = False
-    measure: Callable[[str, float, float], None] = lambda name, value, weight: None
+    by: str
+    rounds: int
+    meter: Meter
 
-    def collect(
-        self, model: nn.Module, batches: Sequence[PromptBatch], state: TrainerState | None = None
-    ) -> list[Experience]:
-        """See ``Collector.collect``. ``Experience.dropped`` has the replaced groups.
+    @classmethod
+    def of(
+        cls, args: GRPOConfig, dataset: Any, collate: Callable[..., Any], rewards: Sequence[str], meter: Meter
+    ) -> Refill | None:
+        """What ``--filter_groups`` asks for. None without it, or without training.
+
+        Args:
+            rewards: the names of the rewards of the run.
 
         Raises:
-            UnfilledStepError: on all processes, where ``stop`` says so.
+            ValueError: there is no such reward, or the data set can't be drawn from by number.
         """
-        places = [_Place(each, self._equal(each.rewards)) for each in self._scored(model, batches, state)]
-        made = 0
-        for number in range(1, self.rounds + 1):
-            keys = self._drawn(places, number, state)
-            with self.clock("time/wait_s"):  # for the processes that are still sampling
-                drawn = sum(self._from_all(sum(map(len, keys))))
-            if not drawn:
-                break
-            made, step = number, _step(state)
-            for place, refill in zip(
-                places, self._scored(model, self._loaded(keys), state, "refill", step, number), strict=True
-            ):
-                place.take(refill, self._equal(refill.rewards))
-        self._report(places, made)
-        experiences = self._compared([place.filled() for place in places])
-        return [place.noted(each) for place, each in zip(places, experiences, strict=True)]
+        groups = row_of(args, "filter_groups")
+        if groups is None or dataset is None:
+            return None
+        if not isinstance(dataset, GRPODataset):
+            raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
+        names = (TOTAL, *rewards, *([NAME] if args.temporal_contrast else []))
+        by, rounds = groups.name or TOTAL, groups.arguments.max_rounds
+        if by not in names:
+            raise ValueError(f"--filter_groups {by}: no such reward in this run; give one of {', '.join(names)}")
+        order = RefillOrder(
+            dataset.parts,
+            args.seed if args.data_seed is None else args.data_seed,
+            longest=args.per_device_train_batch_size * args.gradient_accumulation_steps * (4 + rounds),
+            process=args.process_index,
+            processes=args.world_size,
+        )
+        return cls(dataset, collate, order, by, rounds, meter)
 
-    def _equal(self, rewards: RewardBatch) -> list[bool]:
+    def filled(
+        self, collector: Collector, model: nn.Module, scored: Sequence[Experience], state: TrainerState | None
+    ) -> list[Experience]:
+        """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``."""
+        places = [_Place(each, self._equal(collector, each.rewards)) for each in scored]
+        step, epoch, made = (0, 0, 0) if state is None else (state.global_step, int(state.epoch or 0), 0)
+        for number in range(1, self.rounds + 1):
+            missing, had = sum(len(place.open) for place in places), {n for place in places for n in place.indices}
+            keys = iter(self.order.draw(step, epoch, number, missing, had))  # fewer where records run out
+            drawn = [list(islice(keys, len(place.open))) for place in places]
+            with self.meter.time("time/wait_s"):  # for the processes that are still sampling
+                drawn_by_all = sum(collector.from_all(sum(map(len, drawn))))
+            if not drawn_by_all:
+                break
+            made = number
+            with self.meter.time("time/refill_s"):
+                batches = self.loaded(drawn)
+            if collector.ahead is not None:  # the policy of now samples what takes the places
+                collector.ahead.sync(collector, model)
+            refills = collector.scored(model, batches, state, "refill", step, number)
+            for place, refill in zip(places, refills, strict=True):
+                place.take(refill, self._equal(collector, refill.rewards))
+        self._report(places, made)
+        return [place.filled() for place in places]
+
+    def loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
+        """The prompts of the keys of each place."""
+        return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
+
+    def _equal(self, collector: Collector, rewards: RewardBatch) -> list[bool]:
         """P, whether a group has equal rewards. A group without values of the function ``by`` goes by its total."""
-        total = equal_groups(rewards.total, self.group_size)
+        size = collector.group_size
+        total = equal_groups(rewards.total, size)
         columns = {
             name: torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
             for name, values in zip(rewards.names, rewards.components, strict=True)
         }
         if self.by != TOTAL:
-            absent = columns[self.by].isnan().view(len(total), self.group_size).all(1)
-            return torch.where(absent, total, equal_groups(columns[self.by], self.group_size)).tolist()
-        if self.advantage_estimator == "gdpo":  # which normalises each function: equal totals may hide differences
+            absent = columns[self.by].isnan().view(len(total), size).all(1)
+            return torch.where(absent, total, equal_groups(columns[self.by], size)).tolist()
+        if collector.args.estimator == "gdpo":  # normalises each function: equal totals may hide differences
             weighed = [columns[name] for name, weight in zip(rewards.names, rewards.weights, strict=True) if weight]
-            total = torch.stack([total, *(equal_groups(values, self.group_size) for values in weighed)]).all(0)
+            total = torch.stack([total, *(equal_groups(values, size) for values in weighed)]).all(0)
         return total.tolist()
 
-    def _drawn(self, places: Sequence[_Place], number: int, state: TrainerState | None) -> list[list[tuple[int, int]]]:
-        """The keys of a round for each place, as many as it has groups to replace, or fewer where records run out."""
-        epoch = 0 if state is None else int(state.epoch or 0)
-        had = {record.index for place in places for record in place.records}
-        missing = sum(len(place.open) for place in places)
-        keys = iter(self.order.draw(_step(state), epoch, number, missing, had))
-        return [list(islice(keys, len(place.open))) for place in places]
-
-    def _loaded(self, keys: Sequence[Sequence[tuple[int, int]]]) -> list[PromptBatch]:
-        with self.clock("time/refill_s"):
-            return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
-
     def _report(self, places: Sequence[_Place], rounds: int) -> None:
-        """Counts what was kept, and raises where too little was."""
+        """Counts the groups that were kept, and those that no round could replace."""
         for place in places:
-            for sampled, groups in ((1.0, place.varied), (0.0, place.sampled - place.varied)):
-                self.measure("filter/kept_frac", sampled, groups)
-            self.measure("filter/unfilled_frac", len(place.open) / max(1, len(place.first)), len(place.first))
-        self.measure("filter/rounds", rounds, 1)
-        if self.stop and (left := sum(self._from_all(sum(len(place.open) for place in places)))):
-            raise UnfilledStepError(
-                f"{left} groups of the step have equal rewards ({self.by}) after {rounds} rounds of other prompts "
-                "(unfilled=stop of --filter_groups): take records that are neither too easy nor too hard, a reward "
-                "with finer steps, a higher --generation_temperature or more max_rounds"
-            )
+            size, sampled = len(place.parts[0]), sum(map(len, place.parts))
+            for share, groups in ((1.0, place.varied), (0.0, sampled - place.varied)):
+                self.meter.mean("filter/kept_frac", share, groups)
+            self.meter.mean("filter/unfilled_frac", len(place.open) / max(1, size), size)
+        self.meter.mean("filter/rounds", rounds)
 
 
-def filtering(
-    collector: Collector,
-    args: GRPOConfig,
-    parts: Parts,
-    meter: Meter,
-    difficulty: Difficulty | None = None,
-) -> Collector:
-    """The collector, which replaces groups where the flags ask for it.
-
-    Args:
-        parts: of the trainer.
-        difficulty: records outside of its band are drawn less.
-
-    Raises:
-        ValueError: there is no such reward, or the data set can't be drawn from by number.
-    """
-    dataset = parts.train_dataset
-    groups = row_of(args, "filter_groups")
-    if groups is None or dataset is None:
-        return collector
-    if not isinstance(dataset, GRPODataset):
-        raise ValueError("--filter_groups needs a GRPODataset, as load_dataset makes it")
-    by, rounds = groups.name or TOTAL, groups.arguments.max_rounds
-    require_reward("filter_groups", by, (*collector.rubric.names, *([NAME] if collector.contrast is not None else [])))
-    step = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    order = RefillOrder(
-        dataset.parts,
-        args.seed if args.data_seed is None else args.data_seed,
-        longest=step * (4 + rounds),
-        process=args.process_index,
-        processes=args.world_size,
-        difficulty=difficulty,
-    )
-    return FilteringCollector(
-        **{each.name: getattr(collector, each.name) for each in fields(collector)},
-        dataset=dataset,
-        collate=parts.collator,
-        order=order,
-        by=by,
-        rounds=rounds,
-        stop=groups.arguments.unfilled == "stop",
-        measure=meter.mean,
-    )
-
-
-@dataclass
 class _Place:
     """A micro-batch, whose groups with equal rewards wait for others to take their places.
 
     Attributes:
-        first: what was sampled for the prompts that the Trainer drew.
-        equal: P, whether a group of it has equal rewards.
-        refills: what was sampled in each round.
+        parts: what was sampled for it: for the prompts that the Trainer drew, and in each round.
         open: places of groups that are still to be replaced.
         varied: groups whose rewards differ, of all that were sampled.
     """
 
-    first: Scored
-    equal: list[bool]
-    refills: list[Scored] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.open = [p for p, equal in enumerate(self.equal) if equal]
-        self.varied = len(self.first) - len(self.open)
-        self._kept = [(0, p) for p in range(len(self.first))]  # round and place in it, of each group
+    def __init__(self, first: Experience, equal: Sequence[bool]) -> None:
+        self.parts = [first]
+        self.open = [p for p, same in enumerate(equal) if same]
+        self.varied = len(first) - len(self.open)
+        self._kept = [(0, p) for p in range(len(first))]  # the part of each place's group, and its number in it
 
     @property
-    def sampled(self) -> int:
-        """Groups that were sampled for this micro-batch."""
-        return sum(len(part) for part in self._parts)
+    def indices(self) -> set[int]:
+        """The numbers of all records that were drawn for it."""
+        batches = [part.batch for part in self.parts]
+        return {record.index for batch in batches for record in (*batch.records, *(bad.record for bad in batch.bad))}
 
-    @property
-    def records(self) -> list[Record]:
-        """All that was drawn for this micro-batch."""
-        bad = [sample.record for part in self._parts for sample in part.batch.bad]
-        return [record for part in self._parts for record in part.batch.records] + bad
-
-    def take(self, refill: Scored, equal: Sequence[bool]) -> None:
+    def take(self, refill: Experience, equal: Sequence[bool]) -> None:
         """Groups of a round whose rewards differ take the first open places."""
-        self.refills.append(refill)
-        rows = [p for p, same in enumerate(equal) if not same]
-        for row in rows:
-            self._kept[self.open.pop(0)] = (len(self.refills), row)
-        self.varied += len(rows)
+        for row in [p for p, same in enumerate(equal) if not same]:
+            self._kept[self.open.pop(0)] = (len(self.parts), row)
+            self.varied += 1
+        self.parts.append(refill)
 
-    def filled(self) -> Scored:
-        """The groups to train on, as many as the micro-batch had."""
-        if all(number == 0 for number, _ in self._kept):
-            return self.first
-        starts = list(accumulate((len(part) for part in self._parts), initial=0))
-        return Scored.join(self._parts).select([starts[number] + row for number, row in self._kept])
-
-    def noted(self, experience: Experience) -> Experience:
-        """The experience with what was drawn and dropped on the way to it."""
-        dropped = []
-        for number, part in enumerate(self._parts):
-            rows = [row for row in range(len(part)) if (number, row) not in self._kept]
-            if rows:
-                dropped.append(part.select(rows).without_media())
-        refills = tuple(each.without_media().batch for each in self.refills)
-        return replace(experience, dropped=tuple(dropped), refills=refills)
-
-    @property
-    def _parts(self) -> list[Scored]:
-        return [self.first, *self.refills]
-
-
-def _step(state: TrainerState | None) -> int:
-    return 0 if state is None else state.global_step
+    def filled(self) -> Experience:
+        """The groups to train on, as many as the micro-batch had, with what was drawn and dropped on the way."""
+        first, *refills = self.parts
+        filled = first
+        if any(number for number, _ in self._kept):
+            starts = list(accumulate(map(len, self.parts), initial=0))
+            filled = select(join(self.parts), [starts[number] + row for number, row in self._kept])
+        unused = [
+            (part, [row for row in range(len(part)) if (number, row) not in self._kept])
+            for number, part in enumerate(self.parts)
+        ]
+        dropped = tuple(without_media(select(part, rows)) for part, rows in unused if rows)
+        return replace(filled, dropped=dropped, refills=tuple(without_media(each).batch for each in refills))

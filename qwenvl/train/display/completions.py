@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from qwenvl.failure import visible
 from qwenvl.runlog import Rollout
 from qwenvl.train.display.console import say, shows_bars
-from qwenvl.train.journal import Journal, TrainedOn, rollout_rows
+from qwenvl.train.journal import Journal, rollout_rows
 
 LINES = 2  # of each text, at most
 PLAIN_WIDTH = 120  # characters, where there is no terminal
@@ -128,10 +128,9 @@ class ShownCompletions(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """One group of the first process, if it is time."""
         if state.is_world_process_zero and (self._first or state.global_step % self._every == 0):
-            experiences = [each.experience for each in self._journal.trained_on if isinstance(each, TrainedOn)]
             rows: list[Rollout] = []
-            for each in experiences:
-                if len(each.batch):
+            for each in (trained.experience for trained in self._journal.trained_on):
+                if each is not None and len(each.batch):
                     own = (each.batch, each.rollout, each.rewards, each.advantages.tolist())
                     rows += rollout_rows(state.global_step, "train", *own)
             if group := widest_spread(rows):

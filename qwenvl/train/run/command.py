@@ -11,7 +11,7 @@ from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.model.loading import MisfitError
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
-from qwenvl.train.collect.filtering import UnfilledStepError
+from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
 from qwenvl.train.planning.full_memory import told_what_takes_memory
@@ -19,7 +19,6 @@ from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.failures import told_in_one_line
 from qwenvl.train.run.lock import RunFolderError, locked
 from qwenvl.train.run.resume import Beginning, SettingsError, begin
-from qwenvl.train.trackers import require_trackers
 
 
 @contextmanager
@@ -65,12 +64,11 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
     """Train, evaluate if there is data for it, and save the model. Return the warnings of the run."""
     trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with (
-        told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError)),
-        told_to_the_user(command, (RunLogError, UnfilledStepError)),
+        told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError, RunLogError)),
         collected_warnings() as warnings,
         told_what_takes_memory(trainer),
     ):
-        trainer.train(resume_from_checkpoint=beginning.checkpoint)
+        trainer.train(beginning)
         if trainer.eval_dataset is not None and not evaluated_last(trainer):
             trainer.evaluate()
     trainer.save_model()

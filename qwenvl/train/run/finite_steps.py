@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.files import written_whole
-from qwenvl.train.journal import Journal, MicroBatch
+from qwenvl.train.journal import Journal, TrainedOn
 from qwenvl.train.meter import Meter
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def write_report(
     step: int,
     what: Sequence[str],
     parameters: Sequence[tuple[str, int, int]],
-    micro_batches: Sequence[MicroBatch],
+    micro_batches: Sequence[TrainedOn],
 ) -> Path:
     """Write everything needed to compute an optimizer step of this process again.
 

@@ -39,7 +39,6 @@ SHARED = {
     "num_iterations": _ORDER,
     "async_rollouts": "it decides which weights sample which step",
     "sync_ref_model": _REFERENCE,
-    "difficulty_band": _ORDER,
     "optim": _OPTIMIZER,
     "optim_args": _OPTIMIZER,
     "weight_decay": _OPTIMIZER,
@@ -122,23 +121,27 @@ def begin(args: GRPOConfig) -> Beginning:
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
 
 
-def checkpoint_to_resume(args: GRPOConfig, resume_from_checkpoint: str | bool | None) -> str | None:
+def checkpoint_to_resume(args: GRPOConfig, resume_from_checkpoint: str | bool | Beginning | None) -> str | None:
     """The checkpoint that training resumes from, checked against the settings. None for a new run.
 
     Args:
-        resume_from_checkpoint: as ``Trainer.train`` takes it. None: by ``resume`` of the settings.
+        resume_from_checkpoint: as ``PolicyTrainer.train`` takes it.
 
     Raises:
         FileExistsError, FileNotFoundError, ValueError: see ``PolicyTrainer.train``.
     """
-    by_settings = resume_from_checkpoint is None and args.resume != "never"
-    checkpoint = (
-        requested_checkpoint(args) if by_settings else find_checkpoint(resume_from_checkpoint, args.output_dir)
-    )
-    if checkpoint is None:
-        require_fresh_folder(args.output_dir, args.overwrite_output_dir)
+    if isinstance(resume_from_checkpoint, Beginning):
+        checkpoint = resume_from_checkpoint.checkpoint
     else:
-        require_resumable(checkpoint, args)
+        by_settings = resume_from_checkpoint is None and args.resume != "never"
+        checkpoint = (
+            requested_checkpoint(args) if by_settings else find_checkpoint(resume_from_checkpoint, args.output_dir)
+        )
+        if checkpoint is None:
+            require_fresh_folder(args.output_dir, args.overwrite_output_dir)
+        else:
+            require_resumable(checkpoint, args)
+    if checkpoint is not None:
         warn_of_changes(checkpoint, args)
     if Path(args.output_dir).name == _UNNAMED:
         say(f"writing to {args.output_dir}: no --output_dir was given")

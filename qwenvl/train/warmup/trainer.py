@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,9 @@ from qwenvl.model.merging import merged_weights
 from qwenvl.model.positions import position_rule
 from qwenvl.model.sharding import whole_weights
 from qwenvl.model.vision_tower import features_or_pixels
-from qwenvl.train.assemble import build_parts
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
+from qwenvl.train.journal import TrainedOn
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.warmup.config import RECENT, WarmupConfig
 from qwenvl.train.warmup.targets import RolloutTargets, SolutionTargets, TargetCollator
@@ -60,23 +58,18 @@ class WarmupTrainer(PolicyTrainer):
         peft_config: Any = None,
     ):
         args = args or WarmupConfig()
-        targets = targets_of(args)
-        parts = build_parts(args, targets, model, train_dataset, eval_dataset, processing_class, peft_config)
-        parts = replace(
-            parts,
-            collator=TargetCollator(parts.processor, PromptOptions.of(args), targets),
-            train_dataset=narrowed(parts.train_dataset, targets, "--dataset_use"),
-            eval_dataset=narrowed(parts.eval_dataset, targets, "--eval_dataset_use"),
-        )
-        super().__init__(parts, args, with_reference=False, callbacks=callbacks)
+        given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
+        super().__init__(args, targets_of(args), *given)
         if args.stop_below_loss is not None:
             self.add_callback(StopBelow(args.stop_below_loss))
-        self.build_inputs = InputBuilder.of(position_rule(unwrap(parts.policy).config), parts.processor)
+        self.build_inputs = InputBuilder.of(position_rule(unwrap(self.model).config), self.data_collator.processor)
         self._counts = StepCounts(0, 0, 1)  # of the step that is being trained
 
-    def _held_out(self, given: Any) -> Any:
-        made = super()._held_out(given)
-        return made if made is given else narrowed(made, self.rewards, "evaluate")
+    def make_collator(self, processor: ProcessorMixin, args: WarmupConfig) -> TargetCollator:
+        return TargetCollator(processor, PromptOptions.of(args), self.rewards)
+
+    def narrowed(self, dataset: Any, flag: str) -> Any:
+        return narrowed(dataset, self.rewards, flag)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
@@ -87,7 +80,7 @@ class WarmupTrainer(PolicyTrainer):
             with whole_weights(self.model, self.model_wrapped) if self.paths.encode is not None else nullcontext():
                 prompts = self.encoded(model, inputs["prompts"])
             loss = -self.target_logprobs(model, inputs, prompts).sum()
-        self._tell(TaughtOn(inputs["prompts"], inputs["target_ids"], inputs["target_mask"], loss.item()))
+        self._log_targets(inputs["prompts"], inputs["target_ids"], inputs["target_mask"], loss.item())
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return loss / max(1, counts.tokens) * counts.micro_batches
@@ -119,7 +112,8 @@ class WarmupTrainer(PolicyTrainer):
     def begin_step(self, batches: Sequence[dict[str, Any]]) -> None:
         """Counts the targets of the step over all processes."""
         self._counts = step_counts(batches)
-        self.count_drawn([inputs["prompts"] for inputs in batches])
+        for inputs in batches:
+            self.journal.drawn(inputs["prompts"])
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
@@ -156,45 +150,15 @@ class WarmupTrainer(PolicyTrainer):
                 self.processing_class.save_pretrained(folder)
                 describe_model(self, folder)
 
-    def _tell(self, taught: TaughtOn) -> None:
+    def _log_targets(self, batch: PromptBatch, ids: Tensor, mask: Tensor, loss: float) -> None:
         """Metrics of a micro-batch."""
-        self.journal.trained_on.append(taught)
-        self.journal.seen(taught.batch)
-        lengths = [length for length in taught.mask.sum(1).tolist() if length]
+        self.journal.trained_on.append(TrainedOn(batch, ids, mask, loss, {"target/loss": loss}))
+        self.journal.seen(batch)
+        lengths = [length for length in mask.sum(1).tolist() if length]
         for length in lengths:
             self.meter.mean("target/tokens", length)
         if lengths:
-            self.meter.mean("target/loss", taught.loss / sum(lengths), weight=sum(lengths))
-
-
-@dataclass(frozen=True)
-class TaughtOn:
-    """A micro-batch of targets that a loss was computed of.
-
-    Attributes:
-        ids, mask: N x T, the targets of the batch's prompts.
-        loss: the negative log-prob of all of them.
-    """
-
-    batch: PromptBatch
-    ids: Tensor
-    mask: Tensor
-    loss: float
-
-    @property
-    def metrics_that_are_not_finite(self) -> list[str]:
-        """The loss, where it is none."""
-        return [] if math.isfinite(self.loss) else [f"target/loss {self.loss}"]
-
-    def report(self) -> dict[str, Any]:
-        """Its loss, and its prompts with the tokens of their targets, as JSON can hold them."""
-        size = len(self.ids) // max(1, len(self.batch))
-        targets = [row[own].tolist() for row, own in zip(self.ids, self.mask, strict=True)]
-        prompts = [
-            {"where": record.where, "id": record.id, "epoch": epoch, "targets": targets[p * size : (p + 1) * size]}
-            for p, (record, epoch) in enumerate(zip(self.batch.records, self.batch.epochs, strict=True))
-        ]
-        return {"loss": self.loss, "prompts": prompts}
+            self.meter.mean("target/loss", loss / sum(lengths), weight=sum(lengths))
 
 
 def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:

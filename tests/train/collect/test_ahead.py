@@ -16,7 +16,6 @@ from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import read_rollouts
 from qwenvl.train import fast_paths
 from qwenvl.train.run.resume import SettingsError
-from qwenvl.train.step import TokenRules
 from tests.train.conftest import caught_gradients
 from tests.train.conftest import logged as all_logged
 from tests.train.copying_engine import with_copying_engine
@@ -71,20 +70,6 @@ def likelihoods(trainer, policy, experience):
         ).logprobs
 
 
-def test_nothing_sampled_ahead_is_the_synchronous_run(make_trainer, tmp_path, monkeypatch):
-    """To the last bit: weights and all numbers of the log."""
-    settings = {**EPOCH_OF_4, "max_steps": 5}
-    plain = make_trainer(output_dir=str(tmp_path / "plain"), **settings)
-    plain.train()
-    with_copying_engine(monkeypatch)
-    zero = make_trainer(output_dir=str(tmp_path / "zero"), async_rollouts=0, **settings)
-    zero.train()
-    assert zero.collector.engine.versions == [0, 1, 2, 3, 4]
-    assert logged(plain) == logged(zero) and texts(plain) == texts(zero)
-    other = dict(zero.model.named_parameters())
-    assert all(torch.equal(parameter, other[name]) for name, parameter in plain.model.named_parameters())
-
-
 @pytest.mark.parametrize(
     "depth, versions, staleness",
     [
@@ -113,20 +98,6 @@ def test_which_weights_sample_which_step(make_trainer, engine_of_its_own, depth,
                 assert torch.allclose(each.old_logprobs, now, atol=1e-5)
     assert "parity/max" in logged(trainer)[0]
     assert not any(each.name == "sampling-ahead" for each in threading.enumerate())
-
-
-def test_while_nothing_moves_all_is_as_if_sampled_in_turn(make_trainer, engine_of_its_own, tmp_path):
-    settings = {**EPOCH_OF_4, "max_steps": 6, "learning_rate": 1e-30, "check_parity": "every"}
-    plain = make_trainer(output_dir=str(tmp_path / "plain"), **settings)
-    ahead = make_trainer(output_dir=str(tmp_path / "ahead"), async_rollouts=2, **settings)
-    for each in (plain, ahead):
-        each.train()
-    assert texts(plain) == texts(ahead)
-    for one, two in zip(logged(plain), logged(ahead), strict=True):
-        assert two.pop("sampler/ratio_mean") == pytest.approx(1, abs=1e-4) and two.pop("sampler/limited_frac") == 0
-        assert ("parity/max" in two) == (two.pop("async/staleness") == 0)  # what is older is not compared
-        one = {name: value for name, value in one.items() if "parity" not in name}
-        assert {name: value for name, value in two.items() if "parity" not in name} == pytest.approx(one, abs=1e-5)
 
 
 @pytest.mark.parametrize("correction", ["token_truncate", "none"])
@@ -303,12 +274,10 @@ def test_what_corrects_for_older_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(SamplingOptions, "engine_has_own_weights", True)
     assert objective_of(args(), 8).weighting.correction == "none"
     ahead = args("--async_rollouts", "2")
-    assert (
-        objective_of(ahead, 8).weighting.correction == "token_truncate" and not TokenRules.of(ahead).ratio_from_sampler
-    )
+    assert objective_of(ahead, 8).weighting.correction == "token_truncate" and not ahead.ratio_from_sampler
     for flags in (["--importance_correction", "none"], ["--loss_type", "vespo"]):
         back = args("--async_rollouts", "2", *flags)
-        assert objective_of(back, 8).weighting.correction == "none" and TokenRules.of(back).ratio_from_sampler
+        assert objective_of(back, 8).weighting.correction == "none" and back.ratio_from_sampler
     assert args("--async_rollouts", "2", "--importance_correction", "none", "--grpo_epsilon", "0.1").grpo_epsilon == 0.1
     with pytest.raises(SystemExit):
         args("--async_rollouts", "2", "--grpo_epsilon", "0.1")

@@ -54,10 +54,6 @@ def test_a_completion_without_a_reward_gets_no_bonus():
     assert result.totals() == [pytest.approx(1.3), None]
 
 
-def test_size_of_the_second_group():
-    assert [contrast(share=share).group_size(8) for share in (0.5, 1.0, 0.01)] == [4, 8, 1]
-
-
 def test_frames_are_permuted_whole(tiny_pair):
     """Shuffled patches are those that the processor makes of the frames in that order."""
     _, processor = tiny_pair("qwen2_5_vl")
@@ -96,9 +92,8 @@ def test_records_and_ids_of_the_shuffled_prompts_belong_together(make_trainer):
     assert not torch.equal(part.pixel_values_videos, alone.pixel_values_videos)
 
 
-@pytest.mark.parametrize("settings", [{}, {"shared_prefix": "off"}])
-def test_a_run_with_the_bonus(make_trainer, settings):
-    trainer = make_trainer(temporal_contrast=True, per_device_train_batch_size=8, max_steps=1, **settings)
+def test_a_run_with_the_bonus(make_trainer):
+    trainer = make_trainer(temporal_contrast=True, per_device_train_batch_size=8, max_steps=1)
     draws = caught_draws(trainer)
     trainer.train()
     # All prompts, then those with video, half as often (1.5, rounded to even).
@@ -125,13 +120,6 @@ def test_the_second_group_is_drawn_by_itself(make_trainer, sop_data):
     assert sum(a == b for a, b in zip(ordered.texts, shuffled.texts, strict=True)) < 3
 
 
-def test_steps_without_video_go_on(make_trainer):
-    """Eight steps of one prompt each: two of them hold an image or a text alone."""
-    trainer = make_trainer(temporal_contrast=True, max_steps=8)
-    trainer.train()
-    assert len({row.record_id for row in read_rollouts(trainer.args.output_dir)}) == 8
-
-
 def test_correctness_may_be_a_plugin_that_does_not_apply_to_every_record(make_trainer, sop_data, tmp_path):
     """Nor need it be heavy for other functions to have workers; a record may be routed past it."""
     marked = '@reward("{0}", cpu_heavy={1})\ndef {0}(completions, id, **columns):\n    return {2}\n'
@@ -156,5 +144,3 @@ def test_correctness_may_be_a_plugin_that_does_not_apply_to_every_record(make_tr
     trainer.train()
     given = {row.record_id: row.rewards["temporal_contrast"] for row in read_rollouts(trainer.args.output_dir)}
     assert given == {"clip-0": None, "text": None, "image": None} | {f"clip-{n}": 0.0 for n in range(1, 6)}
-
-

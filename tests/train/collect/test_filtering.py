@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.collect.filtering import UnfilledStepError
+from qwenvl.train.collect.groups import join_rewards
+from qwenvl.types import RewardBatch
 from tests.train.conftest import letters, logged
 
 FILTER = {"filter_groups": True, "check_parity": "every", "per_device_train_batch_size": 4}
@@ -50,7 +51,6 @@ def is_dropped(group) -> bool:
 @pytest.mark.parametrize(
     "split",
     [
-        {"per_device_train_batch_size": 4},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
         {"per_device_train_batch_size": 3, "num_iterations": 2, "max_steps": 4},
         {"per_device_train_batch_size": 4, "shared_prefix": "off", "scale_rewards": "batch"}
@@ -129,13 +129,6 @@ def test_where_no_group_is_replaced_the_run_is_that_without_the_flag(make_traine
         assert (row["filter/kept_frac"], row["filter/unfilled_frac"], row["filter/rounds"]) == (kept, 1 - kept, rounds)
 
 
-def test_the_run_stops_where_it_is_told_to(make_trainer):
-    trainer = make_trainer(**FILTER | {"filter_groups": "total(unfilled=stop)"}, functions=[spread("text")])
-    with pytest.raises(UnfilledStepError, match=r"3 groups of the step have equal rewards \(total\) after \d rounds"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-
-
 def test_by_the_values_of_one_function(make_trainer):
     """Records whose totals differ are replaced where the named function is equal; without values the total counts."""
 
@@ -193,20 +186,8 @@ def test_bad_samples_are_counted_and_not_replaced(make_trainer, sop_data, tmp_pa
     path = tmp_path / "some.json"
     path.write_text(json.dumps(rows[:7]))
     trainer = make_trainer(
-        **FILTER | {"per_device_train_batch_size": 7},
-        dataset_use=str(path),
-        allow_outside_media=True,
-        on_bad_sample="skip",
-        functions=[spread("clip-1", "text")],
-        max_steps=1,
-    )
-    trainer.train()
-    (row,) = logged(trainer)
-    assert row["data/bad_samples"] == 3 and row["filter/rounds"] == 0, "no records are left to draw"
-    trainer = make_trainer(
         **FILTER | {"per_device_train_batch_size": 1, "filter_groups": "total(max_rounds=6)"},
         dataset_use=str(path),
-        output_dir=str(tmp_path / "single"),
         allow_outside_media=True,
         on_bad_sample="skip",
         functions=[spread("text")],
@@ -258,3 +239,14 @@ def test_a_killed_and_resumed_run_draws_what_it_would_have(whole_and_resumed):
     rows = [list(read_rollouts(trainer.args.output_dir)) for trainer in (whole, resumed)]
     assert rows[0] == rows[1] and any(row.dropped for row in rows[0] if row.step > 4)
     assert logged(whole, times=False) == logged(resumed, times=False)
+
+
+def test_metrics_are_means_by_rows():
+    rewards = [
+        RewardBatch(("r",), (1.0,), [[1.0, None]], torch.tensor([1.0, math.nan]), {"seen": 1.0, "only": 5.0}),
+        RewardBatch(("r",), (1.0,), [[]], torch.zeros(0), {"seen": 9.0}),
+        RewardBatch(("r",), (1.0,), [[0.0] * 6], torch.zeros(6), {"seen": 3.0}),
+    ]
+    joined = join_rewards(rewards)
+    assert joined.metrics == {"seen": pytest.approx((2 * 1 + 6 * 3) / 8), "only": 5.0}
+    assert joined.totals() == [1.0, None, *[0.0] * 6] and joined.components == [[1.0, None, *[0.0] * 6]]

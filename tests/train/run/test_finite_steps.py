@@ -154,6 +154,7 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
     journal, meter, model = SimpleNamespace(trained_on=[]), Meter(), nn.Linear(2, 1)
     steps = FiniteSteps(args, journal, meter, accelerator=None)
     stand_in = step_stand_in()
+    rollout = stand_in.rollout
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(number: int, gradient: float, loss: float) -> float:
@@ -161,7 +162,7 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
         before = model.weight.detach().clone()
         optimizer.zero_grad()
         scaler.scale((model.weight * gradient).sum() + model.bias.sum()).backward()
-        journal.trained_on = [TrainedOn(stand_in, 0, loss, {})]
+        journal.trained_on = [TrainedOn(stand_in.batch, rollout.completion_ids, rollout.completion_mask, loss, {})]
         steps.check(model, number)
         scaler.step(optimizer)
         scaler.update()

@@ -1,9 +1,9 @@
-"""Prompts with their completions and rewards: groups of them can be selected and joined."""
+"""Groups of an experience before they are compared: selected, and joined to those of others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -11,58 +11,44 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from qwenvl.model.inputs import PromptInputs
+from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
 
 _PROMPT_ROWS = ("input_ids", "attention_mask")
 _COMPLETION_ROWS = ("completion_ids", "completion_mask", "logprobs", "entropies")
 
 
-@dataclass(frozen=True)
-class Scored:
-    """P prompts whose N completions have rewards, and are not compared yet. The batch is without pixels."""
+def select(experience: Experience, groups: Sequence[int]) -> Experience:
+    """The groups of the prompts ``groups``, in this order. Samples that were left out stay with the whole."""
+    rollout = experience.rollout
+    size = len(rollout.texts) // max(1, len(experience))
+    rows = [group * size + n for group in groups for n in range(size)]
+    width = max(1, int(rollout.completion_mask[rows].sum(1).max()) if rows else 0)
+    tensors: dict[str, Any] = {name: getattr(rollout, name) for name in _COMPLETION_ROWS}
+    own: dict[str, Any] = {name: None if value is None else value[rows, :width] for name, value in tensors.items()}
+    texts, reasons = [rollout.texts[row] for row in rows], [rollout.finish_reasons[row] for row in rows]
+    return Experience(
+        experience.batch.select(groups),
+        experience.prompts.select(list(groups)),
+        replace(rollout, texts=texts, finish_reasons=reasons, **own),
+        rewards_of_rows(experience.rewards, rows),
+    )
 
-    batch: PromptBatch
-    prompts: PromptInputs
-    rollout: RolloutBatch
-    rewards: RewardBatch
 
-    def __len__(self) -> int:
-        return len(self.batch)
+def without_media(experience: Experience) -> Experience:
+    """The same without pixels and features, for the run folder: these take most of the memory."""
+    return replace(experience, batch=without_pixels(experience.batch), prompts=experience.prompts.select([]))
 
-    def select(self, groups: Sequence[int]) -> Scored:
-        """The groups of the prompts ``groups``, in this order. Samples that were left out stay with the whole."""
-        size = len(self.rollout.texts) // max(1, len(self))
-        rows = [group * size + n for group in groups for n in range(size)]
-        rollout = self.rollout
-        width = max(1, int(rollout.completion_mask[rows].sum(1).max()) if rows else 0)
-        tensors: dict[str, Any] = {name: getattr(rollout, name) for name in _COMPLETION_ROWS}
-        own: dict[str, Any] = {name: None if value is None else value[rows, :width] for name, value in tensors.items()}
-        return Scored(
-            self.batch.select(groups),
-            self.prompts.select(list(groups)),
-            replace(
-                rollout,
-                texts=[rollout.texts[row] for row in rows],
-                finish_reasons=[rollout.finish_reasons[row] for row in rows],
-                **own,
-            ),
-            rewards_of_rows(self.rewards, rows),
-        )
 
-    def without_media(self) -> Scored:
-        """The same without pixels and features, for the run folder: these take most of the memory."""
-        return replace(self, batch=without_pixels(self.batch), prompts=self.prompts.select([]))
-
-    @classmethod
-    def join(cls, parts: Sequence[Scored]) -> Scored:
-        """All groups of ``parts``, in order. At least one of them has some."""
-        parts = [part for part in parts if len(part)]
-        return cls(
-            join_batches([part.batch for part in parts]),
-            PromptInputs.join([part.prompts for part in parts]),
-            join_rollouts([part.rollout for part in parts]),
-            join_rewards([part.rewards for part in parts]),
-        )
+def join(parts: Sequence[Experience]) -> Experience:
+    """All groups of ``parts``, in order. At least one of them has some."""
+    parts = [part for part in parts if len(part)]
+    return Experience(
+        _join_batches([part.batch for part in parts]),
+        PromptInputs.join([part.prompts for part in parts]),
+        _join_rollouts([part.rollout for part in parts]),
+        join_rewards([part.rewards for part in parts]),
+    )
 
 
 def rewards_of_rows(rewards: RewardBatch, rows: Sequence[int]) -> RewardBatch:
@@ -76,7 +62,7 @@ def without_pixels(batch: PromptBatch) -> PromptBatch:
     return replace(batch, pixel_values=None, pixel_values_videos=None)
 
 
-def join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
+def _join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
     """All prompts of ``parts``, in order, left-padded to the longest. The samples that were left out are too."""
     joined: dict[str, Any] = {}
     for name in (each.name for each in fields(PromptBatch)):
@@ -91,7 +77,7 @@ def join_batches(parts: Sequence[PromptBatch]) -> PromptBatch:
     return PromptBatch(**joined)
 
 
-def join_rollouts(parts: Sequence[RolloutBatch]) -> RolloutBatch:
+def _join_rollouts(parts: Sequence[RolloutBatch]) -> RolloutBatch:
     """All completions of ``parts``, in order, right-padded to the longest."""
     tensors = {name: [getattr(part, name) for part in parts] for name in _COMPLETION_ROWS}
     return RolloutBatch(
