@@ -21,7 +21,6 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.rollout.ahead import AheadEngine, Ask
 from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, RolloutEngine, WeightsLostError, lost_together
-from qwenvl.train.collect.collector import Collector
 from qwenvl.types import PromptBatch
 
 logger = logging.getLogger(__name__)
@@ -31,6 +30,7 @@ class StepsAhead:
     """The steps after the present one: their prompts, drawn before their turn, and the engine that samples for them.
 
     Prompts are drawn ahead within an epoch, and no further than the run goes.
+    Its methods get the ``Collector`` that has it, which imports this file.
 
     Attributes:
         engine: makes requests in a thread.
@@ -84,7 +84,7 @@ class StepsAhead:
             self.due = True
         return batches, items
 
-    def take(self, collector: Collector, model: nn.Module, batches: Sequence[PromptBatch], done: int) -> int:
+    def take(self, collector: Any, model: nn.Module, batches: Sequence[PromptBatch], done: int) -> int:
         """Wait for the completions of the present step, which the engine then has. Returns their age in steps.
 
         Args:
@@ -105,12 +105,12 @@ class StepsAhead:
                     self.engine.wait()
         return done - self.engine.take([collector.seed_of(batches)])
 
-    def request_next(self, collector: Collector, model: nn.Module) -> None:
+    def request_next(self, collector: Any, model: nn.Module) -> None:
         """Request the next steps, if the present one took the last requested one. All processes do so together."""
         if not self.engine.waiting and self._upcoming:
             self._request(collector, model, self._upcoming)
 
-    def sync(self, collector: Collector, model: nn.Module) -> None:
+    def sync(self, collector: Any, model: nn.Module) -> None:
         """Give the engine the weights of the present step."""
         with collector.clock("time/sync_s"), lost_together(self.engine):
             self.engine.sync(model, self._version)
@@ -129,7 +129,7 @@ class StepsAhead:
         """Where a checkpoint has the completions that were sampled ahead."""
         return Path(checkpoint) / f"sampled_ahead_{self._args.process_index}.pt"
 
-    def _request(self, collector: Collector, model: nn.Module, steps: Sequence[Sequence[PromptBatch]]) -> None:
+    def _request(self, collector: Any, model: nn.Module, steps: Sequence[Sequence[PromptBatch]]) -> None:
         self.sync(collector, model)
         for batches in steps:
             with collector.clock("time/vision_s"):

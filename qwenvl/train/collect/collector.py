@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -30,14 +30,12 @@ from qwenvl.rollout.engine import (
     lost_together,
     real_tokens,
 )
+from qwenvl.train.collect.ahead import StepsAhead
 from qwenvl.train.collect.contrast import NAME, TemporalContrast
+from qwenvl.train.collect.filtering import Refill
 from qwenvl.train.collect.groups import join_rewards, rewards_of_rows, without_pixels
 from qwenvl.train.step import Experience
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
-
-if TYPE_CHECKING:
-    from qwenvl.train.collect.ahead import StepsAhead
-    from qwenvl.train.collect.filtering import Refill
 
 
 @dataclass(frozen=True)

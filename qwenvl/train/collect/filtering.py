@@ -17,7 +17,6 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.order import RefillOrder
 from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.option import row_of
-from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import NAME
 from qwenvl.train.collect.groups import join, select, without_media
 from qwenvl.train.meter import Meter
@@ -32,6 +31,7 @@ class Refill:
     Where all rewards of a group are equal, another prompt is sampled in its place, in rounds that all processes make
     together. A process without groups to replace takes part with empty batches. Micro-batches keep their sizes. A
     group that no round could replace stays, and its advantages are 0.
+    Its methods get the ``Collector`` that has it, which imports this file.
 
     Attributes:
         dataset, collate: make prompts from the keys of the order.
@@ -79,7 +79,7 @@ class Refill:
         return cls(dataset, collate, order, by, rounds, meter)
 
     def filled(
-        self, collector: Collector, model: nn.Module, scored: Sequence[Experience], state: TrainerState | None
+        self, collector: Any, model: nn.Module, scored: Sequence[Experience], state: TrainerState | None
     ) -> list[Experience]:
         """The micro-batches with other groups in the places of those with equal rewards, which become ``dropped``."""
         places = [_Place(each, self._equal(collector, each.rewards)) for each in scored]
@@ -107,7 +107,7 @@ class Refill:
         """The prompts of the keys of each place."""
         return [self.collate([self.dataset[key] for key in each])["prompts"] for each in keys]
 
-    def _equal(self, collector: Collector, rewards: RewardBatch) -> list[bool]:
+    def _equal(self, collector: Any, rewards: RewardBatch) -> list[bool]:
         """P, whether a group has equal rewards. A group without values of the function ``by`` goes by its total."""
         size = collector.group_size
         total = equal_groups(rewards.total, size)

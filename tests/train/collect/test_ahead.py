@@ -155,7 +155,7 @@ def test_the_gradient_of_completions_of_older_weights_by_hand(make_trainer, engi
     "settings",
     [
         {"killed": 2, "resumed_from": 1, "async_rollouts": 2, "importance_correction": "none", "max_steps": 4},
-        {"killed": 5, "resumed_from": 4, "async_rollouts": 3, "num_iterations": 2, "max_steps": 10, "save_steps": 2}
+        {"killed": 5, "resumed_from": 4, "async_rollouts": 3, "num_iterations": 2, "max_steps": 8, "save_steps": 2}
         | {"advantage_estimator": "grpo(kl_in_reward=True)"},
     ],
     ids=str,

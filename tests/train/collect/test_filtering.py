@@ -233,7 +233,7 @@ def test_refills_are_counted_as_drawn(make_trainer, sop_data, tmp_path):
 
 
 def test_a_killed_and_resumed_run_draws_what_it_would_have(whole_and_resumed):
-    settings = {**FILTER, "per_device_train_batch_size": 2, "num_iterations": 2, "max_steps": 8}
+    settings = {**FILTER, "per_device_train_batch_size": 2, "num_iterations": 2, "max_steps": 6}
     settings |= {"save_strategy": "steps", "save_steps": 4, "functions": [spread("clip-1", "clip-2", "text")]}
     whole, resumed = whole_and_resumed(killed=5, resumed_from=4, **settings)
     rows = [list(read_rollouts(trainer.args.output_dir)) for trainer in (whole, resumed)]
