@@ -21,7 +21,7 @@ from qwenvl.data.media.resize import Size, Thumbnails
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, what_was_lowered
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, opened
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, record_files
 from qwenvl.report.write import data_url, render
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
@@ -59,7 +59,7 @@ def preview(args: argparse.Namespace) -> str:
     """The page as HTML."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
-    files = opened(args)
+    files = record_files(args)
     total = sum(map(len, files))
     rows = list(_evenly_spread(files, args.n))
     collator = make_collator(args)
@@ -154,33 +154,29 @@ def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
         processor.image_token_id: iter([] if batch.image_grid_thw is None else batch.image_grid_thw.tolist()),
     }
     vision = processor.video_processor
-    open_clip = [0, 0, 0]  # temporal patches still to come, height, width
+    frames_left, height, width = 0, 0, 0  # of the current clip: temporal patches to come
     pieces = []
     for token, run in groupby(ids, key=lambda i: i if i in grids else None):
         tokens = list(run)
         if token is None:
             pieces.append(processor.tokenizer.decode(tokens))
             continue
-        if token == processor.image_token_id:
-            pieces += _folded_images(len(tokens), grids[token], vision.merge_size)
-            continue
-        if open_clip[0] == 0:
-            open_clip = list(next(grids[token]))
-        patches = len(tokens) * vision.merge_size**2 // (open_clip[1] * open_clip[2])
-        open_clip[0] -= patches
-        frames = patches * vision.temporal_patch_size
-        pieces.append(f"<video: {frames} frames, {open_clip[1]}x{open_clip[2]} patches, {len(tokens)} tokens>")
+        left = len(tokens)
+        while left:  # images in a row are one run of tokens
+            if token == processor.image_token_id:
+                _, height, width = next(grids[token])
+                own = height * width // vision.merge_size**2
+                pieces.append(f"<image: {height}x{width} patches, {own} tokens>")
+                left -= own
+                continue
+            if not frames_left:
+                frames_left, height, width = next(grids[token])
+            patches = left * vision.merge_size**2 // (height * width)
+            frames_left -= patches
+            frames = patches * vision.temporal_patch_size
+            pieces.append(f"<video: {frames} frames, {height}x{width} patches, {left} tokens>")
+            left = 0
     return "".join(pieces)
-
-
-def _folded_images(n_tokens: int, grids: Any, merge_size: int) -> list[str]:
-    pieces = []
-    while n_tokens > 0:
-        _, height, width = next(grids)
-        own = height * width // merge_size**2
-        pieces.append(f"<image: {height}x{width} patches, {own} tokens>")
-        n_tokens -= own
-    return pieces
 
 
 def own_scores(record: Record, rubric: Rubric) -> str:
