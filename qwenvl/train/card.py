@@ -32,6 +32,7 @@ METHOD = "GRPO"
 TASK = "video-text-to-text"
 EVALUATE = {"made by": "qwenvl evaluate"}  # marks its results in the metadata of a card
 _TOTAL = "_total_reward"
+_END_OF_FORM = "## Model Card Contact\n\n[More Information Needed]\n"  # peft saves the hub's empty form with an adapter
 # Of a machine or a person, and not of the training.
 _PRIVATE = {"dataset_catalog", "frame_cache", "overwrite_output_dir"}
 _PRIVATE_ARGUMENTS = ("base_url", "cache")
@@ -117,15 +118,22 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
     settings, args, method = trainer.prompt_settings, trainer.args, trainer.trained_by
     settings.save(folder)
     try:
-        card = open_card(folder, f"{Path(settings.base_model).name}, trained by {method}")
+        title = f"{Path(settings.base_model).name}, trained by {method}"
+        card = open_card(folder, title)
     except ValueError as error:
         logger.warning(f"{error}; the card is left as it is")
         return
+    of_peft = ""  # its version, and how the base was quantized
+    form, end, rest = card.text.partition(_END_OF_FORM)
+    if end and form.lstrip().startswith("# Model Card for Model ID"):
+        of_peft, mark, sections = rest.partition("<!-- training:")
+        card.text = f"\n# {title}\n\n{mark}{sections}"
     step = trainer.state.global_step
     latest = {each.split: each for each in evaluations(trainer.state.log_history, step)}
     put_section(card, "training", training_section(args, method, settings.base_model, trainer))
     put_section(card, "inputs", inputs_section(settings, trainer.processing_class))
     put_section(card, "evaluation", "")  # of other weights
+    card.text += of_peft
     # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
     adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
     names = (args.dataset_use or "").split(",")

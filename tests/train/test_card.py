@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,7 +214,9 @@ def test_a_checkpoint_and_the_model_make_the_inputs_of_training(make_trainer, tm
         assert PromptSettings.load(folder).frames.video_max_frames == 6
         card = (folder / "README.md").read_text()
         assert "- Frames: 2 per second of a clip, 4 to 6 in all" in card and card.count("## Inputs") == 1
-        assert ("PEFT" in card) == lora, "what peft writes of an adapter stays"
+        assert ("- PEFT " in card) == lora, "what peft writes of an adapter stays"
+        text = card.partition("\n---\n")[2]
+        assert re.match(r"\n+# \S+, trained by GRPO\n\n<!-- training", text) and "More Information" not in text
 
 
 def test_the_card_says_where_frames_are_taken():
