@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,11 +198,12 @@ def run_demo(demo: Demo) -> None:
     settle_output()
     started = time.time()
     transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
+    say = partial(print, flush=True)  # in order with standard error, in a file too
     _clear(demo)
     measured = (demo.steps, demo.clips, demo.family) == (STEPS, CLIPS, FAMILY)
     usual = " (3 to 4 minutes on two cores)" if measured else ""
-    print(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
-    print(f"[1/4] clips: {demo.clips} to train on, {demo.clips // 4} held out")
+    say(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
+    say(f"[1/4] clips: {demo.clips} to train on, {demo.clips // 4} held out")
     make_clips(demo.data, demo.clip_settings)
     _write_start(demo)
     # The commands of a real run, with their settings in files.
@@ -211,9 +213,9 @@ def run_demo(demo: Demo) -> None:
     ):
         config = demo.folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
-        print(f"[{number}/4] {_command(name, '--config', config)}")
+        say(f"[{number}/4] {_command(name, '--config', config)}")
         main(["--config", str(config)])
-    print(f"[4/4] does it look? {_command('evaluate', *demo.evaluation_words())}")
+    say(f"[4/4] does it look? {_command('evaluate', *demo.evaluation_words())}")
     with redirect_stdout(io.StringIO()):  # its table is shown at the end
         held_out.main(demo.evaluation_words())
     add_pictures(make_report([demo.run], demo.run / "report"))
@@ -221,7 +223,7 @@ def run_demo(demo: Demo) -> None:
     finished = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     result = {"settings": _settings(demo), "finished": finished, "minutes": minutes}
     (demo.folder / MARK).write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nDone in {minutes:.1f} minutes.\n")
+    say(f"\nDone in {minutes:.1f} minutes.\n")
 
 
 def _clear(demo: Demo) -> None:

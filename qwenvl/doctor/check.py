@@ -25,6 +25,7 @@ from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.convert import summary_of, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.doctor.stats import quantiles, spread, truncated
+from qwenvl.failure import counted
 from qwenvl.hint import Hint
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.types import Record
@@ -205,7 +206,7 @@ def examine(
                     hinted[hint].append(result.where)
     report.good = JoinedRecords([file.subset(indices) for file, indices in zip(files, good, strict=True)])
     for hint, where in hinted.items():
-        message = f"{hint.message} ({len(where):,} records, the first is {where[0]})"
+        message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
         report.warnings.append({"kind": hint.kind, "message": message})
     return report
 
@@ -272,8 +273,9 @@ def render(report: CheckReport, name: str) -> str:
     """The report as text to be read."""
     numbers = report.summary()
     lines = [
-        f"{name}: {numbers['records']:,} records, {numbers['good']:,} good, {numbers['bad']:,} bad",
-        f"  {numbers['clips']:,} clips, {numbers['images']:,} images, {numbers['text_only']:,} records of text alone",
+        f"{name}: {counted(numbers['records'], 'record')}, {numbers['good']:,} good, {numbers['bad']:,} bad",
+        f"  {counted(numbers['clips'], 'clip')}, {counted(numbers['images'], 'image')}, "
+        f"{counted(numbers['text_only'], 'record')} of text alone",
     ]
     lines += [f"  {how_read(*each)}" for each in report.read_as.items()]
     for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):

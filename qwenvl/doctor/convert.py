@@ -16,6 +16,7 @@ from qwenvl.config.flags import FlagParser
 from qwenvl.data.media.source import frame_list, media_cache
 from qwenvl.data.records.record_file import JoinedRecords
 from qwenvl.doctor.flags import add_dataset_flags, record_files
+from qwenvl.failure import counted
 from qwenvl.files import written_whole
 from qwenvl.types import ClipMeta, Record
 
@@ -49,7 +50,7 @@ class Conversion(NamedTuple):
 
 def summary_of(written: Conversion, path: str) -> str:
     """A line for each kind of thing that was written."""
-    lines = [f"wrote {written.records:,} records to {path}"]
+    lines = [f"wrote {counted(written.records, 'record')} to {path}"]
     if written.copied:
         lines.append(f"copied {written.copied:,} media that were part of the records to {path}.media")
     if written.outside:

@@ -22,6 +22,7 @@ from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import text_or_file
 from qwenvl.data.seeds import stable_random
 from qwenvl.doctor.convert import OWN_KEYS, MediaPaths
+from qwenvl.failure import counted
 from qwenvl.files import plain_file, written_whole
 from qwenvl.rewards.functions.actions import action_numbers
 from qwenvl.rewards.functions.text import normalized
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         if unused := [name for name in ("question", "steps", "out", "split") if getattr(args, name) is not None]:
             raise ValueError(f"--{unused[0]} has no effect with --write-labels: leave it out")
         _write_table(Path(args.write_labels), clips)
-        print(f"wrote {len(clips):,} clips to {args.write_labels}: fill in their answers, then pass it as --answers")
+        print(f"wrote {counted(len(clips), 'clip')} to {args.write_labels}: add the answers, then pass it as --answers")
         return 0
     steps = StepList.read(Path(args.steps)) if args.steps is not None else None
     if args.answers == FOLDERS:
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         if path is not None:
             written = {clip: label for clip, label in labels.items() if (clip in held) == bool(note)}
             outside = _write_rows(path, root, question, written)
-            print(f"wrote {len(written):,} records{note} to {path}")
+            print(f"wrote {counted(len(written), 'record')}{note} to {path}")
     flag = " --allow_outside_media" if outside else ""
     data, name = shlex.quote(str(out)), shlex.quote(f"runs/{out.absolute().parent.name}")
     evaluated = f" --eval_dataset_use {shlex.quote(str(held_out))} --eval_strategy epoch" if held_out else ""
@@ -171,7 +172,7 @@ def _summary(
     root: Path, clips: Sequence[str], others: Counter[str], labels: dict[str, Label], copies: dict[str, str]
 ) -> str:
     """The clips and answers that were found."""
-    lines = [f"{root}: {len(clips):,} clip{'s' * (len(clips) != 1)}"]
+    lines = [f"{root}: {counted(len(clips), 'clip')}"]
     if others:
         lines.append("  other files, passed over: " + ", ".join(f"{n:,} {suffix}" for suffix, n in others.items()))
     if missing := [clip for clip in clips if clip not in labels]:

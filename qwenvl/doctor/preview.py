@@ -22,6 +22,7 @@ from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, what_was_lowered
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, record_files
+from qwenvl.failure import counted
 from qwenvl.report.write import data_url, render
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
@@ -87,7 +88,7 @@ def preview(args: argparse.Namespace) -> str:
     turns = Counter(each["turns"] for each in shown if each["record"])
     return render(
         Path(__file__).with_name("preview.html"),
-        title=f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}",
+        title=f"{args.dataset}: {len(shown)} of {counted(total, 'record')}, frames of epoch {args.epoch}",
         rows=shown,
         shared={text: n for text, n in turns.items() if n > 1},
     )

@@ -21,6 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings, bounds_whole_clips
+from qwenvl.failure import counted
 from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, was_set
 from qwenvl.rewards import Rubric
@@ -151,7 +152,7 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
             dataset_name=args.eval_dataset_use or split,
             dataset_split=split,
             metric_type=f"{name}_reward",
-            metric_name=f"{name} reward, mean of {each.prompts} prompts"
+            metric_name=f"{name} reward, mean of {counted(each.prompts, 'prompt')}"
             + ("" if reward.half_width is None else f", 95 % interval ± {reward.half_width:.3f}"),
             metric_value=round(reward.mean, 4),
         )
@@ -322,7 +323,7 @@ def _section(name: str) -> Any:
     )
     environment.filters |= {
         "thousands": "{:,}".format,
-        "plural": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
+        "plural": counted,
         "code": lambda name: "none named" if name is None else f"`{name}`",
         "repr": repr,
         "bounds": _bounds,

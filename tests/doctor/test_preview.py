@@ -32,6 +32,8 @@ def test_the_page_shows_the_frames_that_the_model_sees(
     assert [segment for _, _, segment in labels] == ["0", "0", "1", "1"]
     assert "x&lt;y" in page
     assert "Which &amp; why?" in page
+    assert not re.search(r"<script|<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(|https?:", page)
+    assert all(source.startswith("data:image/jpeg") for source in re.findall(r'src="([^"]*)', page))
     assert "read as actions [1]; as a completion it would score format 0.3, accuracy 1.0" in page
 
 
@@ -77,13 +79,6 @@ def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
     assert "data.json[2]: expected an object with `conversations`, `messages` or `prompt`, got list [1, 2]" in page
     assert page.count("<section>") == 4
     assert "src=" not in page
-
-
-def test_the_page_needs_nothing_else(tmp_path, make_clip, write_rows, make_row):
-    make_clip("a.mp4", 25)
-    page = page_of(tmp_path, write_rows([make_row(prompt="<video>", video="a.mp4")]))
-    assert not re.search(r"<script|<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(|https?:", page)
-    assert all(source.startswith("data:image/jpeg") for source in re.findall(r'src="([^"]*)', page))
 
 
 def test_template_and_system_turn_are_those_of_training(tmp_path, write_rows, make_row):

@@ -1,10 +1,9 @@
-"""One prompt with all its completions as lines of text, and the callback that prints it now and then."""
+"""One prompt with all its completions on standard error, now and then during a run."""
 
 from __future__ import annotations
 
-import shutil
+import sys
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -16,7 +15,7 @@ from transformers import TrainerCallback
 
 from qwenvl.failure import visible
 from qwenvl.runlog import Rollout
-from qwenvl.train.display.console import say, shows_bars
+from qwenvl.train.display.console import shows_bars
 from qwenvl.train.journal import Journal, TrainedOn, rollout_rows
 
 LINES = 2  # of each text, at most
@@ -44,47 +43,26 @@ def widest_spread(rollouts: Sequence[Rollout]) -> Group:
     return max(groups, key=spread, default=[])
 
 
-def group_text(group: Group, width: int = PLAIN_WIDTH, colours: bool = False) -> str:
-    """The prompt, the solution, and each completion with its advantage, rewards and tokens, the best first.
-
-    Args:
-        group: the completions of one prompt.
-        width: characters of a line.
-        colours: write the codes of a terminal.
-    """
-    written = StringIO()
-    shown = Console(
-        file=written,
-        width=max(width, 10),
-        force_terminal=colours,
-        color_system="standard" if colours else None,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-    first = group[0]
+def print_group(group: Group, console: Console) -> None:
+    """Print the prompt, the solution, and each completion with its advantage, rewards and tokens, the best first."""
+    first, width = group[0], console.width
     question = next((message["text"] for message in reversed(first.prompt) if message["role"] == "user"), "")
     title = visible(f"step {first.step}: {first.record_id}  {Path(first.where).name}")
-    shown.print(Rule(Text(title, overflow="ellipsis"), style="dim", align="left"))
+    console.print(Rule(Text(title, overflow="ellipsis"), style="dim", align="left"))
     for name, text in (("prompt", question), ("solution", first.solution)):
         line = Text.assemble((f"{name}  ", "dim"), shortened(visible(text), LINES * width - 2 * len(name) - 8))
-        shown.print(Padding(line, (0, 0, 0, 1)))
-    for each in sorted(group, key=lambda row: -(row.advantage or 0.0)):
-        shown.print(Padding(_header(each), (0, 0, 0, 1)))
-        text = shortened(visible(each.completion), LINES * (width - 3) - 12)
-        shown.print(Padding(Text(text or "(nothing)", overflow="fold"), (0, 0, 0, 3)))
-    return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
-
-
-def _header(row: Rollout) -> Text:
-    advantage = row.advantage or 0.0
-    colour = "green" if advantage > 0 else "red" if advantage < 0 else "dim"
-    parts = ", ".join(f"{name} {_number(value)}" for name, value in row.rewards.items())
-    tokens = f"{row.tokens} {'token' if row.tokens == 1 else 'tokens'}"
-    cut = ", cut off" if row.finish_reason == "length" else ""
-    return Text.assemble(
-        (f"{advantage:+.2f}", f"bold {colour}"), f"  reward {_number(row.total)}", (f"  {parts}  {tokens}{cut}", "dim")
-    )
+        console.print(Padding(line, (0, 0, 0, 1), expand=False))
+    for row in sorted(group, key=lambda row: -(row.advantage or 0.0)):
+        advantage = row.advantage or 0.0
+        colour = "green" if advantage > 0 else "red" if advantage < 0 else "dim"
+        components = ", ".join(f"{name} {_number(value)}" for name, value in row.rewards.items())
+        tokens = f"{row.tokens} {'token' if row.tokens == 1 else 'tokens'}"
+        cut = ", cut off" if row.finish_reason == "length" else ""
+        head = ((f"{advantage:+.2f}", f"bold {colour}"), f"  reward {_number(row.total)}")
+        line = Text.assemble(*head, (f"  {components}  {tokens}{cut}", "dim"))
+        console.print(Padding(line, (0, 0, 0, 1), expand=False))
+        text = shortened(visible(row.completion), LINES * (width - 3) - 12)
+        console.print(Padding(Text(text or "(nothing)", overflow="fold"), (0, 0, 0, 3), expand=False))
 
 
 def _number(value: float | None) -> str:
@@ -128,13 +106,13 @@ class ShownCompletions(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """One group of the first process, if it is time."""
         if state.is_world_process_zero and (self._first or state.global_step % self._every == 0):
-            experiences = [each.experience for each in self._journal.trained_on if isinstance(each, TrainedOn)]
             rows: list[Rollout] = []
-            for each in experiences:
-                if len(each.batch):
+            for trained in self._journal.trained_on:
+                if isinstance(trained, TrainedOn) and len((each := trained.experience).batch):
                     own = (each.batch, each.rollout, each.rewards, each.advantages.tolist())
                     rows += rollout_rows(state.global_step, "train", *own)
             if group := widest_spread(rows):
-                colours = shows_bars()
-                say(group_text(group, shutil.get_terminal_size().columns if colours else PLAIN_WIDTH, colours))
+                width = None if shows_bars() else PLAIN_WIDTH
+                console = Console(file=sys.stderr, width=width, markup=False, highlight=False, emoji=False)
+                print_group(group, console)
         self._first = False

@@ -1,10 +1,8 @@
 """What a run says before its first step, and what it keeps from being said."""
 
 import logging
-import os
 import subprocess
 import sys
-import threading
 import warnings
 
 from qwenvl.train.display.console import say, settle_output, shows_bars
@@ -58,40 +56,6 @@ def test_a_pipe_gets_no_bars_and_a_terminal_does(monkeypatch):
         assert not transformers_logging.is_progress_bar_enabled()
     finally:
         transformers_logging.enable_progress_bar()
-
-
-def test_the_command_speaks_before_it_loads_anything_large():
-    """A process whose import of torch waits for the line: it would wait for good if the line came after."""
-    code = """
-import sys
-class Gate:
-    def find_spec(self, name, path=None, target=None):
-        if name in ("torch", "transformers"):
-            assert sys.stdin.readline() == "seen\\n"
-            sys.meta_path.remove(self)
-sys.meta_path.insert(0, Gate())
-from qwenvl.cli import main
-main(["train", "--learning_rat", "1"])
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
-    last_resort = threading.Timer(240, process.kill)
-    last_resort.start()
-    try:
-        assert process.stderr.readline() == "qwenvl train: loading PyTorch and transformers\n"
-        process.stdin.write("seen\n")
-        process.stdin.flush()
-        rest = process.stderr.read()
-        assert process.wait() == 2 and "learning_rat" in rest
-    finally:
-        last_resort.cancel()
-        process.kill()
 
 
 def test_the_trainer_loads_no_compiler_that_nobody_asked_for():

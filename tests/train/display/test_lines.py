@@ -104,8 +104,7 @@ class Watched:
         self.within.tick()
 
 
-@pytest.mark.parametrize("shared", ["auto", "off"])
-def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys, shared):
+def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys):
     def slow_reward(completions, **columns):
         watched.a_minute_passes()
         watched.within.tick()  # no second line within a minute
@@ -115,7 +114,6 @@ def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys
         functions=(slow_reward,),
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
-        shared_prefix=shared,
         rollout_token_budget=1,
         max_steps=1,
     )
