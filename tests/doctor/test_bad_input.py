@@ -177,7 +177,7 @@ def test_devices_are_not_read_even_where_all_paths_are_allowed(folder):
     assert all("a pipe, socket or device" in problem["message"] for problem in report.problems)
 
 
-@pytest.mark.parametrize("cut", [5, 60, 150, 350])
+@pytest.mark.parametrize("cut", [5, 150])
 def test_rows_before_the_cut_of_an_array_are_read(folder, cut):
     path = folder / "array.json"
     whole = "\ufeff" + json.dumps([GOOD] * 3)

@@ -161,8 +161,6 @@ def test_bad_commands(argv, code, message, capsys):
 def test_stats_counts_without_torch(folder):
     code = "import sys; sys.modules.update(torch=None, transformers=None)\n"
     code += f"from qwenvl.doctor.commands import main; sys.exit(main(['stats', {str(folder / 'data.jsonl')!r}]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "data.jsonl:8: the prompt has 0 <video> tags" in done.stderr, "the data are as bad as before"
     (folder / "data.jsonl").write_text((folder / "data.jsonl").read_text().splitlines()[0] + "\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("records                   1\n")
@@ -194,11 +192,8 @@ def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
     "argv",
     [
         ("check", "rows.json", "--prompt_template", "pipe.txt"),
-        ("stats", "rows.json", "--system", "pipe.txt"),
         ("check", "pipe.txt"),
-        ("check", "mine", "--dataset_catalog", "pipe.txt"),
         ("from-folder", ".", "--steps", "pipe.txt", "--answers", "folders"),
-        ("from-folder", ".", "--question", "pipe.txt", "--answers", "labels.csv"),
         ("from-folder", ".", "--question", "What?", "--answers", "pipe.txt"),
     ],
 )

@@ -35,6 +35,7 @@ def board():
     for n in range(30):
         board.add(LOGS | {"reward/total": n / 30, "completion/length_max": 9.0})
     board.evaluations["eval"] = "0.512 +- 0.040 at step 20"
+    board.doing = ("sampling, token 3 of at most 9", 65.0)
     return board
 
 
@@ -45,10 +46,15 @@ def test_everything_is_there_and_fits(board, width):
     text = " ".join(" ".join(lines).split())
     for words in ("runs/sop", "step 30 of 300", "1:01:01 left", "0.967", "format 1.000", "KL 0.012", "25%", "184.3"):
         assert words in text, words
-    for words in ("eval 0.512 +- 0.040 at step 20", "9.5 s: sampling 6.0, waiting for data 3.5", "18.2 of 80 GB"):
+    for words in (
+        "eval 0.512 +- 0.040 at step 20",
+        "9.5 s: sampling 6.0, waiting for data 3.5",
+        "18.2 of 80 GB",
+        "step 31 01:05 so far: sampling, token 3 of at most 9",
+    ):
         assert words in text, words
     assert "▁" in text and "█" in text and "99" not in text and "skipped" not in text and "hit" not in text
-    assert (len(lines) < 12) == (width >= 80)
+    assert (len(lines) < 13) == (width >= 80)
 
 
 def test_an_evaluation_alone_and_a_run_before_its_first_step():
