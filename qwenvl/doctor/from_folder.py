@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.parse import text_or_file
+from qwenvl.data.records.text import text_rows
 from qwenvl.data.seeds import stable_random
 from qwenvl.doctor.convert import OWN_KEYS, MediaPaths
 from qwenvl.failure import counted
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answers.add_argument(
         "--answers",
         metavar="CSV|folders",
-        help="a table with the columns clip and answer, separated by commas, semicolons or tabs; or the word folders: "
+        help="a table with the columns clip and answer, .csv (commas or semicolons) or .tsv; or the word folders: "
         "the name of the folder that a clip lies in is its answer, and without --steps these names are the steps",
     )
     answers.add_argument("--write-labels", metavar="CSV", help="write a table of the clips to be filled in, and end")
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         labels = _from_table(Path(args.answers), clips, steps)
     if not labels:
-        raise RecordError(f"{args.answers}: no clip has an answer")
+        raise RecordError(f"{args.answers}: no clip has an answer; expected the columns clip and answer")
     question = _prompt(text_or_file(args.question), steps)
     out, held_out = _targets(args)
     copies = _copies(root, clips)
@@ -336,39 +337,43 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
 
     A clip with an empty answer has no label. The error lists all lines that are wrong.
     """
-    names, rows = _read_table(path)
+    if path.suffix not in (".csv", ".tsv"):
+        raise RecordError(f"{path}: expected a .csv or .tsv file with the columns clip and answer")
+    rows = text_rows(plain_file(path))
+    problems = [str(rows.damage)] if rows.damage else []
     found: dict[str, Label] = {}
-    line_of: dict[str, int] = {}
-    problems: list[str] = []
+    line_of: dict[str, str] = {}
     named: dict[str, list[str]] = {}  # by path from the folder, file name and stem
     for clip in clips:
         for name in {clip, str(Path(clip).with_suffix("")), Path(clip).name, Path(clip).stem}:
             named.setdefault(name, []).append(clip)
-    for line, cells in rows:
+    for row in map(rows.row, range(rows.length)):
         try:
-            if len(cells) != len(names):
-                raise ValueError(
-                    f"expected {len(names)} cells as in the first line, got {len(cells)}; put quotes around a text "
-                    "with the separator in it"
-                )
-            row = dict(zip(names, cells, strict=True))
-            clip = _clip_of(row.pop("clip"), named)
-            if clip in line_of:
-                raise ValueError(f"{clip} is on line {line_of[clip]} too; a clip has one answer")
-            line_of[clip] = line
-            if answer := row.pop("answer").strip():
+            cells = {name.strip(): cell.strip() for name, cell in row.read().items() if name.strip() and cell.strip()}
+            cells = {name.casefold() if name.casefold() in ("clip", "answer") else name: cells[name] for name in cells}
+            if not cells:
+                continue
+            if "clip" not in cells:
+                raise ValueError(f"expected the columns clip and answer, and a clip, got {', '.join(cells)}")
+            if reserved := sorted((OWN_KEYS | {"question", "reward_model"}) & set(cells)):
+                raise ValueError(f"the column {reserved[0]!r} has another meaning in records; rename it")
+            clip = _clip_of(cells.pop("clip"), named)
+            if line_of.setdefault(clip, row.where) != row.where:
+                raise ValueError(f"{clip} is at {line_of[clip]} too; a clip has one answer")
+            if answer := cells.pop("answer", ""):
                 untagged = answer.removeprefix("<answer>").removesuffix("</answer>").strip()
-                fields = {name: value for name, value in row.items() if name and value.strip()}
-                found[clip] = Label(steps.answer(answer) if steps else untagged, fields)
+                found[clip] = Label(steps.answer(answer) if steps else untagged, cells)
+        except RecordError as error:
+            problems.append(str(error))
         except ValueError as error:
-            problems.append(f"{path}:{line}: {error}")
+            problems.append(f"{row.where}: {error}")
     _raise(problems, "lines of the table can't be used")
     return {clip: found[clip] for clip in clips if clip in found}
 
 
 def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
     """The clip that a cell names by its path from the folder, or by its file name or stem if no other clip has it."""
-    name = cell.strip().replace("\\", "/").removeprefix("./")
+    name = cell.replace("\\", "/").removeprefix("./")
     found = named.get(name, [])
     if name in found or len(found) == 1:
         return name if name in found else found[0]
@@ -376,31 +381,6 @@ def _clip_of(cell: str, named: dict[str, list[str]]) -> str:
         raise ValueError(f"{name!r} may be {' or '.join(found[:3])}; write the path from the folder")
     near = difflib.get_close_matches(name, named, n=1, cutoff=0.6)
     raise ValueError(f"there is no clip {name!r}" + (f"; did you mean {named[near[0]][0]}?" if near else ""))
-
-
-def _read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The names of the columns, and the line number and cells of each row that is not blank."""
-    try:
-        lines = plain_file(path).read_bytes().decode("utf-8-sig").splitlines(keepends=True) or [""]
-    except UnicodeDecodeError:
-        raise RecordError(f"{path}: expected UTF-8 text; save the table as CSV with UTF-8") from None
-    reader = csv.reader(lines, delimiter=max(",;\t", key=lines[0].count))
-    names = [name.strip() for name in next(reader, [])]
-    names = [name.casefold() if name.casefold() in ("clip", "answer") else name for name in names]
-    if names.count("clip") != 1 or names.count("answer") != 1:
-        raise RecordError(f"{path}:1: expected a first line with the columns clip and answer, got {lines[0].strip()!r}")
-    if reserved := sorted((OWN_KEYS | {"question", "reward_model"}) & set(names)):
-        raise RecordError(f"{path}:1: the column {reserved[0]!r} has another meaning in records; rename it")
-    rows = []
-    line = reader.line_num + 1
-    try:
-        for cells in reader:
-            if any(cell.strip() for cell in cells):
-                rows.append((line, cells))
-            line = reader.line_num + 1
-    except csv.Error as error:  # a quote without its partner: the remaining lines are one cell
-        raise RecordError(f"{path}:{line}: not readable as CSV: {error}", "CSV") from None
-    return names, rows
 
 
 def _from_folders(clips: Sequence[str], steps: StepList | None) -> tuple[dict[str, Label], StepList]:

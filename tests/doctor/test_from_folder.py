@@ -81,9 +81,9 @@ def test_a_table_is_written_filled_in_and_read(folder, capsys):
 
 
 def test_answers_in_words_need_no_steps(folder, capsys):
-    Path("labels.csv").write_text("answer\tclip\nscratch\tc1\nnone\tc2.MOV\n")
+    Path("labels.tsv").write_text("answer\tclip\nscratch\tc1\nnone\tc2.MOV\n")
     question = "Which defect? Answer as <answer>defect</answer>."
-    run(capsys, "clips", "--answers", "labels.csv", "--question", question, "--out", "clips/defects.json")
+    run(capsys, "clips", "--answers", "labels.tsv", "--question", question, "--out", "clips/defects.json")
     found = records("clips/defects.json")
     assert [(record.id, record.solution) for record in found] == [
         (CLIPS[0], "<answer>scratch</answer>"),
@@ -102,7 +102,7 @@ def test_every_bad_line_is_named(folder, capsys):
         "labels.csv:2: there is no clip 'c4'",
         "labels.csv:3: '3' is no step: expected a number from 1 to 2",
         "labels.csv:4: there is no clip 'C1.mp4'; did you mean 2_insert_fan/c1.mp4?",
-        "labels.csv:5: 2_insert_fan/c1.mp4 is on line 3 too; a clip has one answer",
+        "labels.csv:5: 2_insert_fan/c1.mp4 is at labels.csv:3 too; a clip has one answer",
         "labels.csv:7: 'insert fann' is no step: expected a number from 1 to 2",
         "did you mean 'insert fan'?",
         "labels.csv:8: expected 2 cells as in the first line, got 3",
@@ -150,8 +150,8 @@ def test_the_next_commands_are_understood(folder, capsys):
             ["clips", "--answers", "folders", "--steps", "other.txt"],
             "2_insert_fan/: '2 insert fan' is no step: expected a number from 1 to 2",
         ),
-        (["clips", "--answers", "bad.csv"], "bad.csv:1: expected a first line with the columns clip and answer"),
-        (["clips", "--answers", "taken.csv"], "taken.csv:1: the column 'video' has another meaning"),
+        (["clips", "--answers", "bad.csv"], "bad.csv:2: expected the columns clip and answer, and a clip"),
+        (["clips", "--answers", "taken.csv"], "taken.csv:2: the column 'video' has another meaning"),
         (["clips", "--answers", "empty.csv", "--question", "?"], "no clip has an answer"),
         (["clips", "--answers", "folders", "--split", "1"], "--split must be above 0 and below 1"),
         (["clips", "--write-labels", "new.csv", "--out", "a.json"], "--out has no effect with --write-labels"),
