@@ -178,7 +178,9 @@ def _summary(
         lines.append("  other files, passed over: " + ", ".join(f"{n:,} {suffix}" for suffix, n in others.items()))
     if missing := [clip for clip in clips if clip not in labels]:
         lines += [f"  {len(missing):,} without an answer, left out:", *_beginning(missing, "    ")]
-    lines += [f"  the same content: {first}, {clip}" for clip, first in copies.items()]
+    for clip, first in copies.items():
+        differ = {clip, first} <= labels.keys() and labels[clip].answer != labels[first].answer
+        lines.append(f"  the same content{' and different answers' * differ}: {first}, {clip}")
     counts = Counter(label.answer for label in labels.values()).most_common()
     lines += ["  the answers:", *_beginning([f"{count:>6,}  {answer}" for answer, count in counts], "    ")]
     return "\n".join(lines)
