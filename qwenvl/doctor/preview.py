@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def _section(
             section["problem"] = batch.bad[0].error
         else:
             section["budget"] = _budget(batch, sample, collator)
-            section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), batch, collator.processor)
+            section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
             patch = collator.processor.image_processor.patch_size
             grids = [grid.tolist() for grid in (batch.video_grid_thw, batch.image_grid_thw) if grid is not None]
             sizes = ((height * patch, width * patch) for grid in grids for _, height, width in grid)
@@ -145,39 +145,10 @@ def _budget(batch: PromptBatch, sample: Sample, collator: GRPOCollator) -> str:
     return budget + (f"; to fit, shown with {what_was_lowered(sample.fitted)}" if sample.fitted else "")
 
 
-def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
-    """Return the prompt as text, each run of vision tokens folded: ``<video: 8 frames, 4x6 patches, 96 tokens>``.
-
-    Patches are those of one frame, before the vision tower merges them.
-    """
-    grids = {
-        processor.video_token_id: iter([] if batch.video_grid_thw is None else batch.video_grid_thw.tolist()),
-        processor.image_token_id: iter([] if batch.image_grid_thw is None else batch.image_grid_thw.tolist()),
-    }
-    vision = processor.video_processor
-    frames_left, height, width = 0, 0, 0  # of the current clip: temporal patches to come
-    pieces = []
-    for token, run in groupby(ids, key=lambda i: i if i in grids else None):
-        tokens = list(run)
-        if token is None:
-            pieces.append(processor.tokenizer.decode(tokens))
-            continue
-        left = len(tokens)
-        while left:  # images in a row are one run of tokens
-            if token == processor.image_token_id:
-                _, height, width = next(grids[token])
-                own = height * width // vision.merge_size**2
-                pieces.append(f"<image: {height}x{width} patches, {own} tokens>")
-                left -= own
-                continue
-            if not frames_left:
-                frames_left, height, width = next(grids[token])
-            patches = left * vision.merge_size**2 // (height * width)
-            frames_left -= patches
-            frames = patches * vision.temporal_patch_size
-            pieces.append(f"<video: {frames} frames, {height}x{width} patches, {left} tokens>")
-            left = 0
-    return "".join(pieces)
+def folded_prompt(ids: list[int], processor: Any) -> str:
+    """The prompt as text, each run of vision tokens folded: ``<video: 96 tokens>``."""
+    fold = lambda run: f"<{run[2]}: {len(run[0]) // len(run[1]):,} tokens>"
+    return re.sub(r"(<\|(video|image)_pad\|>)\1*", fold, processor.tokenizer.decode(ids))
 
 
 def own_scores(record: Record, rubric: Rubric) -> str:

@@ -134,7 +134,7 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
     put_section(card, "training", training_section(args, method, settings.base_model, trainer))
     put_section(card, "inputs", inputs_section(settings, trainer.processing_class))
     put_section(card, "evaluation", "")  # of other weights
-    card.text += of_peft
+    card.text += f"\n{of_peft}" if of_peft else ""
     # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
     adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
     names = (args.dataset_use or "").split(",")

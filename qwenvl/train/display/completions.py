@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from transformers import TrainerCallback
 
 from qwenvl.failure import visible
 from qwenvl.runlog import Rollout
-from qwenvl.train.display.console import shows_bars
+from qwenvl.train.display.console import say, shows_bars
 from qwenvl.train.journal import Journal, TrainedOn, rollout_rows
 
 LINES = 2  # of each text, at most
@@ -113,6 +112,8 @@ class ShownCompletions(TrainerCallback):
                     rows += rollout_rows(state.global_step, "train", *own)
             if group := widest_spread(rows):
                 width = None if shows_bars() else PLAIN_WIDTH
-                console = Console(file=sys.stderr, width=width, markup=False, highlight=False, emoji=False)
-                print_group(group, console)
+                console = Console(stderr=True, width=width, markup=False, highlight=False, emoji=False)
+                with console.capture() as shown:  # a console does not print above the board of another
+                    print_group(group, console)
+                say(shown.get().rstrip())
         self._first = False

@@ -157,8 +157,9 @@ def test_what_goes_into_a_file_stays_there(terminal_of, monkeypatch, tmp_path):
 
 
 class Interrupted(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        raise KeyboardInterrupt
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            raise KeyboardInterrupt
 
 
 def test_an_interrupted_run_leaves_the_terminal_and_what_it_saw(make_trainer, terminal_of):
@@ -169,7 +170,10 @@ def test_an_interrupted_run_leaves_the_terminal_and_what_it_saw(make_trainer, te
     assert sys.stderr is terminal
     print("said afterwards", file=sys.stderr)
     lines = [line for line in on_screen(terminal.getvalue()) if line]
-    assert lines[-1] == "said afterwards" and "step 0 of 2" in lines[-2]
+    assert lines[-1] == "said afterwards"
+    [foot] = [n for n, line in enumerate(lines) if line.startswith(str(trainer.args.output_dir)[:40])]
+    [group] = [n for n, line in enumerate(lines) if line.startswith("step 1: ")]
+    assert group < foot and "step 1 of 2" in lines[foot + 1], "one board, below the completions"
 
 
 def test_a_resumed_run_has_the_curves_of_its_beginning(terminal_of, tmp_path):
