@@ -369,7 +369,7 @@ def _from_table(path: Path, clips: Sequence[str], steps: StepList | None) -> dic
             problems.append(str(error))
         except ValueError as error:
             problems.append(f"{row.where}: {error}")
-    _raise(problems, "lines of the table can't be used")
+    _raise(problems, "line", "of the table can't be used")
     return {clip: found[clip] for clip in clips if clip in found}
 
 
@@ -407,7 +407,7 @@ def _from_folders(clips: Sequence[str], steps: StepList | None) -> tuple[dict[st
             answers[name] = found.answer(text)
         except ValueError as error:
             problems.append(f"{name}/: {error}")
-    _raise(problems, "folders do not name a step")
+    _raise(problems, "folder", "without the name of a step")
     return {clip: Label(answers[name], {}) for clip, name in folders.items()}, found
 
 
@@ -417,6 +417,6 @@ def _without_number(name: str) -> str:
     return step if " " in step else step.replace("-", " ").strip()
 
 
-def _raise(problems: list[str], what: str) -> None:
+def _raise(problems: list[str], noun: str, what: str) -> None:
     if problems:
-        raise RecordError("\n".join([f"{len(problems):,} {what}:", *_beginning(problems)]), "solution")
+        raise RecordError("\n".join([f"{counted(len(problems), noun)} {what}:", *_beginning(problems)]), "solution")
