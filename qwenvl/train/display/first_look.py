@@ -110,7 +110,7 @@ def _questions(dataset: Any) -> set[int]:
 def _sizes(record: Record) -> MediaSizes:
     """The sizes of a record's media by their headers. None of a record with an unreadable one, which decoding names."""
     try:
-        fps = [meta and meta.frames_fps for meta in record.clip_meta]
+        fps = [None if meta is None else meta.frames_fps for meta in record.clip_meta]
         clips = tuple(read_header(path, rate).size for path, rate in zip(record.videos, fps, strict=True))
         return MediaSizes(clips, record.clip_meta, tuple(map(image_size, record.images)))
     except (BadMediaError, OSError):
