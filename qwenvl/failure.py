@@ -53,6 +53,16 @@ def visible(text: str) -> str:
     return " ".join(_shown(text).split())
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things in words.
+
+    Example:
+        >>> counted(1, "step"), counted(2000, "record")
+        ('1 step', '2,000 records')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def _shown(text: str) -> str:
     return "".join("" if _joins(c) else " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text)
 

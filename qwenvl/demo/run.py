@@ -1,6 +1,6 @@
 """``qwenvl demo``: a tiny Qwen-VL model learns by GRPO to name the steps of assembly videos.
 
-Clips and a warmed-up model are made on the spot. Then ``qwenvl train --config run.yaml`` runs as it would on a real
+Clips and a warmed-up model are made on the spot. Then ``qwenvl train --config train.yaml`` runs as it would on a real
 checkpoint with a user's records. Nothing about that run is special but its size.
 """
 
@@ -18,22 +18,27 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from qwenvl.demo.clips import ClipSettings, make_clips, make_labelled_folder, tokenizer_texts
-from qwenvl.demo.results import Score, example, in_words, read_scores, table
+from qwenvl.demo.clips import (
+    ClipSettings,
+    best_fixed_answer,
+    make_clips,
+    make_labelled_folder,
+    tokenizer_texts,
+)
 from qwenvl.model.families import FAMILIES, FamilyName
-from qwenvl.runlog import AS_IT_IS
+from qwenvl.runlog import Rollout, read_evaluation, read_rollouts
 
-WARMUP = "warmup.yaml"
+MARK = "demo.json"  # its settings, and when it ended: the folder is the demo's
 STEPS, CLIPS = 200, 600
 LINEAR_ATTENTION_STEPS = 300
 """Steps of Qwen3.5: after 200 one of five seeds still mistook one step for another, which cost 0.14 of the reward."""
-CHECKS = {"blank": "after, shown a blank video", "other_clip": "after, shown another clip"}
-"""Controls of the trained model, and their labels in the table."""
+CONTROLS = ("blank", "other_clip")
 MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "num_layers": 2,
@@ -110,7 +115,7 @@ class Demo:
 
     def evaluation_words(self) -> list[str]:
         """The arguments of `qwenvl evaluate`."""
-        flags = ["--use_cpu", "--controls", ",".join(CHECKS), "--output_dir", str(self.evaluation)]
+        flags = ["--use_cpu", "--controls", ",".join(CONTROLS), "--output_dir", str(self.evaluation)]
         return [str(self.model), str(self.run), "demo_heldout", *flags]
 
     def training_settings(self) -> dict[str, Any]:
@@ -177,8 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if done and not args.fresh:
         print(f"This demo was run before, until {done['finished']}; nothing is trained now (--fresh does it anew).\n")
     else:
-        done = run_demo(demo, fresh=args.fresh)
-    _show(demo, {name: Score(**score) for name, score in done["scores"].items()}, done["in_words"])
+        run_demo(demo)
+    _show(demo)
     return 0
 
 
@@ -188,8 +193,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
-    """Make missing clips and model, or with ``fresh`` both, train, evaluate, and write ``result.json``.
+def run_demo(demo: Demo) -> None:
+    """Make clips and model, train and evaluate, in the place of an earlier demo in this folder.
 
     Raises:
         FileExistsError: the folder contains files that the demo did not make.
@@ -197,109 +202,96 @@ def run_demo(demo: Demo, *, fresh: bool = False) -> dict[str, Any]:
     from transformers.utils import logging as transformers_logging
 
     from qwenvl.doctor.report import add_pictures, make_report
+    from qwenvl.evaluate import held_out
+    from qwenvl.train import train_grpo
     from qwenvl.train.display.console import settle_output
+    from qwenvl.train.warmup import command as warmup
 
     settle_output()
     started = time.time()
     transformers_logging.disable_progress_bar()  # of reading and writing one small file, again and again
-    demo.folder.mkdir(parents=True, exist_ok=True)
-    if fresh:
-        _remove(demo.data, demo.data / "settings.json")
-        _remove(demo.model, demo.folder / WARMUP)
+    say = partial(print, flush=True)  # in order with standard error, in a file too
+    _clear(demo)
     measured = (demo.steps, demo.clips, demo.family) == (STEPS, CLIPS, FAMILY)
     usual = " (3 to 4 minutes on two cores)" if measured else ""
-    print(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
-    if make_clips(demo.data, demo.clip_settings, title="[1/4] clips"):
-        print("[1/4] clips: done")
-    else:
-        print("[1/4] clips: already there")
-    _make_model(demo)
-    _train(demo)
-    scores = _evaluate(demo)
+    say(f"A tiny {FAMILIES[demo.family].name} learns to name the steps of videos, in {demo.folder}{usual}")
+    say(f"[1/4] clips: {demo.clips} to train on, {demo.clips // 4} held out")
+    make_clips(demo.data, demo.clip_settings)
+    _write_start(demo)
+    # The commands of a real run, with their settings in files.
+    for number, name, main, settings in (
+        (2, "warmup", warmup.main, demo.warmup_settings()),
+        (3, "train", train_grpo.main, demo.training_settings()),
+    ):
+        config = demo.folder / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(settings, sort_keys=False))
+        say(f"[{number}/4] {_command(name, '--config', config)}")
+        main(["--config", str(config)])
+    say(f"[4/4] does it look? {_command('evaluate', *demo.evaluation_words())}")
+    with redirect_stdout(io.StringIO()):  # its table is shown at the end
+        held_out.main(demo.evaluation_words())
     add_pictures(make_report([demo.run], demo.run / "report"))
-    minutes = (time.time() - started) / 60
-    result = {
-        "finished": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
-        "minutes": round(minutes, 2),
-        "settings": _settings(demo),
-        "scores": {name: asdict(score) for name, score in scores.items()},
-        "in_words": in_words(demo.evaluation),
-    }
-    (demo.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nDone in {minutes:.1f} minutes.\n")
-    return result
+    minutes = round((time.time() - started) / 60, 2)
+    finished = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    result = {"settings": _settings(demo), "finished": finished, "minutes": minutes}
+    (demo.folder / MARK).write_text(json.dumps(result, indent=1) + "\n")
+    say(f"\nDone in {minutes:.1f} minutes.\n")
 
 
-def _make_model(demo: Demo) -> None:
-    """A checkpoint that keeps the form of an answer and half guesses what it says, by a warm-up of random weights.
+def _clear(demo: Demo) -> None:
+    """Delete an earlier demo, or refuse a folder of something else."""
+    made = [demo.data, demo.start, demo.model, demo.run, demo.evaluation]
+    if not (demo.folder / MARK).is_file() and any(folder.exists() for folder in made):
+        raise FileExistsError(f"{demo.folder}: not made by the demo (no {MARK}); choose another --output_dir")
+    for folder in made:
+        shutil.rmtree(folder, ignore_errors=True)
+    demo.folder.mkdir(parents=True, exist_ok=True)
+    (demo.folder / MARK).write_text(json.dumps({"settings": _settings(demo)}, indent=1) + "\n")
 
-    A real checkpoint can talk and see before GRPO begins. A policy that never scores has nothing to learn from. Most
-    targets name one of the two steps only, and some pairs of steps never occur (see ``qwenvl.demo.clips``): to name
-    both, whatever they are, is left to GRPO to find out.
+
+def _write_start(demo: Demo) -> None:
+    """The random weights that the warm-up begins with.
+
+    The warm-up's model keeps the form of an answer and half guesses what it says, as a real checkpoint can talk and see
+    before GRPO begins. A policy that never scores has nothing to learn from. Most targets name one of the two steps
+    only, and some pairs of steps never occur (see ``qwenvl.demo.clips``): to name both, whatever they are, is left to
+    GRPO to find out.
     """
-    from qwenvl.demo.tiny import make_model, make_processor
-    from qwenvl.train.warmup import command
+    from qwenvl.demo.tiny import save_tiny
 
-    settings = demo.warmup_settings()
-    anywhere = {name: value for name, value in settings.items() if not str(value).startswith(str(demo.folder))}
-    # The clips' own settings say by which code they were drawn.
-    wanted = {"family": demo.family, "model": MODEL, "warmup": anywhere, "clips": _read(demo.data / "settings.json")}
-    if _read(demo.model / "demo.json") == wanted:
-        print("[2/4] warm-up: already done")
-        return
-    config = demo.folder / WARMUP
-    for folder in (demo.start, demo.model):
-        _remove(folder, config)
-    config.write_text(yaml.safe_dump(settings, sort_keys=False))
-    processor = make_processor(demo.family, tokenizer_texts())
-    make_model(demo.family, processor, demo.seed, **MODEL).save_pretrained(demo.start)
-    processor.save_pretrained(demo.start)
-    print(f"[2/4] warm-up: {_command('warmup', '--config', config)}")
-    command.main(["--config", str(config)])
-    (demo.model / "demo.json").write_text(json.dumps(wanted, indent=1) + "\n")
+    save_tiny(demo.start, demo.family, demo.seed, texts=tokenizer_texts(), **MODEL)
 
 
-def _train(demo: Demo) -> None:
-    """The command of a real run, with its settings in a file. It evaluates before and after."""
-    from qwenvl.train import train_grpo
+def _show(demo: Demo) -> None:
+    from qwenvl.evaluate.results_table import table
 
-    config = demo.folder / "run.yaml"
-    _remove(demo.run, config)  # an earlier run, finished or not
-    (demo.folder / "result.json").unlink(missing_ok=True)
-    config.write_text(yaml.safe_dump(demo.training_settings(), sort_keys=False))
-    print(f"[3/4] GRPO: {_command('train', '--config', config)}")
-    train_grpo.main(["--config", str(config)])
-
-
-def _evaluate(demo: Demo) -> dict[str, Score]:
-    """The command that compares the two models on held-out clips, with their own video and without."""
-    from qwenvl.evaluate import held_out
-
-    print(f"[4/4] does it look? {_command('evaluate', *demo.evaluation_words())}")
-    with redirect_stdout(io.StringIO()):  # of its table the demo's own has the rows that matter here
-        held_out.main([*demo.evaluation_words(), "--fresh"])
-    before, after = demo.model.name, demo.run.name
-    labels = {(before, AS_IT_IS): "before GRPO", (after, AS_IT_IS): f"after {demo.steps} steps of GRPO"}
-    return read_scores(demo.evaluation, labels | {(after, control): label for control, label in CHECKS.items()})
-
-
-def _show(demo: Demo, scores: dict[str, Score], in_words: str) -> None:
-    print(table(scores, format_weight=0.3, accuracy_weight=0.7))
-    print(f"\n{in_words}")
+    accuracy, steps = best_fixed_answer()
+    print(table(read_evaluation(demo.evaluation), demo.evaluation))
+    print(
+        f"\nBest without looking: accuracy {accuracy:.3f}, total {0.3 + 0.7 * accuracy:.3f}, by naming the steps "
+        f"{', '.join(map(str, steps))} of every clip."
+    )
     if found := example(demo.run, demo.steps):
         before, after = found
         print(f"\n{os.path.relpath(after.clips[0].path)} shows {after.solution}")
         print(f"  before: {before.completion}\n  after:  {after.completion}")
     here = os.path.relpath
     print(
-        f"\nclips     {here(demo.data / 'clips')}"
         f"\nmetrics   {here(demo.run / 'metrics.jsonl')}"
         f"\nrollouts  {here(demo.run / 'rollouts')}: every completion with its rewards"
         f"\nreport    {here(demo.run / 'report' / 'index.html')}: curves, frames and groups; open it in a browser"
         f"\nmodel     {here(demo.run)}: loads with transformers"
-        f"\nworth     {_command('evaluate', *demo.evaluation_words())}: made the table above"
-        f"\nagain     {_command('train', '--config', demo.folder / 'run.yaml')}"
+        f"\nagain     {_command('train', '--config', demo.folder / 'train.yaml')}"
     )
+
+
+def example(run: str | Path, last_step: int) -> tuple[Rollout, Rollout] | None:
+    """What was said of one held-out clip before and after: the first that was wrong and then right."""
+    before = {each.record_id: each for each in read_rollouts(run, step=0, split="eval")}
+    for after in read_rollouts(run, step=last_step, split="eval"):
+        if after.rewards["accuracy"] == 1 and before[after.record_id].rewards["accuracy"] != 1:
+            return before[after.record_id], after
+    return None
 
 
 def _command(name: str, *words: str | Path) -> str:
@@ -310,9 +302,10 @@ def _command(name: str, *words: str | Path) -> str:
 
 
 def finished(demo: Demo) -> dict[str, Any] | None:
-    """The result of an earlier demo with the same settings."""
-    result = _read(demo.folder / "result.json")
-    return result if result and result["settings"] == _settings(demo) else None
+    """When an earlier demo with the same settings ended, and its minutes. None: there is none."""
+    path = demo.folder / MARK
+    result = json.loads(path.read_text()) if path.is_file() else {}
+    return result if "finished" in result and result["settings"] == _settings(demo) else None
 
 
 def _settings(demo: Demo) -> dict[str, Any]:
@@ -322,15 +315,3 @@ def _settings(demo: Demo) -> dict[str, Any]:
         "model": MODEL,
         "training": demo.training_settings(),
     }
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
-def _remove(folder: Path, mark: Path) -> None:
-    """Delete a folder of an earlier demo. The file ``mark`` says that it is one."""
-    if folder.exists():
-        if not mark.is_file():
-            raise FileExistsError(f"{folder}: not made by the demo (no {mark.name}); choose another --output_dir")
-        shutil.rmtree(folder)

@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,26 +25,24 @@ from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.convert import summary_of, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.doctor.stats import quantiles, spread, truncated
+from qwenvl.failure import counted
 from qwenvl.hint import Hint
 from qwenvl.rewards.resolve import build_rubric
-from qwenvl.types import Fitted, Record
+from qwenvl.types import Record
 
 if TYPE_CHECKING:  # they load torch, which the other commands do without
     from qwenvl.data.collator import GRPOCollator
     from qwenvl.data.dataset import GRPODataset
     from qwenvl.data.prompt_length import MediaSizes
 
+_FILES = "Fetch or encode these files again: a copy was interrupted, say. Or leave the rows out with --write-clean."
 ADVICE = {
     "JSON": "A file is one array of objects, or one object a line; mend the places named.",
     "form": "docs/data.md shows the forms of records.",
     "tags": "Write one <video> or <image> in the prompt for each medium, in their order.",
     "media path": "Media paths start at the media root: that of the catalog, else the annotation's folder.",
-    "missing media": "Put the files under the media root, or take the rows out with --write-clean.",
-    "empty media": "A copy or download was probably interrupted: fetch these files again.",
-    "cut short": "A copy or download was probably interrupted: fetch these files again.",
-    "not a video": "The name says video, the content does not: look at how these files were made.",
-    "unreadable media": "Fetch or encode these files again, or take the rows out with --write-clean.",
-    "damaged media": "Fetch these files again, or record them anew. --decode_check fast takes what decoders hide.",
+    "missing media": "Put the files under the media root, or leave the rows out with --write-clean.",
+    **dict.fromkeys(("empty media", "cut short", "not a video", "unreadable media", "damaged media"), _FILES),
     "meta and clip disagree": "frame_cnts must sum to the clip's frames, and spans lie within its seconds: were the "
     "clips cut or re-encoded after it?",
     "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
@@ -51,7 +50,7 @@ ADVICE = {
     "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "
     "everywhere.",
 }
-WRONG_HEADER = "the file says something else than it shows"
+WRONG_HEADER, LOWERED = "the file says something else than it shows", "lowered to fit"
 DECODE_CHECK = "strict with PyAV, else fast"  # the default
 SHOWN_PER_KIND = 5
 THUMBNAIL_PIXELS = 64  # longer side of decoded frames without a model: nobody looks at them
@@ -69,9 +68,8 @@ class CheckedRecord:
     frames: tuple[int, ...]  # shown of each clip
     seconds: tuple[float, ...]  # from the first to the last of them
     tokens: int | None  # of the prompt, vision tokens included. None without a processor
-    fitted: Fitted | None  # what was lowered to make the prompt fit
     rescaled: int  # clips that differ a little from what ``meta`` says
-    notes: tuple[str, ...]  # errors in the headers of its clips, each with the path
+    warnings: tuple[Problem, ...]
     hints: tuple[Hint, ...]
 
 
@@ -87,7 +85,7 @@ class CheckReport:
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON: counts, problems by kind, and quantiles over the good records."""
-        fine = self.checked
+        fine, warned = self.checked, Counter(each["kind"] for each in self.warnings)
         return {
             "records": len(self.good) + len(self.problems),
             "good": len(self.good),
@@ -99,9 +97,9 @@ class CheckReport:
             "frames_per_clip": quantiles([n for each in fine for n in each.frames]),
             "seconds_per_clip": quantiles([s for each in fine for s in each.seconds]),
             "prompt_tokens": quantiles([each.tokens for each in fine if each.tokens is not None]),
-            "fitted_prompts": sum(each.fitted is not None for each in fine),
+            "fitted_prompts": warned[LOWERED],
             "rescaled_clips": sum(each.rescaled for each in fine),
-            "wrong_headers": sum(len(each.notes) for each in fine),
+            "wrong_headers": warned[WRONG_HEADER],
             "read_as": self.read_as,
             "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
             "problems": self.problems,
@@ -118,7 +116,7 @@ def add_arguments(parser: FlagParser) -> None:
     parser.add_argument(
         "--all_frames", action="store_true", help="decode all frames of each clip, not only those that are shown"
     )
-    parser.add_argument("--write-clean", metavar="OUT", help="write the good records there; kinds as for convert")
+    parser.add_argument("--write-clean", metavar="OUT", help="write the good records there, as convert does")
     parser.add_argument("--jobs", type=int, default=2, help="clips decoded at the same time (2)")
     parser.add_argument("--reward_funcs", nargs="*", default=["accuracy"], help="rewards that must be able to score")
 
@@ -190,32 +188,27 @@ def examine(
 
     good: list[list[int]] = [[] for _ in files]
     questions: dict[int, tuple[str, str]] = {}
+    hinted: dict[Hint, list[str]] = defaultdict(list)
     rows = ((number, index, row) for number, file in enumerate(files) for index, row in enumerate(file.iterate()))
-    with ThreadPoolExecutor(jobs) as pool:
-        results = _in_order(pool, check, rows, ahead=4 * jobs)
-        total, quiet = sum(map(len, files)), not sys.stderr.isatty()
-        for (number, index, record), result in tqdm(results, total=total, unit="record", disable=quiet):
-            if isinstance(result, CheckedRecord):
+    bar = tqdm(total=sum(map(len, files)), unit="record", disable=not sys.stderr.isatty())
+    with bar, ThreadPoolExecutor(jobs) as pool:
+        while batch := list(islice(rows, 16 * jobs)):  # not all rows at once: they are in memory
+            for (number, index, record), result in zip(batch, pool.map(check, [row[2] for row in batch]), strict=True):
+                bar.update()
+                if isinstance(result, dict):
+                    report.problems.append(result)
+                    continue
+                assert isinstance(record, Record)
                 good[number].append(index)
                 report.checked.append(result)
-                report.warnings += _repeated(record, questions)
-            else:
-                report.problems.append(result)
+                report.warnings += [*result.warnings, *_repeated(record, questions)]
+                for hint in result.hints:
+                    hinted[hint].append(result.where)
     report.good = JoinedRecords([file.subset(indices) for file, indices in zip(files, good, strict=True)])
-    report.warnings += _warnings(report.checked)
+    for hint, where in hinted.items():
+        message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
+        report.warnings.append({"kind": hint.kind, "message": message})
     return report
-
-
-def _in_order(pool: ThreadPoolExecutor, check: Callable, rows: Iterable, ahead: int) -> Iterator:
-    """Each row with its result, as ``pool.map`` yields them, but with at most ``ahead`` records in memory."""
-    waiting: deque = deque()
-    for row in rows:
-        waiting.append((row, pool.submit(check, row[2])))
-        if len(waiting) > ahead:
-            row, result = waiting.popleft()
-            yield row, result.result()
-    for row, result in waiting:
-        yield row, result.result()
 
 
 def _check_one(
@@ -226,7 +219,7 @@ def _check_one(
     look_for: HintsOf | None,
     all_frames: bool,
 ) -> CheckedRecord | Problem:
-    from qwenvl.data.prompt_length import MediaSizes
+    from qwenvl.data.prompt_length import MediaSizes, what_was_lowered
 
     if isinstance(record, RecordError):
         return {"kind": record.kind, "message": str(record)}
@@ -248,15 +241,17 @@ def _check_one(
             return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
     infos = [clip.info for clip in sample.videos]
+    warnings = [(WRONG_HEADER, f"{info.path}: {note}") for info in infos for note in info.notes]
+    if sample.fitted is not None:
+        warnings.append((LOWERED, what_was_lowered(sample.fitted)))
     return CheckedRecord(
         where,
         images=len(record.images),
         frames=tuple(len(info.indices) for info in infos),
         seconds=tuple(info.times[-1] - info.times[0] for info in infos),
         tokens=tokens,
-        fitted=sample.fitted,
         rescaled=sum(info.rescaled for info in infos),
-        notes=tuple(f"{info.path}: {note}" for info in infos for note in info.notes),
+        warnings=tuple({"kind": kind, "message": f"{where}: {words}"} for kind, words in warnings),
         hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
     )
 
@@ -274,30 +269,13 @@ def _repeated(record: Record, first: dict[int, tuple[str, str]]) -> list[Problem
     return [{"kind": "repeated", "message": f"{record.where} asks the same as {place} {same}"}]
 
 
-def _warnings(checked: Sequence[CheckedRecord]) -> Iterator[Problem]:
-    """Wrong headers, lowered prompts, and each hint once with the number of its records and the first of them."""
-    from qwenvl.data.prompt_length import what_was_lowered
-
-    for each in checked:
-        for note in each.notes:
-            yield {"kind": WRONG_HEADER, "message": f"{each.where}: {note}"}
-    for each in checked:
-        if each.fitted is not None:
-            yield {"kind": "lowered to fit", "message": f"{each.where}: {what_was_lowered(each.fitted)}"}
-    hinted: dict[Hint, list[str]] = defaultdict(list)
-    for each in checked:
-        for hint in each.hints:
-            hinted[hint].append(each.where)
-    for hint, where in hinted.items():
-        yield {"kind": hint.kind, "message": f"{hint.message} ({len(where):,} records, the first is {where[0]})"}
-
-
 def render(report: CheckReport, name: str) -> str:
     """The report as text to be read."""
     numbers = report.summary()
     lines = [
-        f"{name}: {numbers['records']:,} records, {numbers['good']:,} good, {numbers['bad']:,} bad",
-        f"  {numbers['clips']:,} clips, {numbers['images']:,} images, {numbers['text_only']:,} records of text alone",
+        f"{name}: {counted(numbers['records'], 'record')}, {numbers['good']:,} good, {numbers['bad']:,} bad",
+        f"  {counted(numbers['clips'], 'clip')}, {counted(numbers['images'], 'image')}, "
+        f"{counted(numbers['text_only'], 'record')} of text alone",
     ]
     lines += [f"  {how_read(*each)}" for each in report.read_as.items()]
     for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from qwenvl.config.flags import FlagParser
@@ -12,24 +11,15 @@ from qwenvl.doctor import check, convert, from_folder, stats
 COMMANDS = {
     "check": (check, "decode every record, say what is wrong; exit code 1 if anything is"),
     "stats": (stats, "count what the records hold"),
-    "convert": (convert, "write the records in another form and kind of file"),
+    "convert": (convert, "write the records of any format as JSON or JSON lines"),
     "from-folder": (from_folder, "write the records of a folder of clips"),
 }
 """Each command: its module, with ``add_arguments(parser)`` and ``run(args)``, and its help."""
 
-NO_REPAIR = (
-    "qwenvl data repair: there is no such command; mend a clip with `ffmpeg -i in.mp4 -c copy -movflags +faststart "
-    "out.mp4`, or encode it again (docs/data.md, Checking)"
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` begins with. Return 1 when the data are bad, 2 when the command is."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] == ["repair"]:
-        print(NO_REPAIR, file=sys.stderr)
-        return 2
-    args = parser().parse_args(words)
+    args = parser().parse_args(argv)
     with told_to_the_user(f"qwenvl data {args.command}"):
         return COMMANDS[args.command][0].run(args)
 

@@ -67,7 +67,7 @@ def hints_by(
     ]
 
 
-def opened(args: argparse.Namespace) -> list[RecordFile]:
+def record_files(args: argparse.Namespace) -> list[RecordFile]:
     """The record files of the data sets. Formats that were guessed are printed on standard error."""
     options = ReadOptions.of(args)
     sources = resolve_datasets(args.dataset, args.dataset_catalog)

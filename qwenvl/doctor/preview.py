@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from qwenvl.data.media.resize import Size, Thumbnails
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, what_was_lowered
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, opened
+from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, record_files
+from qwenvl.failure import counted
 from qwenvl.report.write import data_url, render
 from qwenvl.rewards.columns import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
@@ -59,7 +60,7 @@ def preview(args: argparse.Namespace) -> str:
     """The page as HTML."""
     if args.n < 1:
         raise ValueError(f"--n: expected at least 1, got {args.n}")
-    files = opened(args)
+    files = record_files(args)
     total = sum(map(len, files))
     rows = list(_evenly_spread(files, args.n))
     collator = make_collator(args)
@@ -87,7 +88,7 @@ def preview(args: argparse.Namespace) -> str:
     turns = Counter(each["turns"] for each in shown if each["record"])
     return render(
         Path(__file__).with_name("preview.html"),
-        title=f"{args.dataset}: {len(shown)} of {total:,} records, frames of epoch {args.epoch}",
+        title=f"{args.dataset}: {len(shown)} of {counted(total, 'record')}, frames of epoch {args.epoch}",
         rows=shown,
         shared={text: n for text, n in turns.items() if n > 1},
     )
@@ -124,7 +125,7 @@ def _section(
             section["problem"] = batch.bad[0].error
         else:
             section["budget"] = _budget(batch, sample, collator)
-            section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), batch, collator.processor)
+            section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
             patch = collator.processor.image_processor.patch_size
             grids = [grid.tolist() for grid in (batch.video_grid_thw, batch.image_grid_thw) if grid is not None]
             sizes = ((height * patch, width * patch) for grid in grids for _, height, width in grid)
@@ -144,43 +145,10 @@ def _budget(batch: PromptBatch, sample: Sample, collator: GRPOCollator) -> str:
     return budget + (f"; to fit, shown with {what_was_lowered(sample.fitted)}" if sample.fitted else "")
 
 
-def folded_prompt(ids: list[int], batch: PromptBatch, processor: Any) -> str:
-    """Return the prompt as text, each run of vision tokens folded: ``<video: 8 frames, 4x6 patches, 96 tokens>``.
-
-    Patches are those of one frame, before the vision tower merges them.
-    """
-    grids = {
-        processor.video_token_id: iter([] if batch.video_grid_thw is None else batch.video_grid_thw.tolist()),
-        processor.image_token_id: iter([] if batch.image_grid_thw is None else batch.image_grid_thw.tolist()),
-    }
-    vision = processor.video_processor
-    open_clip = [0, 0, 0]  # temporal patches still to come, height, width
-    pieces = []
-    for token, run in groupby(ids, key=lambda i: i if i in grids else None):
-        tokens = list(run)
-        if token is None:
-            pieces.append(processor.tokenizer.decode(tokens))
-            continue
-        if token == processor.image_token_id:
-            pieces += _folded_images(len(tokens), grids[token], vision.merge_size)
-            continue
-        if open_clip[0] == 0:
-            open_clip = list(next(grids[token]))
-        patches = len(tokens) * vision.merge_size**2 // (open_clip[1] * open_clip[2])
-        open_clip[0] -= patches
-        frames = patches * vision.temporal_patch_size
-        pieces.append(f"<video: {frames} frames, {open_clip[1]}x{open_clip[2]} patches, {len(tokens)} tokens>")
-    return "".join(pieces)
-
-
-def _folded_images(n_tokens: int, grids: Any, merge_size: int) -> list[str]:
-    pieces = []
-    while n_tokens > 0:
-        _, height, width = next(grids)
-        own = height * width // merge_size**2
-        pieces.append(f"<image: {height}x{width} patches, {own} tokens>")
-        n_tokens -= own
-    return pieces
+def folded_prompt(ids: list[int], processor: Any) -> str:
+    """The prompt as text, each run of vision tokens folded: ``<video: 96 tokens>``."""
+    fold = lambda run: f"<{run[2]}: {len(run[0]) // len(run[1]):,} tokens>"
+    return re.sub(r"(<\|(video|image)_pad\|>)\1*", fold, processor.tokenizer.decode(ids))
 
 
 def own_scores(record: Record, rubric: Rubric) -> str:

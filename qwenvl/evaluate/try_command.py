@@ -84,7 +84,7 @@ def ask(request: TryRequest) -> dict[str, Any]:
         "settings": origin_of(request.model),
         "media": media,
         "picture": options.picture if media else None,
-        "prompt": folded_prompt(ids, batch, collator.processor),
+        "prompt": folded_prompt(ids, collator.processor),
         "prompt_tokens": (len(ids), sum(each["tokens"] for each in media)),  # all, and those of vision
         "sampling": "greedy" if options.n == 1 else f"sampled at temperature {config.generation_temperature:g}",
         "solution": None if options.solution is None else record.solution,

@@ -21,6 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings, bounds_whole_clips
+from qwenvl.failure import counted
 from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, was_set
 from qwenvl.rewards import Rubric
@@ -31,6 +32,7 @@ CARD = "README.md"
 METHOD = "GRPO"
 TASK = "video-text-to-text"
 _TOTAL = "_total_reward"
+_END_OF_FORM = "## Model Card Contact\n\n[More Information Needed]\n"  # peft saves the hub's empty form with an adapter
 # Of a machine or a person, and not of the training.
 _PRIVATE = {"dataset_catalog", "frame_cache", "overwrite_output_dir"}
 _PRIVATE_ARGUMENTS = ("base_url", "cache")
@@ -109,12 +111,19 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
     settings, args, method = trainer.prompt_settings, trainer.args, trainer.trained_by
     settings.save(folder)
     try:
-        card = open_card(folder, f"{Path(settings.base_model).name}, trained by {method}")
+        title = f"{Path(settings.base_model).name}, trained by {method}"
+        card = open_card(folder, title)
     except ValueError as error:
         logger.warning(f"{error}; the card is left as it is")
         return
+    of_peft = ""  # its version, and how the base was quantized
+    form, end, rest = card.text.partition(_END_OF_FORM)
+    if end and form.lstrip().startswith("# Model Card for Model ID"):
+        of_peft, mark, sections = rest.partition("<!-- training:")
+        card.text = f"\n# {title}\n\n{mark}{sections}"
     put_section(card, "training", training_section(args, method, settings.base_model, trainer))
     put_section(card, "inputs", inputs_section(settings, trainer.processing_class))
+    card.text += f"\n{of_peft}" if of_peft else ""
     # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
     adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
     names = (args.dataset_use or "").split(",")
@@ -228,7 +237,7 @@ def _section(name: str) -> Any:
     )
     environment.filters |= {
         "thousands": "{:,}".format,
-        "plural": lambda count, noun: f"{count:,} {noun}{'' if count == 1 else 's'}",
+        "plural": counted,
         "code": lambda name: "none named" if name is None else f"`{name}`",
         "repr": repr,
     }

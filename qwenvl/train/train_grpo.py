@@ -50,7 +50,7 @@ def start(argv: list[str], callbacks: list[TrainerCallback] | None = None) -> No
 def run(args: GRPOConfig, argv: list[str], dry: bool, callbacks: list[TrainerCallback] | None = None) -> None:
     """Trains, evaluates and saves, or says why there is nothing to do."""
     from qwenvl.train.display.dry_run import dry_run
-    from qwenvl.train.display.summary import collected_warnings, findings_of, next_step, run_summary
+    from qwenvl.train.display.summary import collected_warnings, findings_of, next_steps, run_summary
     from qwenvl.train.grpo_trainer import GRPOTrainer
     from qwenvl.train.planning.full_memory import fit_to_memory
     from qwenvl.train.run.command import beginning_of, carry_out, told_of_settings
@@ -70,7 +70,7 @@ def run(args: GRPOConfig, argv: list[str], dry: bool, callbacks: list[TrainerCal
     warnings = [*carry_out(COMMAND, trainer, beginning), *early]
     if trainer.is_world_process_zero():
         found = findings_of(args.output_dir)
-        say(run_summary(args.output_dir, warnings, found, next_step(args, argv, found)))
+        say(run_summary(args.output_dir, warnings, found, next_steps(args, argv, found)))
 
 
 if __name__ == "__main__":

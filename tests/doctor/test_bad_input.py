@@ -72,14 +72,14 @@ BAD_ROWS = {
     "a zero byte in the path": (with_video("a\0b.mp4"), "expected a path"),
     "an endless name": (with_video("x" * 5000), "File name too long"),
 }
-ODD_ROWS = {
-    "one frame": with_video("one.mp4"),
-    "another extension": with_video("disguised.jpg"),
-    "one pixel": with_video("pixel.avi"),
-    "spaces and other alphabets": with_video("名前 with späces & 'quotes' #1%.mp4"),
-    "a picture of one pixel": with_image("pixel.png"),
-    "a name with an emoji": with_image("🎬.png"),
-}
+ODD_ROWS = [
+    with_video("one.mp4"),  # one frame
+    with_video("disguised.jpg"),  # another extension
+    with_video("pixel.avi"),
+    with_video("名前 with späces & 'quotes' #1%.mp4"),
+    with_image("pixel.png"),
+    with_image("🎬.png"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -126,21 +126,28 @@ def look_at(folder, rows):
     return examine([DatasetSource("rows", path, folder)], sample_options=SampleOptions(video_backend="pyav"), jobs=1)
 
 
-@pytest.mark.parametrize("name", BAD_ROWS)
-def test_a_bad_row_is_named_and_its_neighbours_are_read(folder, name):
-    row, message = BAD_ROWS[name]
-    report = look_at(folder, [GOOD, row, GOOD])
-    (problem,) = report.problems
-    assert problem["message"].startswith(f"{folder}/rows.jsonl:2")
-    assert re.search(message, problem["message"]), problem["message"]
-    assert [record.where[-2:] for record in report.good] == [":1", ":3"]
+@pytest.fixture(scope="module")
+def bad_rows(folder):
+    """The report on every bad row, each between two good ones. The k-th bad row is on line 2 k + 2."""
+    return look_at(folder, [GOOD, *(row for bad, _ in BAD_ROWS.values() for row in (bad, GOOD))])
 
 
-@pytest.mark.parametrize("name", ODD_ROWS)
-def test_an_odd_row_is_a_good_one(folder, name):
-    report = look_at(folder, [GOOD, ODD_ROWS[name], GOOD])
-    assert report.problems == []
-    assert len(report.good) == 3
+@pytest.mark.parametrize("number", range(len(BAD_ROWS)), ids=list(BAD_ROWS))
+def test_a_bad_row_is_named(folder, bad_rows, number):
+    message = bad_rows.problems[number]["message"]
+    assert re.match(rf"{folder}/rows.jsonl:{2 * number + 2}\b", message)
+    assert re.search(list(BAD_ROWS.values())[number][1], message), message
+
+
+def test_the_neighbours_of_bad_rows_are_read(folder, bad_rows):
+    assert len(bad_rows.problems) == len(BAD_ROWS)
+    places = [f"{folder}/rows.jsonl:{line}" for line in range(1, 2 * len(BAD_ROWS) + 2, 2)]
+    assert [record.where for record in bad_rows.good] == places
+
+
+def test_odd_rows_are_good_ones(folder):
+    report = look_at(folder, [GOOD, *ODD_ROWS])
+    assert report.problems == [] and len(report.good) == len(ODD_ROWS) + 1
 
 
 def test_a_clip_whose_header_promises_a_billion_frames_is_read_and_the_lie_is_named(folder):
@@ -170,7 +177,7 @@ def test_devices_are_not_read_even_where_all_paths_are_allowed(folder):
     assert all("a pipe, socket or device" in problem["message"] for problem in report.problems)
 
 
-@pytest.mark.parametrize("cut", [5, 60, 150, 350])
+@pytest.mark.parametrize("cut", [5, 150])
 def test_rows_before_the_cut_of_an_array_are_read(folder, cut):
     path = folder / "array.json"
     whole = "\ufeff" + json.dumps([GOOD] * 3)

@@ -8,7 +8,6 @@ import sys
 import pytest
 from PIL import Image
 
-from qwenvl.data.dataset import load_dataset
 from qwenvl.doctor.commands import main
 from qwenvl.doctor.preview import main as preview
 
@@ -127,41 +126,21 @@ def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
     assert "but has another solution" in second["message"]
 
 
-def test_a_file_that_is_no_json_at_all(tmp_path, capsys):
-    (tmp_path / "data.json").write_text("[{]")
-    code, out = run(capsys, "check", tmp_path / "data.json")
-    assert code == 1
-    assert "not valid JSON" in out
-
-
-def test_stats(folder, capsys):
-    run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
-    code, out = run(capsys, "stats", folder / "clean.json", "--json")
-    numbers = json.loads(out)
-    assert code == 0
-    assert (numbers["records"], numbers["clips"], numbers["images"], numbers["with meta"]) == (2, 1, 1, 1)
-    assert numbers["solutions"] == {"<answer>(1) take</answer>": 2}
-    assert "different solutions       1" in run(capsys, "stats", folder / "clean.json")[1]
-
-
 def test_stats_show_what_weights_come_to(write_rows, make_row, capsys):
     small = write_rows([make_row(id=str(i)) for i in range(2)], "small.json")
     large = write_rows([make_row(id=str(i)) for i in range(8)], "large.json")
-    _, out = run(capsys, "stats", f"{small}:0.3,{large}:0.7", "--json")
+    out = run(capsys, "stats", f"{small}:0.3,{large}:0.7")[1]
     # 0.3 and 0.7 of ten records
-    assert json.loads(out)["datasets"] == {
-        str(small): {"records": 2, "drawn_per_epoch": 3, "times_per_record": 1.5},
-        str(large): {"records": 8, "drawn_per_epoch": 7, "times_per_record": 0.875},
-    }
-    assert f"7  of 8 records, each 0.875 times: {large}" in run(capsys, "stats", f"{small}:0.3,{large}:0.7")[1]
+    assert f"3  of 2 records, each 1.5 times: {small}" in out
+    assert f"7  of 8 records, each 0.875 times: {large}" in out
+    assert "records                   10\n" in out and "different solutions       1\n" in out
+    assert "      10  <answer>(1) take</answer>" in out
 
 
 def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
     run(capsys, "check", folder / "data.jsonl", "--write-clean", folder / "clean.json")
-    code, out = run(capsys, "convert", folder / "clean.json", folder / "b.parquet")
-    assert (code, out) == (0, f"wrote 2 records to {folder}/b.parquet\n")
-    records = [load_dataset(str(folder / name)).records for name in ("clean.json", "b.parquet")]
-    assert [record.videos for record in records[0]] == [record.videos for record in records[1]]
+    code, out = run(capsys, "convert", folder / "clean.json", folder / "b.jsonl")
+    assert (code, out) == (0, f"wrote 2 records to {folder}/b.jsonl\n")
     out = run(capsys, "convert", folder / "clean.json", tmp_path / "elsewhere" / "b.json")[1]
     assert "2 media lie outside of its folder and are named in full: read it with --allow_outside_media" in out
 
@@ -172,7 +151,7 @@ def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
         (["check", "no_such_set"], 2, "no data set 'no_such_set'"),
         (["check", "example", "--max_prompt_length", "5"], 2, "give --model"),
         (["check", "example", "--columns", "x"], 2, "expected name=known"),
-        (["convert", "example", "out.txt"], 2, "expected a name that ends in"),
+        (["convert", "example", "out.parquet"], 2, "expected a name that ends in .json or .jsonl"),
     ],
 )
 def test_bad_commands(argv, code, message, capsys):
@@ -182,8 +161,6 @@ def test_bad_commands(argv, code, message, capsys):
 def test_stats_counts_without_torch(folder):
     code = "import sys; sys.modules.update(torch=None, transformers=None)\n"
     code += f"from qwenvl.doctor.commands import main; sys.exit(main(['stats', {str(folder / 'data.jsonl')!r}]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "data.jsonl:8: the prompt has 0 <video> tags" in done.stderr, "the data are as bad as before"
     (folder / "data.jsonl").write_text((folder / "data.jsonl").read_text().splitlines()[0] + "\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("records                   1\n")
@@ -215,11 +192,8 @@ def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
     "argv",
     [
         ("check", "rows.json", "--prompt_template", "pipe.txt"),
-        ("stats", "rows.json", "--system", "pipe.txt"),
         ("check", "pipe.txt"),
-        ("check", "mine", "--dataset_catalog", "pipe.txt"),
         ("from-folder", ".", "--steps", "pipe.txt", "--answers", "folders"),
-        ("from-folder", ".", "--question", "pipe.txt", "--answers", "labels.csv"),
         ("from-folder", ".", "--question", "What?", "--answers", "pipe.txt"),
     ],
 )
@@ -235,8 +209,3 @@ def test_no_flag_waits_for_a_pipe(argv, tmp_path, make_clip, make_row, write_row
         code = ended.code
     told = capsys.readouterr()
     assert code and "pipe.txt: " in told.out + told.err
-
-
-def test_repair_is_refused_with_what_to_do_instead(capsys):
-    assert main(["repair", "data.json", "--out", "mended"]) == 2
-    assert "`ffmpeg -i in.mp4 -c copy -movflags +faststart out.mp4`" in capsys.readouterr().err

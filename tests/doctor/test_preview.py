@@ -32,6 +32,8 @@ def test_the_page_shows_the_frames_that_the_model_sees(
     assert [segment for _, _, segment in labels] == ["0", "0", "1", "1"]
     assert "x&lt;y" in page
     assert "Which &amp; why?" in page
+    assert not re.search(r"<script|<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(|https?:", page)
+    assert all(source.startswith("data:image/jpeg") for source in re.findall(r'src="([^"]*)', page))
     assert "read as actions [1]; as a completion it would score format 0.3, accuracy 1.0" in page
 
 
@@ -44,17 +46,14 @@ def test_prompts_have_their_vision_tokens_folded(
     path = write_rows([row])
     # frames of 112 x 84 pixels in patches of 14; the image in 10 x 8; each 2 x 2 of them are one token
     page = html.unescape(page_of(tmp_path, path, "--model", tiny_checkpoint("qwen2_5_vl"), "--max_prompt_length", 999))
-    assert (
-        "<|vision_start|><video: 6 frames, 6x8 patches, 36 tokens><|vision_end|> and "
-        "<|vision_start|><image: 10x8 patches, 20 tokens><|vision_end|>?<|im_end|>"
-    ) in page
+    assert "<video: 36 tokens><|vision_end|> and <|vision_start|><image: 20 tokens><|vision_end|>?<|im_end|>" in page
     tokens = int(re.search(r"(\d+) tokens: 56 vision", page)[1])
     assert f"{999 - tokens} below --max_prompt_length" in page
     assert "120 x 90 pixels, the model sees 112 x 84" in page
     assert [picture.shape for picture in pictures(page)] == [(84, 112, 3)] * 6 + [(140, 112, 3)]
     # Qwen3-VL has patches of 16 and a time for every pair of frames: 0, 5, 10 | 14, 19, 24 tenths of a second
     page = html.unescape(page_of(tmp_path, path, "--model", tiny_checkpoint("qwen3_vl")))
-    assert page.count("<video: 2 frames, 6x8 patches, 12 tokens>") == 3
+    assert page.count("<video: 12 tokens>") == 3
     assert "<0.2 seconds><|vision_start|><video" in page
 
 
@@ -77,13 +76,6 @@ def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
     assert "data.json[2]: expected an object with `conversations`, `messages` or `prompt`, got list [1, 2]" in page
     assert page.count("<section>") == 4
     assert "src=" not in page
-
-
-def test_the_page_needs_nothing_else(tmp_path, make_clip, write_rows, make_row):
-    make_clip("a.mp4", 25)
-    page = page_of(tmp_path, write_rows([make_row(prompt="<video>", video="a.mp4")]))
-    assert not re.search(r"<script|<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(|https?:", page)
-    assert all(source.startswith("data:image/jpeg") for source in re.findall(r'src="([^"]*)', page))
 
 
 def test_template_and_system_turn_are_those_of_training(tmp_path, write_rows, make_row):

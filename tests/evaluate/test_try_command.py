@@ -86,7 +86,7 @@ def test_it_sees_and_answers_as_the_evaluation_of_the_run(run, capsys, never_at_
     assert seen["times"] == list(batch.frames[0][0].times) and len(seen["times"]) == 8
     assert seen["size"] == [n * 14 for n in batch.video_grid_thw[0, 1:].tolist()]
     assert answers["prompt_tokens"] == [batch.input_ids.shape[1], seen["tokens"]]
-    assert "Be brief." in answers["prompt"] and "Look well. <|vision_start|><video: 8 frames" in answers["prompt"]
+    assert "Be brief." in answers["prompt"] and "Look well. <|vision_start|><video: " in answers["prompt"]
     assert answers["settings"] == "those of its run" and answers["sampling"] == "greedy"
 
 

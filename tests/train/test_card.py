@@ -1,6 +1,7 @@
 """The card beside a model: what it says is what the run was, and it may be somebody's own."""
 
 import logging
+import re
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,7 +203,9 @@ def test_a_checkpoint_and_the_model_make_the_inputs_of_training(make_trainer, tm
         assert PromptSettings.load(folder).frames.video_max_frames == 6
         card = (folder / "README.md").read_text()
         assert "- Frames: 2 per second of a clip, 4 to 6 in all" in card and card.count("## Inputs") == 1
-        assert ("PEFT" in card) == lora, "what peft writes of an adapter stays"
+        assert ("- PEFT " in card) == lora, "what peft writes of an adapter stays"
+        text = card.partition("\n---\n")[2]
+        assert re.match(r"\n+# \S+, trained by GRPO\n\n<!-- training", text) and "More Information" not in text
 
 
 def test_the_frames_are_those_of_the_data_set(make_trainer, sop_data):

@@ -130,13 +130,14 @@ SKIP = ["--on_nonfinite", "skip"]
 def test_the_command_ends_with_a_summary_that_names_the_next_one(flags, tmp_path, capfd, caplog):
     main([*flags, "--dataset_use=example%20", "--eval_dataset_use=example%20", "--generation_max_length=2", *SKIP])
     lines = capfd.readouterr().err.splitlines()
-    summary = lines[lines.index(f"{tmp_path}/out: 1 steps") :]
-    assert [line.split()[0] for line in summary[1:]] == ["reward", "eval", "warnings", "look", "next"]
+    summary = lines[lines.index(f"{tmp_path}/out: 1 step") :]
+    assert [line.split()[0] for line in summary[1:]] == ["reward", "eval", "warnings", "look", "next", "qwenvl"]
     (row,) = read_metrics(tmp_path / "out", "train")
     assert row["nonfinite/skipped_steps"] == 0 and row["group/unique_frac"] > 0 and row["reward/max"] == 0
     assert "is of 1 record" in caplog.text and "are trained on too" in caplog.text
     assert "warnings  4, the first: " in summary[3]
     assert "had equal rewards" in summary[3] and summary[5].startswith("  next      qwenvl preview example%20 --n 8")
+    assert re.match(rf" +qwenvl evaluate \S+ {tmp_path}/out example%20 --controls all ", summary[6])
 
 
 def test_groups_that_nothing_can_replace_are_counted(flags, tmp_path):

@@ -6,12 +6,13 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.padding import Padding
@@ -27,20 +28,19 @@ from qwenvl.runlog import read_metrics
 from qwenvl.train.display.lines import SHORT, evaluated, evaluation_lines, with_interval
 from qwenvl.train.meter import PHASES, Memory, peak_memory, phase_name
 
-LEARNS = {"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups"}
-MOVES = {
-    **{"kl": "KL", "entropy": "entropy"},
-    **{"completion/length_mean": "length", "completion/truncated_frac": "cut off", "grad_norm": "grad norm"},
+TITLES = {
+    **{"reward/total": "reward", "target/loss": "loss", "group/zero_std_frac": "equal groups", "kl": "KL"},
+    **{"entropy": "entropy", "completion/length_mean": "length", "completion/truncated_frac": "cut off"},
+    "grad_norm": "grad norm",
 }
-"""The metrics of the left and of the right column, and their names there. Parts of the reward follow the reward."""
+"""The metrics that are shown, in this order, and their names there. Components of the reward follow the reward."""
 SHARES = {"group/zero_std_frac", "completion/truncated_frac"}
-NO_PARTS = {"reward/total", "reward/max", "reward/std"}
-TWO_COLUMNS = 72  # characters from which there are two
-MOST_PARTS = 5  # of the reward
+NO_COMPONENTS = {"reward/total", "reward/max", "reward/std"}
+MOST_COMPONENTS = 5  # of the reward
+CURVE_WIDTH = 39  # characters of a name, a value and a curve
 LONG_WAIT = 0.2  # of a step, from which on the wait for data stands out
 SECONDS = 0.5  # between two drawings, at least, during an evaluation
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = "_.-=+*#@"
 
 
 @dataclass
@@ -73,22 +73,22 @@ class Board:
     def add(self, logs: Mapping[str, float]) -> None:
         """The numbers of a log entry of training."""
         for name, value in logs.items():
-            if name in LEARNS or name in MOVES or _is_part(name):
+            if name in TITLES or _is_component(name):
                 self.series.setdefault(name, []).append(value)
         if seconds := {name: value for name, value in logs.items() if is_phase(name)}:
             self.seconds = seconds
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        ascii_only = options.ascii_only
         yield Rule(Text(self.title, overflow="ellipsis"), style="dim", align="left")
         yield self._progress(options.max_width)
         if self.series:
-            yield self._curves(options.max_width, ASCII if ascii_only else BLOCKS)
+            yield Padding(self._curves(min(CURVE_WIDTH, options.max_width - 1)), (0, 0, 0, 1))
         facts: list[tuple[str, str | Text]] = [*self.evaluations.items()]
         facts += [("a step", self._phases())] if self.seconds else []
         if self.doing is not None:
             facts.append((f"step {self.step + 1}", f"{tqdm.format_interval(self.doing[1])} so far: {self.doing[0]}"))
-        facts += [("memory", memory_of(self.memory))] if self.memory is not None else []
+        if self.memory is not None:
+            facts.append(("memory", f"{self.memory.used / 1e9:.1f} of {self.memory.total / 1e9:.0f} GB"))
         table = Table.grid(padding=(0, 1))
         table.add_column(width=label_width(options.max_width), no_wrap=True, overflow="ellipsis")
         for name, fact in facts:
@@ -113,36 +113,27 @@ class Board:
         row.add_row(Text(f" {words}", style="bold"), bar if width >= 60 else "", Text(time))
         return row
 
-    def _curves(self, width: int, marks: str) -> Table:
-        left = [(LEARNS[name], name) for name in LEARNS if name in self.series]
-        parts = [(name.removeprefix("reward/"), name) for name in self.series if _is_part(name)]
-        after = 1 if "reward/total" in self.series else 0
-        left[after:after] = [(f"  {short}", name) for short, name in parts[:MOST_PARTS]]
-        right = [(MOVES[name], name) for name in MOVES if name in self.series]
-        columns = [left, right] if width >= TWO_COLUMNS else [left + right]
-        room = (width - 1) // len(columns)
-        table = Table.grid(padding=0)
-        rows = [[self._curve(*each, room, marks) for each in column] for column in columns]
-        for n in range(max(map(len, rows))):
-            table.add_row(" ", *(column[n] if n < len(column) else "" for column in rows))
-        return table
+    def _curves(self, room: int) -> Columns:
+        components = [name for name in self.series if _is_component(name)][:MOST_COMPONENTS]
+        names = [name for name in TITLES if name in self.series]
+        after = names.index("reward/total") + 1 if "reward/total" in names else 0
+        names[after:after] = components
+        return Columns([self._curve(name, room) for name in names], width=room, padding=0, column_first=True)
 
-    def _curve(self, title: str, name: str, room: int, marks: str) -> Text:
-        series, share = self.series[name], name in SHARES
-        wide = label_width(room)
-        low, high = (0.0, 1.0) if share else (None, None)
-        label = Text(title, style="bold" if name == "reward/total" else "dim")
+    def _curve(self, name: str, room: int) -> Text:
+        series, share, wide = self.series[name], name in SHARES, label_width(room)
+        label = Text(TITLES.get(name) or "  " + name.removeprefix("reward/"), style="dim")
         label.truncate(wide, overflow="ellipsis", pad=True)
         value = f"{number(series[-1], share):>7}"
-        text = Text.assemble(label, " ", (value, "bold" if name == "reward/total" else ""), "  ")
-        text.append(sparkline(series, max(0, min(24, room - wide - 12)), low, high, marks), style="cyan")
-        text.truncate(room - 1, pad=True)
-        return text
+        text = Text.assemble(label, f" {value}  ", style="bold" if name == "reward/total" else "", no_wrap=True)
+        low, high = (0.0, 1.0) if share else (None, None)
+        return text.append(sparkline(series, max(0, room - wide - 12), low, high), style="cyan")
 
     def _phases(self) -> Text:
         total = sum(self.seconds.values())
         text = Text(f"{seconds_of(total)}: ")
-        for n, (title, seconds) in enumerate(phases(self.seconds)):
+        for n, (name, seconds) in enumerate(sorted(self.seconds.items(), key=lambda item: -item[1])):
+            title = phase_name(name)
             stands_out = title == PHASES["data_wait"] and seconds > LONG_WAIT * total
             text.append(f"{', ' if n else ''}{title} ")
             text.append(seconds_of(seconds).removesuffix(" s"), style="yellow" if stands_out else "")
@@ -154,14 +145,8 @@ def label_width(room: int) -> int:
     return min(14, max(8, room // 3))
 
 
-def _is_part(name: str) -> bool:
-    return name.startswith("reward/") and name.count("/") == 1 and name not in NO_PARTS
-
-
-def phases(seconds: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """The phases of a step by the names that the board has for them, the longest first."""
-    for name in sorted(seconds, key=lambda each: -seconds[each]):
-        yield phase_name(name), seconds[name]
+def _is_component(name: str) -> bool:
+    return name.startswith("reward/") and name.count("/") == 1 and name not in NO_COMPONENTS
 
 
 def seconds_of(value: float) -> str:
@@ -193,24 +178,11 @@ def number(value: float, share: bool = False) -> str:
     return f"{value:.3f}" if size >= 0.01 or size == 0 else f"{value:.2g}"
 
 
-def memory_of(memory: Memory) -> str:
-    """How much memory was used at most, of how much.
-
-    Example:
-        >>> memory_of(Memory(18_200_000_000, 80_000_000_000))
-        '18.2 of 80 GB'
-    """
-    return f"{memory.used / 1e9:.1f} of {memory.total / 1e9:.0f} GB"
-
-
-def sparkline(
-    points: Sequence[float], width: int, low: float | None = None, high: float | None = None, marks: str = BLOCKS
-) -> str:
+def sparkline(points: Sequence[float], width: int, low: float | None = None, high: float | None = None) -> str:
     """A curve of at most ``width`` characters, the means of neighbours where there are more finite points.
 
     Args:
         low, high: of the scale. None: the smallest and the largest mean. Equal values are drawn low.
-        marks: from low to high.
 
     Example:
         >>> sparkline([0.0, 0.2, 0.9, 1.0], width=2)
@@ -225,9 +197,9 @@ def sparkline(
     low = min(means) if low is None else low
     high = max(means) if high is None else high
     if high - low < 1e-9 * max(1.0, abs(high)):
-        return marks[0] * count
-    places = [(min(max(mean, low), high) - low) / (high - low) for mean in means]
-    return "".join(marks[min(len(marks) - 1, int(place * len(marks)))] for place in places)
+        return BLOCKS[0] * count
+    heights = [(min(max(mean, low), high) - low) / (high - low) for mean in means]
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int(height * len(BLOCKS)))] for height in heights)
 
 
 class Terminal(Console):

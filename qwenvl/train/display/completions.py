@@ -1,10 +1,8 @@
-"""One prompt with all its completions as lines of text, and the callback that prints it now and then."""
+"""One prompt with all its completions on standard error, now and then during a run."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -44,47 +42,26 @@ def widest_spread(rollouts: Sequence[Rollout]) -> Group:
     return max(groups, key=spread, default=[])
 
 
-def group_text(group: Group, width: int = PLAIN_WIDTH, colours: bool = False) -> str:
-    """The prompt, the solution, and each completion with its advantage, rewards and tokens, the best first.
-
-    Args:
-        group: the completions of one prompt.
-        width: characters of a line.
-        colours: write the codes of a terminal.
-    """
-    written = StringIO()
-    shown = Console(
-        file=written,
-        width=max(width, 10),
-        force_terminal=colours,
-        color_system="standard" if colours else None,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-    first = group[0]
+def print_group(group: Group, console: Console) -> None:
+    """Print the prompt, the solution, and each completion with its advantage, rewards and tokens, the best first."""
+    first, width = group[0], console.width
     question = next((message["text"] for message in reversed(first.prompt) if message["role"] == "user"), "")
     title = visible(f"step {first.step}: {first.record_id}  {Path(first.where).name}")
-    shown.print(Rule(Text(title, overflow="ellipsis"), style="dim", align="left"))
+    console.print(Rule(Text(title, overflow="ellipsis"), style="dim", align="left"))
     for name, text in (("prompt", question), ("solution", first.solution)):
         line = Text.assemble((f"{name}  ", "dim"), shortened(visible(text), LINES * width - 2 * len(name) - 8))
-        shown.print(Padding(line, (0, 0, 0, 1)))
-    for each in sorted(group, key=lambda row: -(row.advantage or 0.0)):
-        shown.print(Padding(_header(each), (0, 0, 0, 1)))
-        text = shortened(visible(each.completion), LINES * (width - 3) - 12)
-        shown.print(Padding(Text(text or "(nothing)", overflow="fold"), (0, 0, 0, 3)))
-    return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
-
-
-def _header(row: Rollout) -> Text:
-    advantage = row.advantage or 0.0
-    colour = "green" if advantage > 0 else "red" if advantage < 0 else "dim"
-    parts = ", ".join(f"{name} {_number(value)}" for name, value in row.rewards.items())
-    tokens = f"{row.tokens} {'token' if row.tokens == 1 else 'tokens'}"
-    cut = ", cut off" if row.finish_reason == "length" else ""
-    return Text.assemble(
-        (f"{advantage:+.2f}", f"bold {colour}"), f"  reward {_number(row.total)}", (f"  {parts}  {tokens}{cut}", "dim")
-    )
+        console.print(Padding(line, (0, 0, 0, 1), expand=False))
+    for row in sorted(group, key=lambda row: -(row.advantage or 0.0)):
+        advantage = row.advantage or 0.0
+        colour = "green" if advantage > 0 else "red" if advantage < 0 else "dim"
+        components = ", ".join(f"{name} {_number(value)}" for name, value in row.rewards.items())
+        tokens = f"{row.tokens} {'token' if row.tokens == 1 else 'tokens'}"
+        cut = ", cut off" if row.finish_reason == "length" else ""
+        head = ((f"{advantage:+.2f}", f"bold {colour}"), f"  reward {_number(row.total)}")
+        line = Text.assemble(*head, (f"  {components}  {tokens}{cut}", "dim"))
+        console.print(Padding(line, (0, 0, 0, 1), expand=False))
+        text = shortened(visible(row.completion), LINES * (width - 3) - 12)
+        console.print(Padding(Text(text or "(nothing)", overflow="fold"), (0, 0, 0, 3), expand=False))
 
 
 def _number(value: float | None) -> str:
@@ -134,6 +111,9 @@ class ShownCompletions(TrainerCallback):
                     own = (each.batch, each.rollout, each.rewards, each.advantages.tolist())
                     rows += rollout_rows(state.global_step, "train", *own)
             if group := widest_spread(rows):
-                colours = shows_bars()
-                say(group_text(group, shutil.get_terminal_size().columns if colours else PLAIN_WIDTH, colours))
+                width = None if shows_bars() else PLAIN_WIDTH
+                console = Console(stderr=True, width=width, markup=False, highlight=False, emoji=False)
+                with console.capture() as shown:  # a console does not print above the board of another
+                    print_group(group, console)
+                say(shown.get().rstrip())
         self._first = False

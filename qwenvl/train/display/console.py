@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -36,20 +37,32 @@ def shows_bars() -> bool:
 
 
 def settle_output() -> None:
-    """Switch off useless output of other libraries.
+    """Switch off useless output of other libraries: bars where there is no terminal, and warnings that are no news.
 
-    These are the bars of transformers and of the hub without a terminal; DeepSpeed's warning that the run is on a CPU,
-    as accelerate imports DeepSpeed wherever it is installed; the warning of tokenizers in each worker of a data loader
-    that they do not use threads any more; and the warning of torch's DDP about an argument that accelerate sets.
+    These are deprecated names that accelerate, peft and transformers call themselves, threads of tokenizers in the
+    workers of a data loader, and hints that concern a GPU where there is none.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.getLogger("DeepSpeed").addFilter(_is_news)
-    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+    for library in ("DeepSpeed", "transformers.integrations.hub_kernels"):
+        logging.getLogger(library).addFilter(_is_news)
+    for deprecated in ("`broadcast_buffers`", r"`(is_)?gradient_checkpointing\w*`"):
+        warnings.filterwarnings("ignore", f"{deprecated} is deprecated", FutureWarning)
     if not shows_bars():
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
 
 
+_missing: set[str] = set()  # packages of kernels that were named
+
+
 def _is_news(record: logging.LogRecord) -> bool:
-    return "Setting accelerator to CPU" not in record.getMessage()
+    """Whether to log a record: a package of kernels that is not installed is named once, in a run on GPUs."""
+    message = record.getMessage()
+    if (found := re.search(r"falling back to its reference PyTorch implementation because (\S+)", message)) is None:
+        return "Setting accelerator to CPU" not in message
+    import torch
+
+    news = torch.cuda.is_available() and found[1] not in _missing and os.environ.get("RANK", "0") == "0"
+    _missing.add(found[1])
+    return news

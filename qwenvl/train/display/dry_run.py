@@ -14,6 +14,7 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import place_of
 from qwenvl.data.options import PromptOptions
+from qwenvl.failure import counted
 from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
 from qwenvl.option import Options
 from qwenvl.rewards import Rubric
@@ -44,8 +45,8 @@ def dry_run(args: GRPOConfig) -> str:
         "settings": settings_lines(args, FLAG_GROUPS),
         "rewards": _rewards(rubric),
         "parameters that learn": parameter_lines(policy, weight_dtype(args, args.lora_enable)),
-        "one step": [f"{prompts_of_a_step(args)} prompts, {args.grpo_sample_size} completions each"],
-        f"prompts of the first of {len(dataset):,} records": prompt_lines(dataset, collator),
+        "one step": [f"{counted(prompts_of_a_step(args), 'prompt')}, {args.grpo_sample_size} completions each"],
+        f"prompts of the first of {counted(len(dataset), 'record')}": prompt_lines(dataset, collator),
     }
     lines = [line for title, body in sections.items() for line in (title, *(f"  {line}" for line in body))]
     return "\n".join([*lines, "This was a dry run: nothing was trained or written."])

@@ -20,7 +20,7 @@ from qwenvl.hint import Hint
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.answer_form import form_hints
 from qwenvl.train.display.console import say
-from qwenvl.types import ClipMeta, Record
+from qwenvl.types import Record
 
 MEASURED = 8  # records whose media headers are read
 COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared
@@ -108,17 +108,10 @@ def _questions(dataset: Any) -> set[int]:
 
 
 def _sizes(record: Record) -> MediaSizes:
-    """The sizes of a record's media by their headers. Unreadable media are reported when they are decoded."""
-    clips, metas, images = [], [], []
-    for path, meta in zip(record.videos, record.clip_meta, strict=True):
-        try:
-            clips.append(read_header(path, (meta or ClipMeta()).frames_fps).size)
-            metas.append(meta)
-        except (BadMediaError, OSError):
-            continue
-    for path in record.images:
-        try:
-            images.append(image_size(path))
-        except (BadMediaError, OSError):
-            continue
-    return MediaSizes(tuple(clips), tuple(metas), tuple(images))
+    """The sizes of a record's media by their headers. None of a record with an unreadable one, which decoding names."""
+    try:
+        fps = [None if meta is None else meta.frames_fps for meta in record.clip_meta]
+        clips = tuple(read_header(path, rate).size for path, rate in zip(record.videos, fps, strict=True))
+        return MediaSizes(clips, record.clip_meta, tuple(map(image_size, record.images)))
+    except (BadMediaError, OSError):
+        return MediaSizes((), (), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,11 +26,12 @@ Display = Literal["rich", "plain", "none"]
 
 
 def display_of(args: GRPOConfig) -> Display:
-    """The display that flags and terminal come to. Without a terminal that moves its cursor, lines are plain."""
+    """The display that flags and terminal come to. Where a board can't be drawn, lines are plain."""
     if args.display == "none" or (args.display is None and args.disable_tqdm):
         return "none"
-    plain = args.display == "plain" or not shows_bars() or os.environ.get("TERM") in ("dumb", "unknown")
-    return "plain" if plain else "rich"
+    draws = shows_bars() and os.environ.get("TERM") not in ("dumb", "unknown")
+    draws = draws and str(sys.stderr.encoding).lower().startswith("utf")  # the blocks of its curves
+    return "rich" if draws and args.display != "plain" else "plain"
 
 
 def install_display(trainer: Trainer, journal: Journal) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.failure import counted
 from qwenvl.health import RULES, Finding
 from qwenvl.report.curves import trend
 from qwenvl.report.findings import warnings
@@ -67,7 +68,7 @@ def findings_of(folder: str | Path) -> list[Finding]:
 
 
 def run_summary(
-    folder: str | Path, logged: Sequence[str], found: Sequence[Finding], next_step: str | None = None
+    folder: str | Path, logged: Sequence[str], found: Sequence[Finding], next_steps: Sequence[str] = ()
 ) -> str:
     """The folder of a run, its rewards or loss, evaluations and warnings, and what to do next.
 
@@ -75,63 +76,89 @@ def run_summary(
         folder: the run folder, written by rank 0.
         logged: warnings that were logged during the run. Those of ``RULES`` are skipped: ``found`` has them.
         found: the findings of its report.
-        next_step: a command, or words.
+        next_steps: commands.
     """
     rows = read_metrics(folder)
-    lines = {}
+    lines = []
     for short, name in (("reward", "reward/total"), ("loss", "target/loss")):
         if (moved := trend([row[name] for row in rows if name in row])) is not None:
-            lines[short] = f"{moved.first:.3f} at first, {moved.last:.3f} at last   (means of the first and last fifth)"
+            means = f"{moved.first:.3f} at first, {moved.last:.3f} at last   (means of the first and last fifth)"
+            lines.append((short, means))
     for name in dict.fromkeys(name for row in rows for name in evaluated(row)):
         points = [row for row in rows if name in row]
         ends = points if len(points) < 2 else (points[0], points[-1])
         shown = [f"{with_interval(name, row)} at step {row['step']}" for row in ends]
-        lines[name.removesuffix("_total_reward")] = ", ".join(shown)
+        lines.append((name.removesuffix("_total_reward"), ", ".join(shown)))
     codes, remedies = {rule.code for rule in RULES}, tuple(rule.remedy for rule in RULES)
     warned = [each.message for each in found if each.code in codes]
     warned += [each for each in logged if not each.endswith(remedies)]
-    lines["warnings"] = "none" if not warned else f"{len(warned)}, the first: {_shortened(warned[0])}"
-    if "loss" not in lines:  # a warm-up has no completions
+    first = " ".join(warned[0].split()) if warned else ""
+    first = first if len(first) <= 100 else first[:97] + "..."
+    lines.append(("warnings", f"{len(warned)}, the first: {first}" if warned else "none"))
+    if "loss" not in dict(lines):  # a warm-up has no completions
         command = shlex.join(["qwenvl", "report", str(folder)])
-        lines["look"] = f"{command}   (curves, and every completion with its frames)"
-    if next_step is not None:
-        lines["next"] = next_step
-    steps = max((row["step"] for row in rows), default=0)
-    width = max(map(len, lines)) + 2
-    return "\n".join([f"{folder}: {steps} steps", *(f"  {name:<{width}}{line}" for name, line in lines.items())])
+        lines.append(("look", f"{command}   (curves, and every completion with its frames)"))
+    lines += zip(["next", *[""] * len(next_steps)], next_steps, strict=False)
+    steps = int(max((row["step"] for row in rows), default=0))
+    width = max(len(name) for name, _ in lines) + 2
+    return "\n".join([f"{folder}: {counted(steps, 'step')}", *(f"  {name:<{width}}{line}" for name, line in lines)])
 
 
-def next_step(args: GRPOConfig, argv: Sequence[str], found: Sequence[Finding]) -> str:
-    """The command to type after a run: train on, or the remedy of the first of ``RULES`` that holds at its end.
+def next_steps(args: GRPOConfig, argv: Sequence[str], found: Sequence[Finding]) -> list[str]:
+    """The commands to type after a run, with words on each.
 
-    A remedy is the run with other flags, or a look at the data.
+    The first is the remedy of the first of ``RULES`` that holds at its end, the run with other flags or a look at the
+    data, or else to train on. Then come an evaluation, and for an adapter its merge.
 
     Args:
         argv: of the command that ended.
         found: the findings of its report.
     """
-    folder = str(args.output_dir).rstrip("/")
+    folder, base = str(args.output_dir).rstrip("/"), str(args.model_name_or_path)
     codes = [each.code for each in found]
     rule = next((rule for rule in RULES if rule.code in codes), None)
+    commands = []
     if rule is not None and rule.flags is not None:
-        command = ["qwenvl", "train", *argv, *rule.flags(args), "--output_dir", folder + "-2"]
-        return f"{shlex.join(command)}   (again: {rule.name})"
-    if rule is not None:
+        flags = [*rule.flags(args), "--output_dir", f"{folder}-2"]
+        commands.append((["train", *with_flags(argv, flags)], f"again: {rule.name}"))
+    elif rule is not None:
         catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
-        names = [str(args.dataset_use), "--n", "8", "--model", str(args.model_name_or_path)]
-        return f"{shlex.join(['qwenvl', 'preview', *names, *catalog])}   (what does the model see?)"
+        preview = ["preview", str(args.dataset_use), "--n", "8", "--model", base, *catalog]
+        commands.append((preview, "what does the model see?"))
+    elif not args.lora_enable:
+        flags = ["--model_name_or_path", folder, "--output_dir", f"{folder}-2"]
+        if args.start_from_weights:
+            flags += ["--start_from_weights", folder]
+        if args.resume != "never":
+            flags += ["--resume", "never"]
+        if args.resume_from_checkpoint:
+            flags += ["--resume_from_checkpoint", "False"]
+        commands.append((["train", *with_flags(argv, flags)], "train on from the result"))
+    data = args.eval_dataset_use or "HELD_OUT.json"
+    commands.append((["evaluate", base, folder, data, "--controls", "all"], "is it better? does it use the video?"))
     if args.lora_enable:
-        return f"load the adapter in {args.output_dir} with peft, as docs/quickstart.md shows"
-    more = ["--model_name_or_path", folder, "--output_dir", folder + "-2"]
-    if args.start_from_weights:
-        more += ["--start_from_weights", folder]
-    if args.resume != "never":
-        more += ["--resume", "never"]
-    if args.resume_from_checkpoint:
-        more += ["--resume_from_checkpoint", "False"]
-    return shlex.join(["qwenvl", "train", *argv, *more]) + "   (train on from the result)"
+        commands.append((["merge", folder, "--out", f"{folder}-merged"], "whole weights, for other programs"))
+    return [f"{shlex.join(['qwenvl', *words])}   ({why})" for words, why in commands]
 
 
-def _shortened(warning: str) -> str:
-    line = " ".join(warning.split())
-    return line if len(line) <= 100 else line[:97] + "..."
+def with_flags(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """A command line with other values of some flags.
+
+    Args:
+        flags: each flag and its value.
+
+    Example:
+        >>> with_flags(["run.yaml", "--max-steps=9", "--seed", "1"], ["--max_steps", "5"])
+        ['run.yaml', '--seed', '1', '--max_steps', '5']
+    """
+    kept: list[str] = []
+    value_follows = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if word.startswith("--") and name.replace("-", "_").replace("__", "--", 1) in flags[::2]:
+            value_follows = not equals
+        elif value_follows and not word.startswith("--"):
+            value_follows = False
+        else:
+            kept.append(word)
+    return [*kept, *flags]

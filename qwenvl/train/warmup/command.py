@@ -66,7 +66,7 @@ def run(args: WarmupConfig, dry: bool) -> None:
         say(first_target(trainer))
     warnings = [*carry_out(COMMAND, trainer, beginning), *early]
     if trainer.is_world_process_zero():
-        say(run_summary(args.output_dir, warnings, findings_of(args.output_dir), next_step(args)))
+        say(run_summary(args.output_dir, warnings, findings_of(args.output_dir), [next_step(args)]))
 
 
 def first_target(trainer: WarmupTrainer) -> str:

@@ -9,6 +9,8 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|.", re.DOTALL)
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
+    encoding = "utf-8"
+
     def isatty(self) -> bool:
         return True
 

@@ -1,13 +1,15 @@
 """One prompt with its completions, as a terminal of any width shows it."""
 
+import io
 import re
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from qwenvl.failure import visible
 from qwenvl.runlog import Rollout, read_rollouts
-from qwenvl.train.display.completions import group_text, shortened, widest_spread
+from qwenvl.train.display.completions import print_group, shortened, widest_spread
 
 
 def rollout(sample, total, text="", step=3, **values):
@@ -50,7 +52,10 @@ NASTY = [
 @pytest.mark.parametrize("colours", [False, True])
 def test_texts_of_any_kind_fit_and_do_nothing_to_the_terminal(width, colours):
     group = [rollout(n, n / 4, text, finish_reason="length") for n, text in enumerate(NASTY)]
-    shown = group_text(group, width, colours)
+    colour = {"force_terminal": True, "color_system": "standard"} if colours else {}
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False, **colour)
+    print_group(group, console)
+    shown = console.file.getvalue()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     assert (plain != shown) == colours, "of a terminal's codes there are colours alone"
     assert not {"\x1b", "\x07", "\u202e", "\ud800"} & set(plain)

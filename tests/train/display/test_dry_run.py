@@ -54,9 +54,7 @@ def test_it_shows_what_a_run_would_do_and_writes_nothing(flags, tiny_checkpoint,
         f"in all: {llm + mlp:,} of {llm + vision + mlp:,}, kept in float32",
     ]
 
-
-def test_its_prompts_are_those_of_the_run(flags, tiny_checkpoint, sop_data, capsys):
-    prompts = shown(capsys, *flags)["prompts of the first of 8 records"]
+    prompts = sections["prompts of the first of 8 records"]
     collator = GRPOCollator(load_processor(tiny_checkpoint()), PromptOptions())
     dataset = load_dataset(str(sop_data), base_interval=0.5)
     for index, line in enumerate(prompts):

@@ -33,15 +33,6 @@ def test_what_is_worth_a_look_is_said_once_with_how_often(
     assert "clips of 1280 x 720 pixels are seen at" in lines[2]
 
 
-def test_other_processes_say_nothing(tiny_checkpoint, write_rows, make_row, capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    dataset = load_dataset(str(write_rows([make_row(prompt="Which? <answer>x</answer>", solution="(1)")])))
-    collator = GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint()))
-    capsys.readouterr()
-    first_look(dataset, collator, build_rubric())
-    assert capsys.readouterr().err == ""
-
-
 def test_uneven_frames_are_said_where_the_model_is_not_told(tiny_checkpoint, make_clip, write_rows, make_row, capsys):
     make_clip("a.mp4", 4)
     row = make_row(prompt="<video>Which? <answer>(1) ...</answer>", solution="<answer>(1)</answer>", video="a.mp4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import sys
@@ -10,11 +9,8 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
-from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.rollout.engine import Drawing
-from qwenvl.train.display.board import Board, LiveBoard
 from qwenvl.train.display.install import WithinStep, display_of
 from qwenvl.train.display.lines import ProgressLines, evaluation_lines
 from qwenvl.train.meter import Doing, Meter
@@ -104,8 +100,7 @@ class Watched:
         self.within.tick()
 
 
-@pytest.mark.parametrize("shared", ["auto", "off"])
-def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys, shared):
+def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys):
     def slow_reward(completions, **columns):
         watched.a_minute_passes()
         watched.within.tick()  # no second line within a minute
@@ -115,7 +110,6 @@ def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys
         functions=(slow_reward,),
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
-        shared_prefix=shared,
         rollout_token_budget=1,
         max_steps=1,
     )
@@ -161,20 +155,6 @@ def test_short_steps_have_no_line_of_their_own(clock, capsys):
     clock.now += 1
     lines.within_step(4, 4, 71, "sampling")
     assert capsys.readouterr().err == "step 4 of 4, 01:11 so far: sampling\n"
-
-
-def test_the_board_shows_the_phase_of_a_step_that_takes_long():
-    board = Board("runs/sop", step=6, steps=10, doing=("sampling, token 3 of at most 9", 65.0))
-    console = Console(file=io.StringIO(), width=80)
-    console.print(board)
-    assert re.search(r"step 7 +01:05 so far: sampling, token 3 of at most 9", console.file.getvalue())
-
-    live, drawn, state = LiveBoard(), [], SimpleNamespace(max_steps=4, global_step=1)
-    live._board, live._live = Board("runs/sop"), SimpleNamespace(refresh=lambda: drawn.append(live._board.doing))
-    live.within_step(1, 4, 4.9, "vision")
-    live.within_step(1, 4, 6.0, "rewards")
-    live.on_step_end(None, state, SimpleNamespace(should_log=False))
-    assert drawn == [("rewards", 6.0), None]
 
 
 def test_the_thread_looks_within_steps_alone(clock):
@@ -240,18 +220,3 @@ def test_the_display(requested, silent, terminal, kind, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal is not None, raising=False)
     monkeypatch.setenv("TERM", terminal or "xterm")
     assert display_of(SimpleNamespace(display=requested, disable_tqdm=silent)) == kind
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"display": "rich", "disable_tqdm": True}, "--display cannot be used with --disable_tqdm"),
-        ({"display": "none", "log_completions_every": 5}, "cannot be used with --display none"),
-        ({"disable_tqdm": True, "log_completions_every": 5}, "cannot be used with --disable_tqdm"),
-        ({"display": "bar"}, "--display must be one of rich, plain, none"),
-        ({"log_completions_every": -1}, "--log_completions_every must be at least 0"),
-    ],
-)
-def test_what_has_no_effect_is_refused(settings, told, tmp_path):
-    with pytest.raises(ValueError, match=told):
-        GRPOConfig(str(tmp_path), use_cpu=True, **settings)

@@ -13,19 +13,10 @@ from qwenvl.report.findings import summary
 from qwenvl.report.run import read_runs
 from qwenvl.rewards.function import RewardError
 from qwenvl.runlog import RunLog
-from qwenvl.train.display.summary import collected_warnings, findings_of, next_step, run_summary
+from qwenvl.train.display.summary import collected_warnings, findings_of, next_steps, run_summary, with_flags
 
 
-def test_a_run_that_can_learn_nothing_is_told_so(make_trainer, caplog, capsys):
-    trainer = make_trainer(functions=[lambda completions, **columns: [0.0] * len(completions)])
-    trainer.train()
-    assert "of the 2 groups of this run had equal rewards (mean reward 0.000)" in caplog.text
-    said = capsys.readouterr().err
-    assert "reward    0.000 at first, 0.000 at last" in said
-    assert re.search(r"warnings  \d, the first: over 90% of the 2 groups of this run had equal rewards", said)
-
-
-def test_a_trainer_that_trains_twice_has_a_summary_of_each(make_trainer, capsys):
+def test_a_run_that_can_learn_nothing_is_told_so_each_time(make_trainer, caplog, capsys):
     broken = [True]
 
     def equal(completions, **columns):
@@ -40,7 +31,9 @@ def test_a_trainer_that_trains_twice_has_a_summary_of_each(make_trainer, capsys)
     for _ in range(2):
         trainer.train()
         said = capsys.readouterr().err
-        assert said.count(": 2 steps") == 1 and re.search(r"warnings  2, the first: over 90%", said)
+        assert said.count(": 2 steps") == 1 and "reward    0.000 at first, 0.000 at last" in said
+        assert re.search(r"warnings  2, the first: over 90% of the 2 groups of this run had equal rewards", said)
+    assert "of the 2 groups of this run had equal rewards (mean reward 0.000)" in caplog.text
     assert not logging.getLogger("qwenvl").handlers
 
 
@@ -52,13 +45,14 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
     log.log_metrics(20, {"eval_total_reward": 0.75, "eval_total_reward_ci95": 0.0625})
     log.log_metrics(20, {"train_runtime": 3.0})
     found = [Finding("left_out", "not of the rules", "")]
-    assert run_summary(tmp_path, ["one\nmore", "two"], found, "do this").splitlines() == [
+    assert run_summary(tmp_path, ["one\nmore", "two"], found, ["do this", "and this"]).splitlines() == [
         f"{tmp_path}: 20 steps",
         "  reward    0.125 at first, 0.925 at last   (means of the first and last fifth)",
         "  eval      0.250 +- 0.125 at step 0, 0.750 +- 0.062 at step 20",
         "  warnings  2, the first: one more",
         f"  look      qwenvl report {tmp_path}   (curves, and every completion with its frames)",
         "  next      do this",
+        "            and this",
     ]
 
 
@@ -66,6 +60,7 @@ def settings_of(**settings):
     defaults = {"resume": "never", "resume_from_checkpoint": None, "lora_enable": False, "dataset_catalog": None}
     defaults |= {"output_dir": "runs/a", "dataset_use": "my data.json", "model_name_or_path": "base"}
     defaults |= {"start_from_weights": None, "learning_rate": 1e-6, "generation_max_length": 512}
+    defaults["eval_dataset_use"] = None
     return SimpleNamespace(**defaults | settings)
 
 
@@ -89,53 +84,54 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
     reward = facts["trends"]["reward/total"]
     assert f"{reward['first']:.3f} at first, {reward['last']:.3f} at last" in lines[1]
     assert ("none" if over else "1, the first: 50% of the completions") in lines[2]
-    command = next_step(settings_of(), ["run.yaml"], found)
+    command = next_steps(settings_of(), ["run.yaml"], found)[0]
     assert command.endswith("(train on from the result)" if over else "(again: cut off)")
 
 
-MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
+MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2{}   (train on from the result)"
+EVALUATE = "qwenvl evaluate base runs/a {} --controls all   (is it better? does it use the video?)"
+MERGE = "qwenvl merge runs/a --out runs/a-merged   (whole weights, for other programs)"
 
 
 @pytest.mark.parametrize(
     ("settings", "codes", "expected"),
     [
-        ({}, [], f"{MORE}   (train on from the result)"),
-        (
-            {"resume": "auto"},
-            [],
-            f"{MORE} --resume never   (train on from the result)",
-        ),
-        (
-            {"resume_from_checkpoint": "True"},
-            ["left_out"],
-            f"{MORE} --resume_from_checkpoint False   (train on from the result)",
-        ),
-        (
-            {"start_from_weights": "runs/b/checkpoint-5"},
-            [],
-            f"{MORE} --start_from_weights runs/a   (train on from the result)",
-        ),
-        ({"lora_enable": True}, [], "load the adapter in runs/a with peft, as docs/quickstart.md shows"),
+        ({}, [], [MORE.format("")]),
+        ({"resume": "auto"}, [], [MORE.format(" --resume never")]),
+        ({"resume_from_checkpoint": "True"}, ["left_out"], [MORE.format(" --resume_from_checkpoint False")]),
+        ({"start_from_weights": "runs/b/checkpoint-5"}, [], [MORE.format(" --start_from_weights runs/a")]),
+        ({"lora_enable": True}, [], []),
         (
             {},
             ["left_out", "truncated", "equal_rewards"],
-            "qwenvl preview 'my data.json' --n 8 --model base   (what does the model see?)",
+            ["qwenvl preview 'my data.json' --n 8 --model base   (what does the model see?)"],
         ),
         (
             {"lora_enable": True},
             ["entropy_collapsed", "truncated"],
-            "qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: cut off)",
+            ["qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: cut off)"],
         ),
         (
             {},
             ["kl_grows"],
-            "qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: KL grows)",
+            ["qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: KL grows)"],
         ),
     ],
 )
-def test_the_next_command(settings, codes, expected):
+def test_the_next_commands(settings, codes, expected):
     found = [Finding(code, "", "") for code in codes]
-    assert next_step(settings_of(**settings), ["run.yaml"], found) == expected
+    args = settings_of(**settings)
+    merge = [MERGE] if args.lora_enable else []
+    assert next_steps(args, ["run.yaml"], found) == [*expected, EVALUATE.format("HELD_OUT.json"), *merge]
+    args.eval_dataset_use = "held out.json"
+    assert EVALUATE.format("'held out.json'") in next_steps(args, [], found)
+
+
+def test_no_flag_is_there_twice():
+    argv = ["--output-dir=x", "--model_name_or_path", "base", "run.yaml", "--learning_rate", "-1e-6", "--resume"]
+    flags = ["--output_dir", "b", "--model_name_or_path", "a", "--resume", "never"]
+    assert with_flags(argv, flags) == ["run.yaml", "--learning_rate", "-1e-6", *flags]
+    assert with_flags(argv, ["--learning_rate", "1"])[-3:] == ["--resume", "--learning_rate", "1"]
 
 
 def test_warnings_are_collected_while_asked_for():
