@@ -115,7 +115,7 @@ def next_step(args: GRPOConfig, argv: Sequence[str], found: Sequence[Finding]) -
     rule = next((rule for rule in RULES if rule.code in codes), None)
     if rule is not None and rule.flags is not None:
         command = ["qwenvl", "train", *argv, *rule.flags(args), "--output_dir", folder + "-2"]
-        return f"{shlex.join(command)}   (again: {rule.name})"
+        return f"{shlex.join(command)}   (again: {rule.code.replace('_', ' ')})"
     if rule is not None:
         catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
         names = [str(args.dataset_use), "--n", "8", "--model", str(args.model_name_or_path)]

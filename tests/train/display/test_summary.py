@@ -19,10 +19,10 @@ from qwenvl.train.display.summary import collected_warnings, findings_of, next_s
 def test_a_run_that_can_learn_nothing_is_told_so(make_trainer, caplog, capsys):
     trainer = make_trainer(functions=[lambda completions, **columns: [0.0] * len(completions)])
     trainer.train()
-    assert "of the 2 groups of this run had equal rewards (mean reward 0.000)" in caplog.text
+    assert "of the last 2 groups had equal rewards (mean reward 0.000)" in caplog.text
     said = capsys.readouterr().err
     assert "reward    0.000 at first, 0.000 at last" in said
-    assert re.search(r"warnings  \d, the first: over 90% of the 2 groups of this run had equal rewards", said)
+    assert re.search(r"warnings  \d, the first: over 90% of the last 2 groups had equal rewards", said)
 
 
 def test_a_trainer_that_trains_twice_has_a_summary_of_each(make_trainer, capsys):
@@ -90,7 +90,7 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
     assert f"{reward['first']:.3f} at first, {reward['last']:.3f} at last" in lines[1]
     assert ("none" if over else "1, the first: 50% of the completions") in lines[2]
     command = next_step(settings_of(), ["run.yaml"], found)
-    assert command.endswith("(train on from the result)" if over else "(again: cut off)")
+    assert command.endswith("(train on from the result)" if over else "(again: truncated)")
 
 
 MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
@@ -124,12 +124,12 @@ MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2"
         (
             {"lora_enable": True},
             ["entropy_collapsed", "truncated"],
-            "qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: cut off)",
+            "qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: truncated)",
         ),
         (
             {},
             ["kl_grows"],
-            "qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: KL grows)",
+            "qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: kl grows)",
         ),
     ],
 )
