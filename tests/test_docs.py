@@ -18,8 +18,7 @@ from qwenvl.doctor.commands import parser as data_commands
 from qwenvl.evaluate.settings import evaluation_request, probe_request, try_request
 from qwenvl.train.merge import make_parser as make_merge_parser
 from qwenvl.train.planning.command import request_of as settings_of_a_plan
-from qwenvl.train.warmup.config import WarmupConfig
-from qwenvl.train.warmup.options import OF_TRAINING
+from qwenvl.train.warmup.config import OF_TRAINING, WarmupConfig
 from qwenvl.vllm_server.__main__ import parse as parse_server
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -120,8 +120,7 @@ def request_of(argv: Sequence[str]) -> PlanRequest:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
     from qwenvl.config.grpo_config import GRPOConfig
-    from qwenvl.train.warmup.config import WarmupConfig
-    from qwenvl.train.warmup.options import OF_TRAINING
+    from qwenvl.train.warmup.config import OF_TRAINING, WarmupConfig
 
     for word in argv:
         if word.split("=")[0] in ("--device", "--device_tflops", "--device_gbs"):

@@ -10,7 +10,6 @@ from qwenvl.config.command_line import FILES_AND_FLAGS, help_text, settings_from
 from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 from qwenvl.train.run.signals import ends_at_signals
-from qwenvl.train.warmup.options import GROUPS, OF_TRAINING
 
 if TYPE_CHECKING:
     from qwenvl.train.warmup.config import WarmupConfig
@@ -33,13 +32,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def start(argv: list[str]) -> None:
     """Reads the settings, looks for the data, and runs what they describe, alone in its folder."""
+    say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
+    from qwenvl.train.run.command import alone_in_its_folder
+    from qwenvl.train.warmup.config import GROUPS, OF_TRAINING, WarmupConfig
+
     if wants_help(argv):
         print(help_text(USAGE, PURPOSE, GROUPS))
         raise SystemExit(0)
-    say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
-    from qwenvl.train.run.command import alone_in_its_folder
-    from qwenvl.train.warmup.config import WarmupConfig
-
     dry = "--dry_run" in argv
     flags = [argument for argument in argv if argument != "--dry_run"]
     args = settings_from(flags, WarmupConfig, USAGE, ignored=OF_TRAINING)

@@ -1,14 +1,96 @@
-"""``WarmupConfig``: the options of a warm-up with the settings of training that it reads."""
+"""The options of a warm-up and ``WarmupConfig``, which has them with the settings of training that it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from qwenvl.config.flags import SHARED_GROUPS
 from qwenvl.config.grpo_config import PolicyConfig
+from qwenvl.config.own_options import FitOptions
+from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.model.options import ReferenceOptions
+from qwenvl.option import Options, option
+from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.train.warmup.options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, OF_TRAINING, WarmupOptions
+
+FULL_LEARNING_RATE = 1e-5
+LORA_LEARNING_RATE = 1e-4
+RECENT = 10
+"""Optimizer steps whose mean loss ``stop_below_loss`` is compared with."""
+
+
+@dataclass
+class WarmupOptions(Options):
+    """What a warm-up teaches, and when it ends."""
+
+    target_template: str | None = option(
+        None,
+        "Text of a target. {solution} becomes what the record's answer block holds, or its whole solution where it has "
+        "no such block. {thinking} becomes the record's field `thinking`, or the think block of its solution: "
+        "'<think>{thinking}</think><answer>{solution}</answer>'.",
+        unset="the solution as it stands, in <answer> tags where it has none, after the record's `thinking` in <think> "
+        "tags where it has one",
+        needs="not from_rollouts: a completion is taught as it was written",
+    )
+    from_rollouts: str | None = option(
+        None,
+        "Folder of a run whose best completions are the targets, in the place of solutions (rejection sampling). "
+        "Records of --dataset_use without such a completion are left out.",
+        unset="the records' solutions",
+    )
+    min_reward: float | None = option(
+        None,
+        "Least total reward of a completion of --from_rollouts to learn from. Required there: total rewards have no "
+        "fixed scale.",
+        unset="none",
+        needs="from_rollouts",
+    )
+    max_per_prompt: int = option(
+        4,
+        "Most completions of --from_rollouts to learn from for each prompt, at least 1; equal texts count once. Those "
+        "with the highest reward are taken, and of equal ones the latest.",
+        least=1,
+        needs="from_rollouts",
+    )
+    stop_below_loss: float | None = option(
+        None,
+        f"End when the mean loss of the last {RECENT} optimizer steps is below this, in nats per target token, above "
+        "0. A low one leaves a policy that says the same to a prompt every time, which training by rewards can learn "
+        "nothing from.",
+        unset="the run ends with --max_steps or --num_train_epochs",
+        above=0,
+    )
+    learning_rate: float | None = option(
+        None, "Peak learning rate, above 0.", unset=f"{FULL_LEARNING_RATE:g}, with LoRA {LORA_LEARNING_RATE:g}", above=0
+    )
+    per_device_eval_batch_size: int | None = option(
+        None,
+        "Prompts per process that evaluation computes together, at least 1. More: less time, more memory.",
+        unset="that of training",
+        least=1,
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.target_template is not None and "{solution}" not in self.target_template:
+            yield f"--target_template must hold {{solution}}, got {self.target_template!r}"
+        if self.from_rollouts is not None and self.min_reward is None:
+            yield "--from_rollouts needs --min_reward: the least total reward of a completion to learn from"
+
+
+GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
+"""The options that a warm-up reads, by topic."""
+
+_REASONS: dict[type[Options], str] = {
+    ReferenceOptions: "a warm-up has no reference",
+    RewardOptions: "a warm-up scores nothing",
+    SamplingOptions: "a warm-up samples nothing",
+    ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
+    FitOptions: "it is about training by rewards",
+}
+OF_TRAINING = {each.name: reason for group, reason in _REASONS.items() for each in fields(group)}
+"""The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""
 
 
 @dataclass

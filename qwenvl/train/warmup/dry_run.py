@@ -16,8 +16,7 @@ from qwenvl.train.display.dry_run import (
     say_sizes,
     settings_lines,
 )
-from qwenvl.train.warmup.config import WarmupConfig
-from qwenvl.train.warmup.options import GROUPS
+from qwenvl.train.warmup.config import GROUPS, WarmupConfig
 from qwenvl.train.warmup.targets import TargetCollator, shown_targets
 from qwenvl.train.warmup.trainer import narrowed, targets_of
 

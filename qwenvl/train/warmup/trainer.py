@@ -27,8 +27,7 @@ from qwenvl.train.assemble import build_parts
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.warmup.config import WarmupConfig
-from qwenvl.train.warmup.options import RECENT
+from qwenvl.train.warmup.config import RECENT, WarmupConfig
 from qwenvl.train.warmup.targets import RolloutTargets, SolutionTargets, TargetCollator
 from qwenvl.types import PromptBatch
 
