@@ -244,7 +244,6 @@ def _solved(history: History, last: History) -> bool:
     return mean_of(last, "reward/total", "groups") >= best - (1 - SOLVED) * abs(best)
 
 
-WATCHED = ("reward/total", "reward/max", "group/zero_std_frac", "completion/truncated_frac", "entropy", "kl")
 WINDOW = 24
 """Groups, or optimizer steps for metrics of a step, that are judged together."""
 
@@ -257,18 +256,13 @@ class LogEntry:
         step: its last optimizer step.
         steps: the number of its optimizer steps.
         groups: sampled in these steps, over all processes.
-        values: means over these, by metric. Metrics that no rule reads may be missing.
+        values: means over these, by metric.
     """
 
     step: int
     steps: int
     groups: int
     values: Mapping[str, float]
-
-    @classmethod
-    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> LogEntry:
-        """An entry with the metrics that rules read: a run has thousands of entries."""
-        return cls(step, steps, groups, {name: v for name, v in logs.items() if name in WATCHED or is_format(name)})
 
 
 History = Sequence[LogEntry]
@@ -294,7 +288,7 @@ class Sampled:
         sampled = sum(each % self.iterations == 0 for each in range(before, step))
         if not self.comparable:
             values = {name: value for name, value in values.items() if name != "reward/total"}
-        return LogEntry.of(step, step - before, sampled * self.prompts, values)
+        return LogEntry(step, step - before, sampled * self.prompts, values)
 
     def history(self, rows: Sequence[Mapping[str, float]]) -> list[LogEntry]:
         """The entries of lines of ``metrics.jsonl`` of optimizer steps.

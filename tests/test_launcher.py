@@ -82,11 +82,6 @@ def test_every_setting_can_be_set_and_then_appended(launch, flag, variable, defa
     assert words[-2:] == [flag, "appended"], "what comes last counts"
 
 
-def test_evaluation_comes_with_its_data(launch):
-    config = settings(launch(DATASET="sop", EVAL_DATASET="held_out"))
-    assert (config.eval_dataset_use, config.eval_strategy, config.eval_steps) == ("held_out", "steps", 100)
-
-
 def test_words_with_spaces_survive(launch):
     assert settings(launch("--run_name", "two words", DATASET="my data.json")).dataset_use == "my data.json"
 
