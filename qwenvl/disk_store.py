@@ -1,23 +1,31 @@
-"""A cache in a folder, for several processes at once and within a bound: values by key.
+"""Caches in folders, for several processes at once and within a bound: values by key, and copies of files.
 
 A file is written as a whole or not at all. When a folder outgrows its bound, the least recently used files are deleted.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import logging
 import os
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from qwenvl.files import UNFINISHED, written_whole
+from qwenvl.files import UNFINISHED, cache_root, written_whole
 
 logger = logging.getLogger(__name__)
 
 CHECKSUM_BYTES = 4
 ABANDONED_SECONDS = 3600.0  # an unfinished file this old was left by a process that died
+MAX_COPIES_BYTES = 20 * 10**9
+"""Bound on all copies together. Copies that a process uses are not deleted."""
+
+_held: dict[Path, BinaryIO] = {}  # each has a lock, which ends with the process and that of its children
 
 
 class DiskStore:
@@ -74,7 +82,7 @@ class DiskStore:
         try:
             if size > self._allowance:
                 spare = self._max_bytes // 100, self._max_bytes // 10
-                room = _room(self._folder, self._suffix, self._max_bytes - size, *spare)
+                room = _room(self._folder, self._suffix, self._max_bytes - size, *spare, _unlink)
                 self._allowance = max(0, room // 64)
             else:
                 self._allowance -= size
@@ -93,11 +101,50 @@ class DiskStore:
         return self._folder / f"{key}{self._suffix}"
 
 
-def _room(folder: Path, suffix: str, bound: int, least: int, wanted: int) -> int:
+def cached_copy(path: Path, write: Callable[[Path], None], suffix: str) -> Path:
+    """The copy of a file in another form that ``write(target)`` makes, once for each state of the file.
+
+    No other process deletes it while this one lives.
+
+    Args:
+        path: the file. Its real path, size and time of change identify its state.
+        suffix: the ending of the copy, which names the form: copies of one file in two forms have two endings.
+
+    Returns:
+        The path of the copy, in the cache folder.
+    """
+    status = os.stat(path)
+    state = f"{os.path.realpath(path)}\n{status.st_size}\n{status.st_mtime_ns}"
+    copy = cache_root() / "unpacked" / (hashlib.sha256(state.encode()).hexdigest() + suffix)
+    while not _hold(copy):  # a copy that is there may be deleted before it is held
+        if not copy.exists():
+            with written_whole(copy) as partial:
+                write(partial)
+            _room(copy.parent, "", MAX_COPIES_BYTES, 0, 0, lambda other: other != str(copy) and _unlink_unused(other))
+    return copy
+
+
+def _hold(copy: Path) -> bool:
+    """Lock a copy, and mark it as used now. False where there is none."""
+    try:
+        found = os.stat(copy)
+        if copy in _held and os.path.samestat(found, os.fstat(_held[copy].fileno())):
+            return True
+        _held[copy] = open(copy, "rb")  # noqa: SIM115
+        with suppress(OSError):  # a file system without locks, from which nothing is deleted
+            fcntl.flock(_held[copy], fcntl.LOCK_SH)
+        with suppress(PermissionError):  # another user's
+            os.utime(copy)
+        return os.path.samestat(os.stat(copy), os.fstat(_held[copy].fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _room(folder: Path, suffix: str, bound: int, least: int, wanted: int, delete: Callable[[str], bool]) -> int:
     """The bytes that the files of a folder leave below a bound.
 
     Where they are fewer than ``least``, the least recently used files are deleted until they are ``wanted``.
-    Files that died with the process that wrote them are deleted too.
+    ``delete`` returns whether it deleted the file. Files that died with the process that wrote them are deleted too.
     """
     files = []
     for entry in os.scandir(folder):
@@ -113,9 +160,24 @@ def _room(folder: Path, suffix: str, bound: int, least: int, wanted: int) -> int
         for _, size, path in sorted(files):
             if room >= wanted:
                 break
-            Path(path).unlink(missing_ok=True)
-            room += size
+            room += size if delete(path) else 0
     return room
+
+
+def _unlink(path: str) -> bool:
+    Path(path).unlink(missing_ok=True)
+    return True
+
+
+def _unlink_unused(path: str) -> bool:
+    """Delete a copy unless a process holds it."""
+    try:
+        with open(path, "rb+") as file:  # network file systems lock only files that are open for writing
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def _checksum(value: bytes) -> bytes:

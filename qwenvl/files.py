@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 UNFINISHED = ".part-"  # the last suffix of a file that is being written begins so
-UNUSED_SECONDS = 30 * 24 * 3600.0  # after which a cached copy is deleted
 
 
 def cache_root() -> Path:
@@ -63,34 +60,6 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         else:
             partial.unlink(missing_ok=True)
         raise
-
-
-def cached_copy(path: Path, write: Callable[[Path], None], suffix: str) -> Path:
-    """The copy of a file in another form that ``write(target)`` makes, once for each state of the file.
-
-    Copies that no process asked for within 30 days are deleted when another one is made.
-
-    Args:
-        path: the file. Its real path, size and time of change identify its state.
-        suffix: the ending of the copy, which names the form: copies of one file in two forms have two endings.
-
-    Returns:
-        The path of the copy, in the cache folder.
-    """
-    status = os.stat(path)
-    state = f"{os.path.realpath(path)}\n{status.st_size}\n{status.st_mtime_ns}"
-    copy = cache_root() / "unpacked" / (hashlib.sha256(state.encode()).hexdigest() + suffix)
-    if copy.exists():
-        with suppress(PermissionError):  # another user's
-            os.utime(copy)
-        return copy
-    with written_whole(copy) as partial:
-        write(partial)
-    for other in copy.parent.iterdir():
-        with suppress(OSError):  # another process deleted it
-            if other.stat().st_mtime < time.time() - UNUSED_SECONDS:
-                other.unlink()
-    return copy
 
 
 def require(module: str, extra: str) -> ModuleType:

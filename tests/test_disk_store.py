@@ -3,11 +3,15 @@
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from qwenvl.disk_store import CHECKSUM_BYTES, DiskStore
+from qwenvl import disk_store
+from qwenvl.disk_store import CHECKSUM_BYTES, DiskStore, cached_copy
 
 MIB = 2**20
 
@@ -104,3 +108,104 @@ def test_several_processes_at_once(tmp_path, caplog):
     one_write_of_each = 4 * 1004  # that the others may not have seen
     assert 20_000 < total_bytes(tmp_path) <= 40_000 + one_write_of_each
     assert not list(tmp_path.glob("*.part-*"))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(disk_store, "_held", {})
+    return tmp_path / "cache"
+
+
+def test_a_copy_is_made_once_for_each_state_of_the_file(tmp_path, cache):
+    source, calls = tmp_path / "a", []
+
+    def unpack(target):
+        calls.append(target)
+        target.write_text(source.read_text() * 2)
+
+    source.write_text("x")
+    first = cached_copy(source, unpack, ".x")
+    assert cached_copy(source, unpack, ".x") == first
+    assert (first.read_text(), len(calls)) == ("xx", 1)
+    source.write_text("longer")
+    assert cached_copy(source, unpack, ".x").read_text() == "longerlonger"
+    assert cached_copy(source, unpack, ".y") != cached_copy(source, unpack, ".x"), "another form"
+
+
+def test_what_fails_leaves_nothing(tmp_path, cache):
+    (tmp_path / "a").write_text("x")
+
+    def unpack(target):
+        target.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        cached_copy(tmp_path / "a", unpack, ".x")
+    assert [name for _, _, files in os.walk(cache) for name in files] == []
+
+
+def test_several_at_once_find_a_whole_copy(tmp_path, cache):
+    (tmp_path / "a").write_text("x")
+    write = lambda target: target.write_bytes(bytes(9**6))
+    with ThreadPoolExecutor(8) as pool:
+        copies = set(pool.map(lambda _: cached_copy(tmp_path / "a", write, ".x"), range(8)))
+    (copy,) = copies
+    assert copy.stat().st_size == 9**6
+    assert len(list(copy.parent.iterdir())) == 1
+
+
+@pytest.fixture
+def copied(tmp_path, cache):
+    """``copied("a")`` -> the copy of a file of that name, ten bytes long."""
+
+    def copy(name):
+        if not (tmp_path / name).exists():
+            (tmp_path / name).write_text(name)
+        return cached_copy(tmp_path / name, lambda target: target.write_bytes(bytes(10)), ".x")
+
+    return copy
+
+
+def unused_since(copy, seconds):
+    os.utime(copy, (seconds, seconds))
+    disk_store._held.clear()  # as the end of a process does
+
+
+def test_the_copies_unused_for_longest_make_room(copied, monkeypatch):
+    monkeypatch.setattr(disk_store, "MAX_COPIES_BYTES", 25)
+    first, second = copied("a"), copied("b")
+    unused_since(first, 2000)
+    unused_since(second, 1000)
+    third = copied("c")
+    assert first.exists() and not second.exists() and third.exists()
+    unused_since(third, 3000)
+    assert copied("a") == first, "which marks it as used now"
+    disk_store._held.clear()
+    fourth = copied("d")
+    assert first.exists() and not third.exists() and fourth.exists()
+
+
+def test_a_copy_that_a_process_uses_stays(copied, tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("a")
+    code = (
+        "import sys; from pathlib import Path; from qwenvl.disk_store import cached_copy\n"
+        "print(cached_copy(Path(sys.argv[1]), lambda to: to.write_bytes(bytes(10)), '.x'), flush=True); input()"
+    )
+    user = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "a")], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    used = user.stdout.readline().strip()
+    os.utime(used, (1000, 1000))
+    monkeypatch.setattr(disk_store, "MAX_COPIES_BYTES", 5)
+    mine = copied("b")
+    assert os.path.exists(used), "although both are above the bound"
+    disk_store._held.clear()
+    user.communicate("\n")
+    assert copied("c").exists() and not os.path.exists(used) and not mine.exists()
+
+
+def test_a_copy_that_is_deleted_by_hand_is_made_again(copied):
+    copy = copied("a")
+    copy.unlink()
+    assert copied("a") == copy and copy.exists()

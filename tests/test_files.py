@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from qwenvl.files import UNUSED_SECONDS, cache_root, cached_copy, check_installed, plain_file, require, written_whole
+from qwenvl.files import cache_root, check_installed, plain_file, require, written_whole
 
 
 @pytest.fixture(autouse=True)
@@ -39,26 +39,6 @@ def test_a_folder_is_whole_too(tmp_path):
         partial.mkdir()
         (partial / "a").write_text("a")
     assert [file.name for file in path.iterdir()] == ["a"]
-
-
-def test_a_copy_is_made_once_for_each_state_of_the_file(tmp_path, cache):
-    source, calls = tmp_path / "a", []
-
-    def unpack(target):
-        calls.append(target)
-        target.write_text(source.read_text() * 2)
-
-    source.write_text("x")
-    first = cached_copy(source, unpack, ".x")
-    assert cached_copy(source, unpack, ".x") == first
-    assert (first.read_text(), len(calls)) == ("xx", 1)
-    source.write_text("longer")
-    assert cached_copy(source, unpack, ".x").read_text() == "longerlonger"
-    assert cached_copy(source, unpack, ".y") != cached_copy(source, unpack, ".x"), "another form"
-    for copy in first.parent.iterdir():
-        os.utime(copy, (0, copy.stat().st_mtime - UNUSED_SECONDS - 1))
-    used = cached_copy(source, unpack, ".x")
-    assert {used, cached_copy(source, unpack, ".z")} == set(first.parent.iterdir()), "those unused for 30 days are gone"
 
 
 def test_a_written_file_may_be_read_by_whoever_may_read_new_files(tmp_path):

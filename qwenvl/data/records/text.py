@@ -26,7 +26,7 @@ import numpy as np
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.rows import Row, Rows, stem_of
-from qwenvl.files import cached_copy
+from qwenvl.disk_store import cached_copy
 
 BOM = b"\xef\xbb\xbf"
 MAX_ROW_BYTES = 256 * 2**20
