@@ -10,7 +10,8 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import MediaSizes, Size
-from qwenvl.types import Hint, Record
+from qwenvl.hint import Hint
+from qwenvl.types import Record
 
 DEFAULT_FACTOR = 28
 """Pixels of a side that a vision token covers, with Qwen2-VL and Qwen2.5-VL. 32 from Qwen3-VL on."""

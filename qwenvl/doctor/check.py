@@ -24,8 +24,9 @@ from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.convert import summary_of, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.doctor.stats import quantiles, spread, truncated
+from qwenvl.hint import Hint
 from qwenvl.rewards.resolve import build_rubric
-from qwenvl.types import Fitted, Hint, Record
+from qwenvl.types import Fitted, Record
 
 if TYPE_CHECKING:  # they load torch, which the other commands do without
     from qwenvl.data.collator import GRPOCollator

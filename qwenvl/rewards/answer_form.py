@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from qwenvl.hint import Hint
 from qwenvl.rewards.columns import is_routed
 from qwenvl.rewards.function import RewardFunction
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of
 from qwenvl.rewards.functions.text import first_block, normalized, solution_of
-from qwenvl.types import Hint, Record
+from qwenvl.types import Record
 
 _READ_NUMBERS = ("accuracy", "action_order")
 _NUMBER_AND_NAME = re.compile(r"\(\s*([0-9]{1,9})\s*\)([^(]*)")

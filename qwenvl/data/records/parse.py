@@ -16,7 +16,8 @@ from qwenvl.data.records.forms import MAIN_KEYS, META_KEYS, draft_of, parse_meta
 from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
 from qwenvl.data.records.rows import Row
 from qwenvl.files import plain_file
-from qwenvl.types import Hint, Message, Record
+from qwenvl.hint import Hint
+from qwenvl.types import Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""

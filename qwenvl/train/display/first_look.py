@@ -16,10 +16,11 @@ from qwenvl.data.media.images import image_size
 from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.parse import record_hints
 from qwenvl.data.records.record_file import spot_checked
+from qwenvl.hint import Hint
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.answer_form import form_hints
 from qwenvl.train.display.console import say
-from qwenvl.types import ClipMeta, Hint, Record
+from qwenvl.types import ClipMeta, Record
 
 MEASURED = 8  # records whose media headers are read
 COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared
