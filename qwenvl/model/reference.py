@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,8 +132,12 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
         raise ValueError(f"{_FLAG}: expected a model of the policy's family, {ours}, got {theirs}")
     with whole_weights(bare), whole_weights(other):
         expected = {_plain(name): each for name, each in bare.named_parameters() if ".lora_" not in name}
-        _require_same_shapes(expected, dict(other.named_parameters()))
-        for name, tensor in other.named_parameters():
+        found = dict(other.named_parameters())
+        for name in sorted(expected.keys() | found.keys()):
+            its, own = (tuple(each[name].shape) if name in each else "not there" for each in (expected, found))
+            if its != own:
+                raise ValueError(f"{_FLAG}: expected the policy's shapes, but {name} is {its} in it and {own} here")
+        for name, tensor in found.items():
             if one_tower and part_of(name) == "vision" and not _same(tensor, expected[name]):
                 raise ValueError(
                     f"{_FLAG}: its vision tower is not the policy's ({name} differs), which runs once for both; set "
@@ -141,13 +145,6 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
                 )
     accept_features(other)
     return _copied(other) if is_partitioned(other) else other
-
-
-def _require_same_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        ours, theirs = (tuple(each[name].shape) if name in each else "not there" for each in (expected, found))
-        if ours != theirs:
-            raise ValueError(f"{_FLAG}: expected the policy's shapes, but {name} is {ours} in it and {theirs} here")
 
 
 def _copied(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
