@@ -82,16 +82,11 @@ def tell(message: str, consequence: bool = False) -> None:
         consequence: the message says that another process is gone. It is printed only if no process has said why.
     """
     message = printable(message)
-    if (first := _first(message)) is None:
+    if (first := told_before(message)) is None:
         print(message, file=sys.stderr, flush=True)
     elif not consequence and first != message:
         line = next(iter(message.strip().splitlines()), "")
         print(f"process {os.environ['RANK']}, after that: {line}", file=sys.stderr, flush=True)
-
-
-def told_before(message: str) -> str | None:
-    """The first fatal message of another process on this machine. None: this one is the first, with this message."""
-    return _first(message)
 
 
 def has_failed() -> bool:
@@ -107,15 +102,15 @@ def tells_errors_once() -> Iterator[None]:
     except Exception as error:
         if _path() is None:
             raise
-        if (first := _first(str(error))) is None:
+        if (first := told_before(str(error))) is None:
             traceback.print_exc()
         elif first != str(error):
             tell(f"{type(error).__name__}: {error}")
         raise SystemExit(1) from None
 
 
-def _first(message: str) -> str | None:
-    """The message of the first process that failed. None: this process is the first."""
+def told_before(message: str) -> str | None:
+    """The first fatal message of another process on this machine. None: this one is the first, with this message."""
     if (path := _path()) is None:
         return None
     partial = path.with_name(f"{path.name}-{secrets.token_hex(4)}")

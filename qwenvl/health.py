@@ -54,41 +54,35 @@ class Rule:
     """A fault that a run may have.
 
     Attributes:
-        name: for people.
-        code: for scripts.
-        judge: returns the fault in words, or None without a fault.
+        code: name for scripts.
+        judge: returns the fault in words, or None without a fault. ``ended``: the run has ended, so a short one is
+            judged as a whole.
         remedy: advice to the user.
         flags: returns changes to the command of the run, given its settings (a ``GRPOConfig``). None: no flag helps,
             and the user should look at the data.
-        judge_at_end: as ``judge``, for a run that has ended and was too short for ``judge``.
     """
 
-    name: str
     code: str
-    judge: Callable[[History], str | None]
+    judge: Callable[[History, bool], str | None]
     remedy: str
     flags: Callable[[Any], list[str]] | None = None
-    judge_at_end: Callable[[History], str | None] | None = None
 
 
-def equal_rewards(history: History) -> str | None:
-    """Over 90 % of the last 24 groups have equal rewards, in each log entry."""
+def equal_rewards(history: History, ended: bool = False) -> str | None:
+    """Over 90 % of the last 24 groups have equal rewards, in each log entry; at the end of a run over 90 % of all."""
     name = "group/zero_std_frac"
     entries = list(takewhile(lambda entry: entry.values[name] > EQUAL_SHARE, reversed(having(history, name))))
     groups = sum(entry.groups for entry in entries)
-    return None if groups < WINDOW else _equal(f"the last {groups} groups", entries[0].values.get("reward/total", 0.0))
-
-
-def equal_rewards_at_end(history: History) -> str | None:
-    """``equal_rewards`` over all groups of a run that had fewer than 24."""
-    entries = having(history, "group/zero_std_frac")
-    if not entries or min(entry.values["group/zero_std_frac"] for entry in entries) <= EQUAL_SHARE:
+    if not entries or (groups < WINDOW and not (ended and len(entries) == len(having(history, name)))):
         return None
-    groups = sum(entry.groups for entry in entries)
-    return _equal(f"the {groups} groups of this run", entries[-1].values.get("reward/total", 0.0))
+    reward = entries[0].values.get("reward/total", 0.0)
+    return (
+        f"over {EQUAL_SHARE:.0%} of the last {groups} groups had equal rewards (mean reward {reward:.3f}): their "
+        "advantages are 0 and only the KL term acts"
+    )
 
 
-def format_never_reached(history: History) -> str | None:
+def format_never_reached(history: History, ended: bool = False) -> str | None:
     """No completion of the run, of at least 48 groups, has a format reward above 0."""
     for name in dict.fromkeys(name for entry in history for name in entry.values if is_format(name)):
         entries = having(history, name)
@@ -98,13 +92,18 @@ def format_never_reached(history: History) -> str | None:
     return None
 
 
-def cut_off(history: History) -> str | None:
-    """A tenth of the completions of the last 24 groups are cut off, no fewer than before; or all of the last 8."""
+def cut_off(history: History, ended: bool = False) -> str | None:
+    """A tenth of the completions of the last 24 groups are cut off, no fewer than before; or all of the last 8 groups.
+
+    At the end of a run with fewer groups: all of them.
+    """
     name = "completion/truncated_frac"
-    all_cut = takewhile(lambda entry: entry.values[name] == 1, reversed(having(history, name)))
-    if (groups := sum(entry.groups for entry in all_cut)) >= ALL_CUT_GROUPS:
+    entries = having(history, name)
+    all_cut = list(takewhile(lambda entry: entry.values[name] == 1, reversed(entries)))
+    groups = sum(entry.groups for entry in all_cut)
+    if groups >= ALL_CUT_GROUPS or (ended and entries and len(all_cut) == len(entries)):
         return f"all completions of the last {groups} groups were cut off at --generation_max_length"
-    before, last = last_two_of(having(history, name), "groups")
+    before, last = last_two_of(entries, "groups")
     now, then = mean_of(last, name, "groups"), mean_of(before, name, "groups")
     if not before or now < CUT_OFF_SHARE or now < FALLING * then:
         return None
@@ -112,15 +111,7 @@ def cut_off(history: History) -> str | None:
     return f"{now:.0%} of the completions of the last {groups} groups were cut off at --generation_max_length"
 
 
-def cut_off_at_end(history: History) -> str | None:
-    """All completions of a run are cut off."""
-    entries = having(history, "completion/truncated_frac")
-    if not entries or min(entry.values["completion/truncated_frac"] for entry in entries) < 1:
-        return None
-    return "all completions of this run were cut off at --generation_max_length"
-
-
-def entropy_collapsed(history: History) -> str | None:
+def entropy_collapsed(history: History, ended: bool = False) -> str | None:
     """The entropy of the last 24 groups is below a fifth of the first 24, and the reward neither rises nor is full.
 
     It rises if the last quarter of the run has more than the quarter before. It is full at nine tenths of the highest
@@ -140,7 +131,7 @@ def entropy_collapsed(history: History) -> str | None:
     )
 
 
-def kl_grows(history: History) -> str | None:
+def kl_grows(history: History, ended: bool = False) -> str | None:
     """The KL of the last 24 steps is above 0.5 and twice that of the 24 before, and the reward does not rise."""
     entries = having(history, "kl")
     before, last = last_two_of(entries, "steps")
@@ -150,7 +141,7 @@ def kl_grows(history: History) -> str | None:
     return f"the KL of policy and reference grows, from {then:.3g} to {now:.3g} nats per token, and the reward does not"
 
 
-def reward_flat(history: History) -> str | None:
+def reward_flat(history: History, ended: bool = False) -> str | None:
     """After 100 steps and 400 groups the last quarter of the run has no higher reward than its first quarter."""
     entries = having(history, "reward/total")
     groups = sum(entry.groups for entry in entries)
@@ -176,39 +167,32 @@ def more_room(args: Any) -> list[str]:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "equal rewards",
         "equal_rewards",
         equal_rewards,
         "Where no completion is ever right, teach some solutions first (qwenvl warmup), or take easier records or a "
         "reward with finer steps. Where all are right, take harder records. Where they are too alike, try a higher "
         "--generation_temperature or a larger --grpo_sample_size. --filter_groups replaces such groups by those of "
         "other prompts, where there are better ones",
-        judge_at_end=equal_rewards_at_end,
     ),
     Rule(
-        "format never reached",
         "format_never_reached",
         format_never_reached,
         "Ask for it in the prompt (--response_format), look at completions in rollouts/, or teach it first on some "
         "solutions (qwenvl warmup)",
     ),
     Rule(
-        "cut off",
         "truncated",
         cut_off,
         "They rarely reach their answer. Raise --generation_max_length, or give a stop by --stop_strings",
         more_room,
-        judge_at_end=cut_off_at_end,
     ),
     Rule(
-        "KL grows",
         "kl_grows",
         kl_grows,
         "Lower --learning_rate or raise --grpo_beta, and go on from a checkpoint before it grew",
         lower_rate,
     ),
     Rule(
-        "entropy collapsed",
         "entropy_collapsed",
         entropy_collapsed,
         "Lower --learning_rate, raise --generation_temperature or --grpo_beta, or reward entropy (--entropy_coef, "
@@ -216,7 +200,6 @@ RULES: tuple[Rule, ...] = (
         lower_rate,
     ),
     Rule(
-        "reward flat",
         "reward_flat",
         reward_flat,
         "Look at completions with high and low rewards in rollouts/. Raise --learning_rate where kl is near 0, "
@@ -230,7 +213,7 @@ def findings(history: History, ended: bool = False) -> Iterator[Finding]:
     """The faults at the end of the history, in the order of ``RULES``.
 
     Args:
-        ended: the run has ended, so ``judge_at_end`` counts too.
+        ended: the run has ended, so a short one is judged as a whole.
 
     Example:
         >>> history = [LogEntry(3, 3, 24, {"group/zero_std_frac": 1.0, "reward/total": 0.0})]
@@ -238,18 +221,8 @@ def findings(history: History, ended: bool = False) -> Iterator[Finding]:
         ['equal_rewards']
     """
     for rule in RULES:
-        seen = rule.judge(history)
-        if seen is None and ended and rule.judge_at_end is not None:
-            seen = rule.judge_at_end(history)
-        if seen is not None:
+        if (seen := rule.judge(history, ended)) is not None:
             yield Finding(rule.code, seen, rule.remedy)
-
-
-def _equal(groups: str, reward: float) -> str:
-    return (
-        f"over {EQUAL_SHARE:.0%} of {groups} had equal rewards (mean reward {reward:.3f}): their advantages are 0 and "
-        "only the KL term acts"
-    )
 
 
 def _rises(history: History) -> bool:
@@ -271,7 +244,6 @@ def _solved(history: History, last: History) -> bool:
     return mean_of(last, "reward/total", "groups") >= best - (1 - SOLVED) * abs(best)
 
 
-WATCHED = ("reward/total", "reward/max", "group/zero_std_frac", "completion/truncated_frac", "entropy", "kl")
 WINDOW = 24
 """Groups, or optimizer steps for metrics of a step, that are judged together."""
 
@@ -284,18 +256,13 @@ class LogEntry:
         step: its last optimizer step.
         steps: the number of its optimizer steps.
         groups: sampled in these steps, over all processes.
-        values: means over these, by metric. Metrics that no rule reads may be missing.
+        values: means over these, by metric.
     """
 
     step: int
     steps: int
     groups: int
     values: Mapping[str, float]
-
-    @classmethod
-    def of(cls, step: int, steps: int, groups: int, logs: Mapping[str, float]) -> LogEntry:
-        """An entry with the metrics that rules read: a run has thousands of entries."""
-        return cls(step, steps, groups, {name: v for name, v in logs.items() if name in WATCHED or is_format(name)})
 
 
 History = Sequence[LogEntry]
@@ -321,7 +288,7 @@ class Sampled:
         sampled = sum(each % self.iterations == 0 for each in range(before, step))
         if not self.comparable:
             values = {name: value for name, value in values.items() if name != "reward/total"}
-        return LogEntry.of(step, step - before, sampled * self.prompts, values)
+        return LogEntry(step, step - before, sampled * self.prompts, values)
 
     def history(self, rows: Sequence[Mapping[str, float]]) -> list[LogEntry]:
         """The entries of lines of ``metrics.jsonl`` of optimizer steps.

@@ -272,7 +272,7 @@ def unmet_needs(config: Any, subject: str, needs: Iterable[str]) -> Iterator[str
         except NameError:
             continue
         tree = ast.parse(condition, mode="eval").body
-        unwanted = _unwanted(tree, config)
+        unwanted = _unwanted(tree)
         found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
         yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
 
@@ -317,24 +317,20 @@ def _choices(values: Any) -> str:
     return " or ".join(map(str, found)) if isinstance(found, tuple) else str(found)
 
 
-def _unwanted(tree: Any, config: Any) -> str | None:
-    """The setting that a condition excludes, with its value. None for a condition that asks for one."""
+def _unwanted(tree: Any) -> str | None:
+    """The settings that a condition excludes. None for a condition that requires one."""
     match tree:
         case ast.UnaryOp(op=ast.Not()):
             return _in_words(tree.operand)
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()]):
-            return f"--{name} {_Values(config)[name]}"
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
+            return f"--{name} {_choices(values)}"
     return None
 
 
 def _need_in_help(need: str) -> str:
     tree = ast.parse(need.partition(": ")[0], mode="eval").body
-    match tree:
-        case ast.UnaryOp(op=ast.Not()):
-            return f"Not with {_in_words(tree.operand)}."
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.NotEq() | ast.NotIn()], comparators=[values]):
-            return f"Not with --{name} {_choices(values)}."
-    return f"Needs {_in_words(tree)}."
+    unwanted = _unwanted(tree)
+    return f"Not with {unwanted}." if unwanted else f"Needs {_in_words(tree)}."
 
 
 def own_options(group: type[Options]) -> list[Field]:

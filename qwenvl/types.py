@@ -219,18 +219,20 @@ class PromptBatch:
         rows = list(rows)
         mask = self.attention_mask[rows]
         start = int(mask.any(0).float().argmax()) if mask.numel() else 0
-        images, videos = places_of(self.images_per_prompt, rows), places_of(self.videos_per_prompt, rows)
+        videos = places_of(self.videos_per_prompt, rows)
+        pixels, grids = select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
+        of_videos = select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
         return PromptBatch(
             records=[self.records[row] for row in rows],
             epochs=[self.epochs[row] for row in rows],
             frames=[self.frames[row] for row in rows],
             input_ids=self.input_ids[rows, start:],
             attention_mask=mask[:, start:],
-            pixel_values=_media(self.pixel_values, _patches(self.image_grid_thw, images)),
-            image_grid_thw=_media(self.image_grid_thw, images),
-            pixel_values_videos=_media(self.pixel_values_videos, _patches(self.video_grid_thw, videos)),
-            video_grid_thw=_media(self.video_grid_thw, videos),
-            seconds_per_grid=_media(self.seconds_per_grid, videos),
+            pixel_values=pixels,
+            image_grid_thw=grids,
+            pixel_values_videos=of_videos[0],
+            video_grid_thw=of_videos[1],
+            seconds_per_grid=self.seconds_per_grid[videos] if self.seconds_per_grid is not None and videos else None,
             images_per_prompt=[self.images_per_prompt[row] for row in rows],
             videos_per_prompt=[self.videos_per_prompt[row] for row in rows],
             fitted=[self.fitted[row] for row in rows],
@@ -256,14 +258,16 @@ def places_of(counts: Sequence[int], rows: Sequence[int]) -> list[int]:
     return [place for row in rows for place in range(starts[row], starts[row + 1])]
 
 
-def _patches(grids: Tensor | None, media: Sequence[int]) -> list[int]:
-    """Where the patches of ``media`` lie, from the grids of all media."""
-    return [] if grids is None else places_of(grids.prod(-1).tolist(), media)
-
-
-def _media(tensor: Tensor | None, places: Sequence[int]) -> Tensor | None:
-    """The rows ``places`` of a tensor of media, or None where no media are left, as in a batch without them."""
-    return tensor[places] if tensor is not None and places else None
+def select_media(
+    values: Tensor | None, grids: Tensor | None, per_prompt: Sequence[int], rows: Sequence[int]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The patches and the grids of the media of the prompts ``rows``. None where they have none."""
+    if values is None or grids is None or not len(values):  # blank media belong to no prompt and stay
+        return values, grids
+    media = places_of(per_prompt, rows)
+    if media == [*range(len(grids))]:  # no copy of a long video
+        return values, grids
+    return (values[places_of(grids.prod(-1).tolist(), media)], grids[media]) if media else (None, None)
 
 
 @dataclass

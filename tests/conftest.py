@@ -5,23 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from tests.chromium import Page, find_chromium
-from tests.environment import THREADS
+import tests.environment  # noqa: F401 (before numpy and torch, which read the number of threads)
 
-pytest_plugins = [
-    "tests.made_clips",
-    "tests.fake_server",
-    "tests.left_behind",
-    "tests.forked",
-    "tests.scheduling",
-]
+# Without torch: the process that hands out tests to workers needs none, and would take seconds for it.
+pytest_plugins = ["tests.made_clips", "tests.watcher", "tests.forked"]
 
 
 def pytest_addoption(parser):
@@ -30,16 +23,20 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    torch.set_num_threads(int(THREADS))
     if device := os.environ.get("QWENVL_TEST_DEVICE"):  # models and tensors of the tests are made there
+        import torch
+
         torch.set_default_device(device)
     if other := int(os.environ.get("QWENVL_TEST_SEED", "0")):  # other weights and samples in every test
+        import torch
+
         plain = torch.manual_seed
         torch.manual_seed = torch.random.manual_seed = lambda seed: plain((seed + 1_000_003 * other) % 2**63)
 
 
 def pytest_collection_modifyitems(config, items):
-    has_gpu, run_slow = torch.cuda.is_available(), config.getoption("--slow")
+    torch, run_slow = sys.modules.get("torch"), config.getoption("--slow")
+    has_gpu = torch is not None and torch.cuda.is_available()
     no_vllm = pytest.mark.skip(reason="needs vLLM in an environment of its own; run with bash scripts/test.sh --vllm")
     for item in items:
         if item.get_closest_marker("gpu") and not has_gpu:
@@ -62,9 +59,12 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def _same_seeds_for_every_test():
+    import numpy as np
+
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -104,6 +104,7 @@ def tiny_checkpoint(tmp_path_factory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def tiny_pair(tiny_checkpoint):
     """``tiny_pair(family="qwen2_5_vl", **options)`` -> (model, processor), freshly loaded: the test may change both."""
+    import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     def load(family: str = "qwen2_5_vl", **options):
@@ -121,6 +122,8 @@ def random_prompts() -> Callable:
 
 
 def _random_prompts(model, words: list[str], seed: int = 0):
+    import torch
+
     from qwenvl.model.families import family_of
     from qwenvl.model.inputs import PromptInputs
     from qwenvl.model.positions import position_rule, prompt_positions
@@ -141,7 +144,7 @@ def _random_prompts(model, words: list[str], seed: int = 0):
         picture = [pad] * (grid[0] * grid[1] * grid[2] // 4 // pictures)
         return [config.vision_start_token_id, *picture, config.vision_end_token_id] * pictures
 
-    def patches(of: list[list[int]]) -> torch.Tensor | None:
+    def patches(of: list[list[int]]):
         vision = config.vision_config
         width = 3 * vision.temporal_patch_size * vision.patch_size**2
         count = sum(t * h * w for t, h, w in of)
@@ -166,9 +169,19 @@ def _random_prompts(model, words: list[str], seed: int = 0):
     )
 
 
+@pytest.fixture
+def fake(tiny_pair, monkeypatch):
+    """``fake(family, **options)``: a server whose starting weights are not those of ``tiny_pair``."""
+    from tests.fake_server import serving
+
+    yield from serving(tiny_pair, monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     """A page of a headless Chromium, for all tests."""
+    from tests.chromium import Page, find_chromium
+
     program = find_chromium()
     if program is None:
         pytest.skip("no Chromium on this machine; apt install chromium, or name one in $CHROMIUM")

@@ -17,13 +17,11 @@ OF_THE_USER = {
 for name in [name for name in os.environ if name in OF_THE_USER or name.startswith(("ACCELERATE_", "FSDP_"))]:
     del os.environ[name]
 
-# Tiny tensors gain nothing from threads. scripts/test_settings.sh tries another number.
-THREADS = os.environ.get("QWENVL_TEST_THREADS", "1")
-
 os.environ |= {
     "HF_HUB_OFFLINE": "1",  # a test that reaches for the network fails at once instead of waiting
     "TOKENIZERS_PARALLELISM": "false",
-    "OMP_NUM_THREADS": THREADS,  # of processes that tests start
+    # Tiny tensors gain nothing from threads. scripts/test_settings.sh tries another number.
+    "OMP_NUM_THREADS": os.environ.get("QWENVL_TEST_THREADS", "1"),
     "COLUMNS": "120",  # what argparse and progress bars take for the width of the terminal
 }
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MethodType, SimpleNamespace
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -209,9 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-@pytest.fixture
-def fake(tiny_pair, monkeypatch) -> Callable[..., FakeServer]:
-    """``fake(family, **options)``: a server whose starting weights are not those of ``tiny_pair``."""
+def serving(tiny_pair, monkeypatch) -> Iterator[Callable[..., FakeServer]]:
+    """What the fixture ``fake`` yields."""
     monkeypatch.setattr(servers_module, "FIRST_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(servers_module, "MARGIN_SECONDS", 0.5)
     made: list[FakeServer] = []

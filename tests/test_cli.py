@@ -21,6 +21,17 @@ def test_a_command_near_to_none_is_shown_all(capsys):
     assert told.startswith("qwenvl: unknown command 'xyz'\n") and all(name in told for name in COMMANDS)
 
 
+def test_the_help_of_every_command_is_printed_without_torch():
+    code = (
+        "import sys\nfrom qwenvl.cli import COMMANDS, main\n"
+        "for command in COMMANDS.keys() - {'warmup', 'preview'}:\n"
+        "    try:\n        main([command, '--help'])\n    except SystemExit as ended:\n        assert not ended.code\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), command\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    assert shown.stdout.count("usage: ") == len(COMMANDS) - 2 and shown.stderr == ""
+
+
 def test_help_that_nobody_reads_to_its_end_ends_quietly():
     """``| head`` closes the pipe, here before the first line."""
     reader, writer = os.pipe()

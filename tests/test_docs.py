@@ -287,12 +287,6 @@ def test_a_reward_of_ones_own_is_tried(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "brief: 1\n"
 
 
-def test_each_block_of_python_is_run_by_a_test():
-    """By those here, and those of evaluation.md by tests/test_docs_tutorial.py."""
-    pages = {page.name: len(blocks(page, "python")) for page in PAGES if blocks(page, "python")}
-    assert pages == {"README.md": 1, "data.md": 2, "evaluation.md": 1, "quickstart.md": 2, "rewards.md": 1}
-
-
 def test_the_citation_and_the_changelog_are_of_this_version():
     [version] = re.findall(
         r'^    version="(.+)",$', (ROOT / "setup.py").read_text(encoding="utf-8"), flags=re.MULTILINE

@@ -10,7 +10,6 @@ import pytest
 from transformers import TrainingArguments
 
 from qwenvl.config.unknown import SUCCESSORS
-from qwenvl.rewards.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,31 +70,9 @@ def test_the_flags_that_a_page_names_exist(page):
     assert [flag for flag in named if flag.removeprefix("no_") not in flags()] == []
 
 
-def test_the_command_and_the_page_name_the_same_flag_for_one_of_another_library():
-    here_of: dict[str, str] = {}
-    for here, *there in rows(MIGRATION, "Flag for flag"):
-        for name in (code for cell in there for code in CODE.findall(cell)):
-            here_of[name] = here_of.get(name, "") + here
-    for name in here_of.keys() & SUCCESSORS.keys():
-        [said] = re.findall(r"^--\w+|length_window", SUCCESSORS[name])
-        assert said in here_of[name], f"{name}: the command says {said}, the page {here_of[name]}"
-
-
 def test_what_trl_has_and_we_have_not_is_refused_with_our_name():
     there = [name for row in rows(MIGRATION, "Flag for flag") for name in CODE.findall(row[1])]
     assert [name for name in there if name not in {*flags(), *SUCCESSORS}] == []
-
-
-def test_each_reward_of_another_library_leads_to_one_that_exists():
-    for there, here, *_ in rows(MIGRATION, "Reward for reward"):
-        for name in CODE.findall(here):
-            assert name in TABLE or name.removeprefix("--") in flags(), f"{there}: {name}"
-
-
-def test_each_number_of_another_log_leads_to_one_that_is_logged():
-    for *there, here in rows(MIGRATION, "In the log"):
-        for name in CODE.findall(here):
-            assert is_logged(name), f"{there}: {name}"
 
 
 def messages() -> list[str]:

@@ -62,11 +62,3 @@ def test_tracebacks_are_told_once(process, capsys):
             assert said.startswith("Traceback (most recent call last):") and said.endswith("ValueError: a bad step\n")
         else:
             assert said == ("process 0, after that: KeyError: 'other'\n" if isinstance(error, KeyError) else "")
-
-
-def test_a_folder_that_is_gone_keeps_no_error_back(process, capsys, tmp_path):
-    process(0)
-    (tmp_path / "attempt_0" / "0").rmdir()
-    (tmp_path / "attempt_0").rmdir()
-    tell("an error")
-    assert told(capsys) == "an error\n"

@@ -27,13 +27,10 @@ def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[LogE
     return entries
 
 
-NAMES = {rule.code: rule.name for rule in RULES}
-
-
 def first_found(entries: list[LogEntry], name: str) -> int | None:
     """The step at which a rule holds for the first time. None where it never does."""
     for count in range(1, len(entries) + 1):
-        if name in [NAMES[finding.code] for finding in findings(entries[:count])]:
+        if name in [finding.code for finding in findings(entries[:count])]:
             return entries[count - 1].step
     return None
 
@@ -45,7 +42,7 @@ def ramp(start: float, end: float, steps: int) -> list[float]:
 def test_equal_rewards_need_24_groups_on_end():
     def shares(values, groups):
         entries = history(groups, group__zero_std_frac=values, reward__total=[0.25] * len(values))
-        return first_found(entries, "equal rewards")
+        return first_found(entries, "equal_rewards")
 
     assert shares([1.0] * 60, groups=1) == 24
     assert shares([1.0] * 60, groups=8) == 3
@@ -59,13 +56,13 @@ def test_equal_rewards_of_a_short_run_are_told_of_at_its_end():
     short = history(1, group__zero_std_frac=[1.0] * 3, reward__total=[0.0] * 3)
     assert not list(findings(short))
     [found] = findings(short, ended=True)
-    assert found.message.startswith("over 90% of the 3 groups of this run had equal rewards")
+    assert found.message.startswith("over 90% of the last 3 groups had equal rewards")
     assert not list(findings(history(1, group__zero_std_frac=[1.0, 0.5]), ended=True))
     assert not list(findings([], ended=True))
 
 
 def test_a_format_that_is_never_reached():
-    name = "format never reached"
+    name = "format_never_reached"
     assert first_found(history(4, reward__strict_format=[0.0] * 20), name) == 12  # 48 groups
     assert first_found(history(4, reward__strict_format=[0.0] * 5 + [0.01] + [0.0] * 20), name) is None
     assert first_found(history(4, reward__format=[math.nan] * 5 + [0.0] * 14), name) == 17
@@ -75,7 +72,7 @@ def test_a_format_that_is_never_reached():
 
 def test_completions_that_are_cut_off():
     def cut(values):
-        return first_found(history(4, completion__truncated_frac=values), "cut off")
+        return first_found(history(4, completion__truncated_frac=values), "truncated")
 
     assert cut([0.11] * 20) == 12  # two windows of 24 groups
     assert cut([0.09] * 30) is None
@@ -83,14 +80,14 @@ def test_completions_that_are_cut_off():
     assert cut(ramp(1.0, 0.0, 24)) is None  # the model learns to stop
     assert cut([1.0] * 20) == 2  # all of 8 groups
     assert cut([0.0] + [1.0] * 20) == 3
-    for share, names in ((1.0, ["cut off"]), (0.9, [])):  # of a run that ends before there were as many
+    for share, names in ((1.0, ["truncated"]), (0.9, [])):  # of a run that ends before there were as many
         found = findings(history(1, completion__truncated_frac=[share] * 3), ended=True)
-        assert [NAMES[each.code] for each in found] == names
+        assert [each.code for each in found] == names
 
 
 def test_a_kl_that_grows_without_the_reward():
     def grows(kl, reward):
-        return first_found(history(4, kl=kl, reward__total=reward), "KL grows")
+        return first_found(history(4, kl=kl, reward__total=reward), "kl_grows")
 
     falls, rises = ramp(0.5, 0.2, 60), ramp(0.2, 0.9, 60)
     assert grows([0.0] * 30 + ramp(0.0, 2.0, 30), falls) == 50  # when the last 24 have 0.5 on average
@@ -103,7 +100,7 @@ def test_a_kl_that_grows_without_the_reward():
 def test_an_entropy_that_collapses_without_a_gain():
     def collapsed(entropy, reward, best=1.0):
         entries = history(4, entropy=entropy, reward__total=reward, reward__max=[best] * len(reward))
-        return first_found(entries, "entropy collapsed")
+        return first_found(entries, "entropy_collapsed")
 
     falls = [1.0] * 10 + [0.1] * 30
     assert collapsed(falls, [0.3] * 40) == 16  # six steps are 24 groups
@@ -117,31 +114,31 @@ def test_an_entropy_that_collapses_without_a_gain():
 def test_a_reward_that_does_not_rise():
     def flat(reward, best=1.0, equal=0.0):
         more = {"reward__max": [best] * len(reward), "group__zero_std_frac": [equal] * len(reward)}
-        return first_found(history(4, reward__total=reward, **more), "reward flat")
+        return first_found(history(4, reward__total=reward, **more), "reward_flat")
 
     assert flat([0.3] * 160) == 100  # 100 steps of 4 groups are 400
     assert flat(ramp(0.3, 0.35, 300)) is None
     assert flat([0.95] * 160) is None
     assert flat([0.0] * 160, equal=1.0) is None  # of equal rewards it is told already
-    assert first_found(history(1, reward__total=[0.3] * 500), "reward flat") == 400
+    assert first_found(history(1, reward__total=[0.3] * 500), "reward_flat") == 400
 
 
 SERIES = {
-    "equal rewards": {"group__zero_std_frac": [1.0] * 200, "reward__total": [0.2] * 200},
-    "format never reached": {"reward__format": [0.0] * 200},
-    "cut off": {"completion__truncated_frac": [0.5] * 200},
-    "KL grows": {"kl": [0.01] * 100 + [1.0] * 100, "reward__total": [0.3] * 200},
-    "entropy collapsed": {"entropy": [1.0] * 100 + [0.1] * 100, "reward__total": [0.3] * 200},
-    "reward flat": {"reward__total": [0.3] * 200},
+    "equal_rewards": {"group__zero_std_frac": [1.0] * 200, "reward__total": [0.2] * 200},
+    "format_never_reached": {"reward__format": [0.0] * 200},
+    "truncated": {"completion__truncated_frac": [0.5] * 200},
+    "kl_grows": {"kl": [0.01] * 100 + [1.0] * 100, "reward__total": [0.3] * 200},
+    "entropy_collapsed": {"entropy": [1.0] * 100 + [0.1] * 100, "reward__total": [0.3] * 200},
+    "reward_flat": {"reward__total": [0.3] * 200},
 }
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 @pytest.mark.parametrize("every", [10, 25, 50])
 def test_few_log_entries_are_enough(rule, every):
     """What is logged less often is found too, once there are as many entries as windows."""
-    often = first_found(history(4, 1, **SERIES[rule.name]), rule.name)
-    rarely = first_found(history(4, every, **SERIES[rule.name]), rule.name)
+    often = first_found(history(4, 1, **SERIES[rule.code]), rule.code)
+    rarely = first_found(history(4, every, **SERIES[rule.code]), rule.code)
     assert often is not None and rarely is not None and often <= rarely <= often + 2 * every
 
 
@@ -160,7 +157,7 @@ def test_a_healthy_run_is_told_of_nothing():
         completion__truncated_frac=[max(0.0, 0.6 - 0.05 * k) for k in range(steps)],
         group__zero_std_frac=[0.2 + 0.5 * x for x in learned],
     )
-    assert [first_found(entries, rule.name) for rule in RULES] == [None] * len(RULES)
+    assert [first_found(entries, rule.code) for rule in RULES] == [None] * len(RULES)
 
 
 def test_rows_of_steps_become_entries_with_their_groups():
@@ -168,9 +165,5 @@ def test_rows_of_steps_become_entries_with_their_groups():
     rows = [{"step": 1, "kl": 0.1}, {"step": 4, "reward/total": 0.5, "time/sample_s": 9.0}, {"step": 5}]
     found = Sampled(prompts=6, iterations=2).history(rows)
     assert [(each.step, each.steps, each.groups) for each in found] == [(1, 1, 6), (4, 3, 6), (5, 1, 6)]
-    assert [each.values for each in found] == [{"kl": 0.1}, {"reward/total": 0.5}, {}]
-    assert Sampled(prompts=6, comparable=False).history(rows)[1].values == {}
-
-
-def test_each_rule_has_a_name_and_a_code_of_its_own():
-    assert len({rule.name for rule in RULES}) == len({rule.code for rule in RULES}) == len(RULES)
+    assert [each.values for each in found] == rows
+    assert "reward/total" not in Sampled(prompts=6, comparable=False).history(rows)[1].values

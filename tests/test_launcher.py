@@ -51,12 +51,6 @@ def test_one_process_is_plain_python(launch):
     assert config.eval_strategy == "no"
 
 
-def test_what_is_learned_is_left_to_the_flags(launch):
-    machine = {"--gradient_checkpointing", "--dataloader_num_workers", "--save_total_limit"}
-    given = {word for word in launch(DATASET="sop") if word.startswith("--")}
-    assert given == {"--model_name_or_path", "--dataset_use", "--output_dir", *machine}
-
-
 def test_several_processes_go_through_torchrun(launch):
     torchrun = ["python", "-m", "qwenvl.train.run.launch", "--standalone", "--nproc_per_node", "4", COMMAND]
     assert launch(NPROC="4")[:7] == torchrun
@@ -86,11 +80,6 @@ def test_every_setting_can_be_set_and_then_appended(launch, flag, variable, defa
     assert words[words.index(flag) + 1] == "here"
     words = launch(flag, "appended", **context)
     assert words[-2:] == [flag, "appended"], "what comes last counts"
-
-
-def test_evaluation_comes_with_its_data(launch):
-    config = settings(launch(DATASET="sop", EVAL_DATASET="held_out"))
-    assert (config.eval_dataset_use, config.eval_strategy, config.eval_steps) == ("held_out", "steps", 100)
 
 
 def test_words_with_spaces_survive(launch):

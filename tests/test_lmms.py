@@ -1,6 +1,5 @@
 """lmms-eval on a model of this library: our side of it, on a stand-in for the harness that calls as it calls."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -115,27 +114,3 @@ def test_the_script_says_how_it_is_called():
     done = subprocess.run([*SCRIPT, "lmms", "mvbench"], capture_output=True, text=True)
     assert done.returncode == 2 and "bash scripts/evaluate.sh lmms TASKS MODEL" in done.stderr
     assert subprocess.run([*SCRIPT, "--help"], capture_output=True, text=True, check=True).stdout.count("lmms") > 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("LMMS_ENV" not in os.environ, reason="needs $LMMS_ENV, the environment that the script makes")
-def test_a_task_of_ones_own_in_lmms_eval_itself(tiny_checkpoint, make_clip, tmp_path):
-    make_clip("17.mp4", 30)
-    (tmp_path / "data.json").write_text(json.dumps([{"clip": str(tmp_path / "17.mp4"), "answer": "a"}] * 3))
-    (tmp_path / "parts.yaml").write_text(
-        "task: parts\ndataset_path: json\n"
-        f"dataset_kwargs:\n  data_files:\n    test: {tmp_path / 'data.json'}\ntest_split: test\n"
-        "output_type: generate_until\ndoc_to_visual: !function parts.visual\ndoc_to_text: 'Which part?'\n"
-        "doc_to_target: '{{answer}}'\nprocess_results: !function parts.score\n"
-        "metric_list:\n  - metric: letters\n    aggregation: mean\n    higher_is_better: true\n"
-    )
-    (tmp_path / "parts.py").write_text(
-        "def visual(doc):\n    return [doc['clip']]\n\n"
-        "def score(doc, results):\n    return {'letters': float(results[0].isalpha())}\n"
-    )
-    words = ["lmms", "parts", str(tiny_checkpoint(initializer_range=0.1)), "--task_folder", str(tmp_path)]
-    flags = ["--use_cpu", "--generation_max_length", "5", "--limit", "2", "--output_dir", str(tmp_path / "out")]
-    done = subprocess.run([*SCRIPT, *words, *flags], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    samples = list(read_samples(tmp_path / "out").values())
-    assert len(samples) == 2 and all(set(each.rewards) == {"letters"} for each in samples)

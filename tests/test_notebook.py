@@ -65,25 +65,3 @@ def test_its_cells_run_with_fewer_steps(notebook, tmp_path, monkeypatch):
     assert [row["step"] for row in names["rows"] if "loss" in row] == [1, 2]
     assert names["status"] == 0 and (names["run"] / "report" / "index.html").is_file()
     assert 0 <= names["after"]["eval_total_reward"] <= 1
-
-
-def test_outputs_are_kept_without_warnings_and_temporary_folders():
-    stream = [
-        ("stdout", "a\n[2026-01-01 10:00:00] [WARNING] [x] y\n"),
-        ("stderr", "hm\n"),
-        ("stdout", "/t/first_run-a1/b\n"),
-    ]
-    outputs = [nbformat.v4.new_output("stream", name=name, text=text) for name, text in stream]
-    picture = nbformat.v4.new_output("display_data", data={"image/png": "aGk="})
-    assert RUNNER["tidy"]([*outputs, picture]) == [
-        nbformat.v4.new_output("stream", name="stdout", text="a\nfirst_run/b\n"),
-        picture,
-    ]
-    assert RUNNER["tidy"]([nbformat.v4.new_output("stream", name="stderr", text="hm\n")]) == []
-
-
-@pytest.mark.slow
-def test_running_it_gives_outputs_of_the_same_kinds(notebook):
-    expected = kinds(notebook)
-    RUNNER["run"](notebook)
-    assert kinds(notebook) == expected

@@ -1,6 +1,5 @@
 """The site of the documentation: it builds strictly, shows what GitHub shows, and loads nothing from a network."""
 
-import json
 import os
 import re
 import runpy
@@ -89,37 +88,3 @@ def test_lists_are_indented_as_the_site_takes_them():
     text = "1. a\n\n   b\n   - c\n     d\n\n   ```text\n   - no item\n   ```\n10. e\n\n    f\n\ng"
     expected = "1. a\n\n    b\n    - c\n        d\n\n    ```text\n    - no item\n    ```\n10. e\n\n    f\n\ng"
     assert HOOKS["indented"](text) == expected
-
-
-def test_links_between_the_root_and_docs_lead_to_pages_of_the_site():
-    place_of = HOOKS["place_of"]
-    assert place_of("docs/data.md", "index.md") == "data.md"
-    assert place_of("CHANGELOG.md", "index.md") == "changelog.md"
-    assert place_of("../CONTRIBUTING.md", "report.md") == "contributing.md"
-    assert place_of("data.md", "report.md") == "data.md"
-    assert place_of("docs/notebooks/first_run.ipynb", "index.md") == "notebooks/first_run.md"
-
-
-def test_a_notebook_is_a_page_with_its_outputs(tmp_path):
-    outputs = [
-        {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\n"]},
-        {"output_type": "display_data", "data": {"image/svg+xml": ["<svg></svg>"], "text/plain": ["an object"]}},
-        {"output_type": "display_data", "data": {"image/png": "aGk=\n", "text/plain": ["an object"]}},
-        {"output_type": "execute_result", "data": {"text/html": ["<b>x</b>"], "text/plain": ["an object"]}},
-        {"output_type": "execute_result", "data": {"text/plain": ["3"]}},
-    ]
-    cells = [
-        {"cell_type": "markdown", "source": ["# A\n", "b"]},
-        {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": outputs},
-    ]
-    path = tmp_path / "a.ipynb"
-    path.write_text(json.dumps({"cells": cells}))
-    assert HOOKS["notebook_page"](path).split("\n\n") == [
-        "# A\nb",
-        "```python\nx = 1\nx\n```",
-        "```text\none\ntwo\n```",
-        "<div><svg></svg></div>",
-        '<div><img alt="" src="data:image/png;base64,aGk="></div>',
-        "<div><b>x</b></div>",
-        "```text\n3\n```\n",
-    ]

@@ -72,9 +72,3 @@ def test_all_rows_are_the_batch():
             assert torch.equal(before, after), each.name
         elif each.name != "bad":
             assert before == after, each.name
-
-
-def test_no_rows():
-    part = batch().select([])
-    assert len(part) == 0 and part.input_ids.shape == (0, 4) and part.video_grid_thw is None
-    assert len(part.select([])) == 0

@@ -72,6 +72,7 @@ SUCCESSORS = {
     "use_bias_correction_kl": '--kl_estimator "k3(unbiased=True)"',
     "kl_unbiased": '--kl_estimator "k3(unbiased=True)"',
     "kl_in_reward": '--advantage_estimator "reinforce_plus_plus(kl_in_reward=True)"',
+    "ref_offload": "--lora_enable, whose reference takes no memory, or --grpo_beta 0, which needs none",
     "entropy_coef_delta": "--entropy_target, which moves the weight by 0.005",
     "entropy_coef_step": "--entropy_target, which moves the weight by 0.005",
     "filter_by": _FILTER,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwenvl.model.positions import PositionRule, prompt_positions
-from qwenvl.types import PromptBatch, places_of
+from qwenvl.types import PromptBatch, select_media
 
 MEDIA = ("pixel_values", "pixel_values_videos")
 LARGE = 64 * 2**20
@@ -109,8 +109,8 @@ class PromptInputs:
 
     def select(self, rows: list[int]) -> PromptInputs:
         """The prompts ``rows``, as often as named, with their media. Columns of nothing but padding are cut."""
-        images, image_grids = _select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
-        videos, video_grids = _select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
+        images, image_grids = select_media(self.pixel_values, self.image_grid_thw, self.images_per_prompt, rows)
+        videos, video_grids = select_media(self.pixel_values_videos, self.video_grid_thw, self.videos_per_prompt, rows)
         mask = self.attention_mask[rows]
         start = int(mask.any(0).float().argmax()) if mask.numel() else 0
         return replace(
@@ -217,18 +217,3 @@ class InputBuilder:
             images_per_prompt=batch.images_per_prompt,
             videos_per_prompt=batch.videos_per_prompt,
         )
-
-
-def _select_media(
-    values: Tensor | None, grids: Tensor | None, per_prompt: list[int], rows: list[int]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The patches and grids of the media of the prompts ``rows``."""
-    if values is None or grids is None or not len(values):  # blank media belong to no prompt and stay
-        return values, grids
-    by_medium = values.split(grids.prod(-1).tolist())
-    media = places_of(per_prompt, rows)
-    if not media:
-        return None, None
-    if media == [*range(len(by_medium))]:  # no copy of a long video
-        return values, grids
-    return torch.cat([by_medium[m] for m in media]), grids[media]

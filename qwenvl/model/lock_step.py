@@ -9,16 +9,15 @@ join the all-gather without using it, then repeat. So they wait for processes th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed import ReduceOp, all_reduce
-from torch.distributed.fsdp import FSDPModule
 
 from qwenvl.model.loading import unwrap
-from qwenvl.model.sharding import sharded_modules, without_hooks
+from qwenvl.model.sharding import sharded_modules, unsharded, without_hooks
 
 Gathered = Callable[[], AbstractContextManager[None]]
 """Context manager with one gathered layer. Entering is collective, leaving is not."""
@@ -53,7 +52,9 @@ class LockStep:
         Args:
             engine: see ``whole_weights``.
         """
-        with without_hooks(model, engine), _kept(model), ExitStack() as hooks:
+        with without_hooks(model, engine), ExitStack() as hooks:
+            for root in sharded_modules(model)[:1]:  # the weights that FSDP gathers beside layers
+                hooks.enter_context(unsharded(root))
             for number, (module, gathered) in enumerate(_layers(model)):
                 self._layers.append(gathered)
                 hooks.callback(module.register_forward_pre_hook(partial(self._before, number), prepend=True).remove)
@@ -104,7 +105,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, Gathered]]:
     """The modules whose weights are gathered together, in the order of the model. None is part of another."""
     if sharded := sharded_modules(model):
         for module in sharded[1:]:
-            yield module, partial(_unsharded, module)
+            yield module, partial(unsharded, module)
         return
     bare = unwrap(model)
     for module in _parts(bare, {bare.model, bare.model.visual, bare.model.language_model}):
@@ -126,18 +127,3 @@ def _gathered(module: nn.Module) -> AbstractContextManager[None]:
 
     here = ZeroParamStatus.AVAILABLE
     return GatheredParameters([each for each in module.parameters() if getattr(each, "ds_status", here) != here])
-
-
-@contextmanager
-def _unsharded(module: FSDPModule) -> Iterator[None]:
-    module.unshard()
-    try:
-        yield
-    finally:
-        module.reshard()
-
-
-def _kept(model: nn.Module) -> AbstractContextManager[None]:
-    """The weights that FSDP gathers beside layers."""
-    sharded = sharded_modules(model)
-    return _unsharded(sharded[0]) if sharded else nullcontext()

@@ -103,12 +103,6 @@ class ReferenceOptions(Options):
     ref_model_sync_steps: int = option(
         512, "Optimizer steps from one mixing to the next, at least 1.", least=1, needs="sync_ref_model"
     )
-    ref_offload: bool = option(
-        False,
-        "Keep the reference's own weights in CPU memory and copy them to the GPU for each micro-batch: less GPU "
-        "memory, more time.",
-        needs=(WITH_REFERENCE, "ref_model_name_or_path or not lora_enable: the reference has no weights of its own"),
-    )
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,6 @@ class Reference:
         other: nn.Module | None = None,
         dtype: torch.dtype | None = None,
         rounded: bool = False,
-        offload: bool = False,
     ):
         """Copies the trained weights of ``policy``: call this before the first update, on the unwrapped model.
 
@@ -44,22 +43,11 @@ class Reference:
             dtype: of the copy, where the policy rounds its own weights to it in each forward. The copy shares nothing
                 then. None: the dtype of the weights.
             rounded: keep the weights of linear layers that are not shared in bfloat16, which autocast rounds them to.
-            offload: keep the tensors that are not shared in the memory of the CPU, and on the device only while the
-                reference is used.
-
-        Raises:
-            ValueError: there is nothing to offload.
         """
         shares = dtype is None and not is_partitioned(policy)
         self._adapter = policy if other is None and hasattr(policy, "disable_adapter") else None
         self._copy: nn.Module | None = None
-        self._offloads = offload
-        self._device: torch.device | None = None
         if self._adapter is not None:
-            if offload:
-                raise ValueError(
-                    "--ref_offload has no effect with LoRA: the reference is the model without its adapter"
-                )
             return
         if other is None:  # a copy of split weights shares none: it runs outside of the engine
             self._copy = _copied(policy, [each for each in policy.parameters() if shares and not each.requires_grad])
@@ -82,26 +70,13 @@ class Reference:
             if self._adapter is not None:
                 with evaluating(self._adapter), self._adapter.disable_adapter():
                     yield self._adapter
-            elif self._offloads and self._device is not None:
-                with self._on_device(self._device):
-                    yield self._copy
             else:
                 yield self._copy
 
     def to(self, device: torch.device) -> Reference:
-        """Moves the tensors that are not shared to the device on which the reference runs.
-
-        With ``offload`` they stay in the memory of the CPU, page-locked where the device is a CUDA device.
-        """
-        self._device = device
-        if self._copy is not None and not self._offloads:
+        """Moves the tensors that are not shared to the device on which the reference runs."""
+        if self._copy is not None:
             self._copy.to(device)
-        elif self._copy is not None:
-            for buffer in self._copy.buffers():
-                buffer.data = buffer.data.to(device)
-            for parameter in self._owned.values():
-                home = parameter.data.cpu()
-                parameter.data = home.pin_memory() if device.type == "cuda" else home
         return self
 
     @torch.no_grad()
@@ -141,17 +116,6 @@ class Reference:
             for name, own in self._owned.items():
                 own.copy_(saved.get_tensor(name))
 
-    @contextmanager
-    def _on_device(self, device: torch.device) -> Iterator[None]:
-        homes = {name: parameter.data for name, parameter in self._owned.items()}
-        try:
-            for name, parameter in self._owned.items():
-                parameter.data = homes[name].to(device, non_blocking=True, copy=True)
-            yield
-        finally:
-            for name, parameter in self._owned.items():
-                parameter.data = homes[name]
-
 
 def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Module:
     """The model of another checkpoint, checked and prepared as the reference of ``policy``. Collective.
@@ -168,8 +132,12 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
         raise ValueError(f"{_FLAG}: expected a model of the policy's family, {ours}, got {theirs}")
     with whole_weights(bare), whole_weights(other):
         expected = {_plain(name): each for name, each in bare.named_parameters() if ".lora_" not in name}
-        _require_same_shapes(expected, dict(other.named_parameters()))
-        for name, tensor in other.named_parameters():
+        found = dict(other.named_parameters())
+        for name in sorted(expected.keys() | found.keys()):
+            its, own = (tuple(each[name].shape) if name in each else "not there" for each in (expected, found))
+            if its != own:
+                raise ValueError(f"{_FLAG}: expected the policy's shapes, but {name} is {its} in it and {own} here")
+        for name, tensor in found.items():
             if one_tower and part_of(name) == "vision" and not _same(tensor, expected[name]):
                 raise ValueError(
                     f"{_FLAG}: its vision tower is not the policy's ({name} differs), which runs once for both; set "
@@ -177,13 +145,6 @@ def matched(other: nn.Module, policy: nn.Module, *, one_tower: bool) -> nn.Modul
                 )
     accept_features(other)
     return _copied(other) if is_partitioned(other) else other
-
-
-def _require_same_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        ours, theirs = (tuple(each[name].shape) if name in each else "not there" for each in (expected, found))
-        if ours != theirs:
-            raise ValueError(f"{_FLAG}: expected the policy's shapes, but {name} is {ours} in it and {theirs} here")
 
 
 def _copied(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> nn.Module:

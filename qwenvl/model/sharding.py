@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -34,35 +34,27 @@ def whole_weights(model: nn.Module, engine: nn.Module | None = None) -> Iterator
     Args:
         engine: the model as DeepSpeed has wrapped it. Before that, the model itself or None.
     """
-    if sharded := sharded_modules(model):
-        with _unsharded(sharded):
-            yield
-    elif is_partitioned(model):
-        with _gathered(model, engine):
-            yield
-    else:
+    sharded, partitioned = sharded_modules(model), is_partitioned(model)
+    with ExitStack() as stack:
+        for module in sharded:
+            stack.enter_context(unsharded(module))
+        if partitioned:
+            from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+            stack.enter_context(GatheredParameters(model.parameters()))
+        if sharded or partitioned:
+            stack.enter_context(without_hooks(model, engine))
         yield
 
 
 @contextmanager
-def _gathered(model: nn.Module, engine: nn.Module | None) -> Iterator[None]:
-    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
-
-    with GatheredParameters(model.parameters()), _without_zero_hooks(getattr(engine, "optimizer", None)):
+def unsharded(module: FSDPModule) -> Iterator[None]:
+    """Context manager in which the weights of one module of FSDP are gathered. Entering is collective."""
+    module.unshard()
+    try:
         yield
-
-
-@contextmanager
-def _unsharded(modules: list[FSDPModule]) -> Iterator[None]:
-    """Gathers the weights of each module once, and keeps FSDP's hooks from gathering and freeing them in forwards."""
-    for module in modules:
-        module.unshard()
-    with _without_fsdp_hooks(modules):
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.reshard()
+    finally:
+        module.reshard()
 
 
 @contextmanager

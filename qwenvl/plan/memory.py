@@ -82,11 +82,10 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
     """
     text, vision, stream = shapes.text, shapes.vision, job.precision.stream
     share, gradient_share, state_share = shares_of(job)
-    reference = reference_bytes(weights, job)
     resident = {
         "weights": round(weights.held * share),
         "optimizer": round(optimizer_bytes(weights, job) * state_share),
-        "reference": 0 if job.reference_offload else reference,
+        "reference": reference_bytes(weights, job),
         "features": features_bytes(vision, job, job.prompts),
     }
     gradients = round(weights.trained * WIDE * gradient_share)
@@ -110,7 +109,7 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
     if job.reference != "none":  # its pass runs while the policy's activations are in memory
         running = forward_bytes(shapes, job.row_tokens, job.forward_patches, job)
         running += 0 if job.encoded else tower_bytes(vision, job, job.forward_patches)
-        part = {"reference": reference, "activations": activations + running, "one-time buffers": cast}
+        part = {"activations": activations + running, "one-time buffers": cast}
         phases["log-probs of the reference"] = trained | part
     for name, released in (("last", ()), ("first", text.layers[1:])):  # by the layers whose backward pass is done
         numbers = (len(released) + 1) * weights.layer + weights.head

@@ -160,7 +160,6 @@ def _adapters(case: Case) -> Iterator[Remedy]:
         tower_learns=False,
         encoded=job.shared,
         reference="none" if job.reference == "none" else "adapter",
-        reference_offload=False,
         precision=Precision(2, 2) if half else job.precision,
     )
     yield Remedy({"lora_enable": True, "tune_mm_mlp": False}, "what adapters cannot learn", changed)

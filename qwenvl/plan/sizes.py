@@ -45,7 +45,6 @@ class Job:
     mergers_learn: bool = True
     reference: ReferenceKind = "copy"
     reference_rounded: bool = False  # its own linear layers are in the type of products
-    reference_offload: bool = False  # the reference is in CPU memory outside of its passes
     optimizer: str = "adamw_torch_fused"  # by the Trainer's name
     narrows: bool = True  # sampling sorts the vocabulary (top-p below 1)
     engine: Engine = "none"  # what splits the model among the processes

@@ -230,8 +230,6 @@ def build_reference(
     path = args.ref_model_name_or_path
     if args.sync_ref_model and unwrap(policy) is not policy:
         raise ValueError("--sync_ref_model has no effect with LoRA: the weights that the reference has do not learn")
-    if args.ref_offload and args.device.type == "cpu":
-        raise ValueError("--ref_offload has no effect on a CPU: the reference is in its memory anyway; leave it out")
     other = None
     if path is not None:
         if (Path(path) / "adapter_config.json").is_file():
@@ -243,4 +241,4 @@ def build_reference(
         other = load_model(path, attn_implementation=bare.config._attn_implementation, dtype=bare.dtype)
         other = matched(other, policy, one_tower=paths.encode is not None)
     rounded = rounds_products(args) and not args.sync_ref_model  # which moves by less than bfloat16 resolves
-    return Reference(policy, other=other, dtype=dtype, rounded=rounded, offload=args.ref_offload).to(args.device)
+    return Reference(policy, other=other, dtype=dtype, rounded=rounded).to(args.device)

@@ -18,10 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from itertools import accumulate
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -29,6 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from qwenvl.child import Child, ChildError, ChildFailed
 from scripts.clips.copies import copy_from, rotated
 from scripts.clips.sources import encode_numbered, number_in
 
@@ -140,70 +139,28 @@ def resized(frames) -> np.ndarray:
     return resize(frames, list(size), InterpolationMode.BICUBIC, antialias=True).permute(0, 2, 3, 1).numpy()
 
 
-@dataclass
-class Reader:
-    """A reader in a process that can be killed, started at its first clip."""
+def load(name: str) -> Callable[[tuple[str, int, int, int]], tuple[float, float, int]]:
+    """The reader, for a process of its own.
 
-    name: str
-    timeout: float
-    process: object = None
-
-    def read(self, clip: BenchClip, n: int) -> tuple[float, float, int] | str:
-        """CPU seconds, seconds and right frames, or why it failed."""
-        if self.process is None:
-            context = get_context("spawn")
-            self.connection, other = context.Pipe()
-            self.process = context.Process(target=serve, args=(self.name, other))
-            self.process.start()
-            other.close()
-        self.connection.send((clip, n))
-        try:
-            if self.connection.poll(self.timeout):
-                return self.connection.recv()
-            failed = f"hangs (killed after {self.timeout:g} s)"
-        except EOFError:
-            failed = "crashes"
-        self.close()
-        return failed
-
-    def close(self) -> None:
-        """End the process."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
-            self.process = None
-
-
-def serve(name: str, connection) -> None:
-    """The reader's process: reads clips until the other side closes the pipe."""
+    It answers path, frames and first number of a clip, and how many frames to read, with CPU seconds, seconds and the
+    number of right frames.
+    """
     import torch
 
     torch.set_num_threads(1)
-    read, broken = None, ""
-    with open(os.devnull, "w") as quiet, redirect_stderr(quiet):
-        try:
-            read = READERS[name]()
-            resized(torch.zeros(2, 3, 56, 56, dtype=torch.uint8))
-        except Exception as error:
-            broken = f"not usable here: {error}".splitlines()[0]
-        while True:
-            try:
-                clip, n = connection.recv()
-            except EOFError:
-                return
-            wanted = [round(i * (clip.frame_count - 1) / (n - 1)) for i in range(n)]
-            cpu, wall = cpu_seconds(), time.perf_counter()
-            try:
-                if read is None:
-                    raise RuntimeError(broken)
-                pictures = read(str(clip.path), wanted)
-            except Exception as error:
-                connection.send(f"{type(error).__name__}: {str(error).splitlines()[0][:80]}")
-                continue
-            spent = cpu_seconds() - cpu, time.perf_counter() - wall
-            numbers = [number_in(picture) for picture in pictures]
-            right = sum(a == clip.first + b for a, b in zip(numbers, wanted, strict=False))
-            connection.send((*spent, right))
+    read = READERS[name]()
+    resized(torch.zeros(2, 3, 56, 56, dtype=torch.uint8))
+
+    def answer(message: tuple[str, int, int, int]) -> tuple[float, float, int]:
+        path, frame_count, first, n = message
+        wanted = [round(i * (frame_count - 1) / (n - 1)) for i in range(n)]
+        cpu, wall = cpu_seconds(), time.perf_counter()
+        pictures = read(path, wanted)
+        spent = cpu_seconds() - cpu, time.perf_counter() - wall
+        numbers = [number_in(picture) for picture in pictures]
+        return *spent, sum(a == first + b for a, b in zip(numbers, wanted, strict=False))
+
+    return answer
 
 
 def cpu_seconds() -> float:
@@ -230,20 +187,23 @@ class Reading:
         return f"{1e3 * statistics.median(getattr(self, kind)):.1f}{note}"
 
 
-def read_in_turn(clip: BenchClip, readers: list[Reader], n: int, turns: int) -> dict[str, Reading]:
+def read_in_turn(clip: BenchClip, children: dict[str, Child | None], options: argparse.Namespace) -> dict[str, Reading]:
     """The first turn, in which libraries load and files are cached, does not count."""
-    readings = {reader.name: Reading() for reader in readers}
-    for turn in range(turns + 1):
-        for reader in readers:
-            reading = readings[reader.name]
-            if reading.failed is None:
-                done = reader.read(clip, n)
-                if isinstance(done, str):
-                    reading.failed = done
-                else:
-                    reading.right = done[2]
-                    reading.cpu += [done[0]] * bool(turn)
-                    reading.wall += [done[1]] * bool(turn)
+    readings = {name: Reading() for name in children}
+    for turn in range(options.turns + 1):
+        for name, reading in readings.items():
+            if reading.failed is not None:
+                continue
+            try:
+                child = children[name] = children[name] or Child("scripts.bench.decode:load", name)
+                message = str(clip.path), clip.frame_count, clip.first, options.frames
+                cpu, wall, reading.right = child.ask(message, options.timeout)
+            except ChildError as error:
+                reading.failed = str(error).splitlines()[0].removeprefix("scripts.bench.decode:load: ")[:80]
+                children[name] = children[name] if isinstance(error, ChildFailed) else None
+            else:
+                reading.cpu += [cpu] * bool(turn)
+                reading.wall += [wall] * bool(turn)
     return readings
 
 
@@ -258,16 +218,12 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a reader is killed")
     options = parser.parse_args()
     clips = {path.name: clip_of(path) for path in options.files or []} or make_clips(options.folder)
-    readers = [Reader(name, options.timeout) for name in options.readers]
+    children: dict[str, Child | None] = dict.fromkeys(options.readers)
     readings = {}
-    try:
-        for name, clip in clips.items():
-            if options.clips is None or any(part in name for part in options.clips):
-                print(name, file=sys.stderr)
-                readings[name] = read_in_turn(clip, readers, options.frames, options.turns)
-    finally:
-        for reader in readers:
-            reader.close()
+    for name, clip in clips.items():
+        if options.clips is None or any(part in name for part in options.clips):
+            print(name, file=sys.stderr)
+            readings[name] = read_in_turn(clip, children, options)
     wanted = None if options.files else options.frames
     for kind in ("cpu", "wall"):
         print(f"\n{kind} milliseconds\n\n| clip | {' | '.join(options.readers)} |")

@@ -184,8 +184,6 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"kl_estimator": "k1", "grpo_beta": 0.0},
         {"kl_estimator": "k2", "advantage_estimator": "grpo(kl_in_reward=True)"},
         {"ref_model_name_or_path": "other", "grpo_beta": 0.0},
-        {"ref_offload": True, "grpo_beta": 0.0},
-        {"ref_offload": True, "lora_enable": True},
         {"sync_ref_model": True, "grpo_beta": 0.0},
         {"sync_ref_model": True, "lora_enable": True},
         {"sync_ref_model": True, "max_steps": 512},

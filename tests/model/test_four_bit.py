@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.loading import BYTES, SKIPPED, four_bit_settings, load_model, lora_config, require_four_bit
 from qwenvl.model.options import LoraOptions, TuneOptions
 
@@ -14,32 +13,6 @@ def test_a_cpu_is_refused_and_the_package_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(ImportError, match=r"qwenvl\[qlora\]"):
         require_four_bit("cuda:0")
-
-
-def test_a_run_on_a_cpu_is_refused_before_weights_are_read(make_4bit):
-    from qwenvl.train.assemble import loaded_model
-
-    with pytest.raises(ValueError, match="--load_in_4bit needs a CUDA device"):
-        loaded_model("/no/such/folder", make_4bit(lora_enable=True), frozen=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, "--load_in_4bit has no effect without --lora_enable"),
-        ({"lora_enable": True, "fsdp": True}, "weights in 4 bits are not split or gathered"),
-        ({"lora_enable": True, "ref_model_name_or_path": "x"}, "the reference is the model without its adapter"),
-    ],
-)
-def test_what_it_cannot_be_used_with(make_4bit, settings, told):
-    with pytest.raises(ValueError, match=told):
-        make_4bit(**settings)
-
-
-@pytest.fixture
-def make_4bit(tmp_path):
-    """``make_4bit(**settings)``: settings of a run with weights in 4 bits."""
-    return lambda **settings: GRPOConfig(str(tmp_path), use_cpu=True, load_in_4bit=True, **settings)
 
 
 def test_layers_of_the_language_model_are_packed_and_adapters_learn(tiny_checkpoint):

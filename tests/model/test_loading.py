@@ -43,17 +43,6 @@ def test_each_flag_trains_its_part_and_nothing_else(tiny_pair, family, part):
     assert ("lm_head.weight" in trained) == (part == "llm")
 
 
-def test_an_untied_head_really_freezes(tiny_pair, random_prompts, random_completions):
-    from qwenvl.model.logprobs import completion_logprobs
-
-    model, _ = tiny_pair("qwen2_5_vl", tie_word_embeddings=False)
-    apply_tuning(model, TuneOptions(tune_mm_llm=False, tune_mm_mlp=True))
-    prompts = random_prompts(model, ["tv"])
-    ids, mask = random_completions(2, 3)
-    completion_logprobs(model, prompts, ids, mask, temperature=1.0, logit_chunk_tokens=8).sum().backward()
-    assert {part_of(name) for name, p in model.named_parameters() if p.grad is not None} == {"mlp"}
-
-
 def test_nothing_to_train_is_an_error(tiny_pair):
     with pytest.raises(ValueError, match="nothing would learn"):
         apply_tuning(tiny_pair()[0], TuneOptions(tune_mm_llm=False, tune_mm_vision=False, tune_mm_mlp=False))
@@ -75,14 +64,6 @@ def test_adapters_go_where_the_flags_say(tiny_pair, family, flags, parts):
     assert trained and all("lora_" in name for name in trained)
     assert {part_of(name) for name in trained} == parts
     assert unwrap(adapted) is model
-
-
-def test_adapters_of_linear_attention_bear_its_names(tiny_pair):
-    model, _ = tiny_pair("qwen3_5")
-    targets = lora_config(model, TuneOptions(), LoraOptions(True, 2, 4)).target_modules
-    layer = "model.language_model.layers.0.linear_attn."
-    names = {f"{layer}{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")}
-    assert names == {name for name in targets if name.startswith(layer)}
 
 
 @pytest.mark.parametrize(
@@ -191,38 +172,20 @@ def test_flash_attention_is_taken_only_where_it_runs(device, capability, half, i
             resolve_attention("flash_attention_2", torch.device(device), half)
 
 
-def test_other_models_are_refused(tmp_path):
-    from transformers import Qwen2Config
-
-    Qwen2Config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=", ".join(FAMILIES)):
-        load_model(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("qwen2_5_omni", "hears and speaks"),
-        ("qwen3_omni_moe", "hears and speaks"),
-        ("qwen4_exp", "n-gram embedding table"),
+        ("qwen2_5_omni", r"\(it also hears and speaks"),
+        ("qwen4_exp", r"\(its n-gram embedding table"),
+        ("qwen2", f": expected one of {', '.join(FAMILIES)}"),
     ],
 )
-def test_relatives_are_refused_with_the_reason(tmp_path, name, reason):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
-    with pytest.raises(ValueError, match=f"{name}.*{reason}"):
-        load_model(tmp_path)
-
-
-def test_models_that_transformers_does_not_know_are_refused_by_us(tmp_path, monkeypatch):
-    """It would say that a newer one of its versions may know them."""
+def test_other_models_are_refused_by_us(tmp_path, monkeypatch, name, reason):
+    """transformers would say that a newer one of its versions may know them."""
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=ValueError("update transformers")))
-    for name, told in (
-        ("qwen4_exp", "n-gram embedding table, .* is not supported"),
-        ("qwen9", f"expected one of {', '.join(FAMILIES)}"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
-        with pytest.raises(ValueError, match=f"'{name}' is not supported.*{told}"):
-            load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    with pytest.raises(ValueError, match=f"'{name}' is not supported.*{reason}"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])

@@ -98,16 +98,6 @@ def test_the_first_layer_that_any_process_waits_for_is_next(random_prompts, spli
     assert turns == [embeddings, first, 0, 1, 2, *rest, head, len(layers)]
 
 
-def test_every_weight_belongs_to_one_layer():
-    for family in FAMILIES:
-        model = make_model(family, make_processor(family))
-        layers = [{id(each) for each in module.parameters()} for module, _ in lock_step._layers(model)]
-        assert set.union(*layers) == {id(each) for each in model.parameters()}
-        tied = id(model.get_input_embeddings().weight)
-        assert sum(map(len, layers)) - len(set.union(*layers)) in (0, 1)
-        assert all(tied in one & two for one in layers for two in layers if one is not two and one & two)
-
-
 def test_a_layer_of_fsdp_is_gathered_while_it_runs(mesh):  # noqa: F811
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))

@@ -1,10 +1,6 @@
 """The plain log-probs against a forward without any of our machinery."""
 
 import copy
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -116,69 +112,6 @@ def test_an_entropy_that_is_only_measured_costs_the_backward_pass_nothing(
     trained, *counts, _ = run("trained")
     assert counts == [chunks, chunks]
     assert torch.equal(trained.entropies, measured.entropies)
-
-
-PEAK = """
-from pathlib import Path
-
-import torch
-
-from qwenvl.demo.tiny import make_model, make_processor
-from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.logprobs import completion_likelihood, tokens_within
-
-VOCABULARY = 60_000
-model = make_model("qwen2_5_vl", make_processor("qwen2_5_vl"), hidden_size=32, num_layers=1)
-model.resize_token_embeddings(VOCABULARY, mean_resizing=False)
-chunk = tokens_within(0.1, VOCABULARY)
-settings = {"temperature": 0.7, "logit_chunk_tokens": chunk, "entropy": "trained"}
-
-
-def run(rows):
-    ids = torch.zeros(rows, 16, dtype=torch.long)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    result = completion_likelihood(model, PromptInputs.of_text(ids[:1]), ids, mask, **settings)
-    (result.logprobs.sum() + result.entropies.sum()).backward()
-
-
-def kilobytes(name):
-    return next(int(row.split()[1]) for row in Path("/proc/self/status").open() if row.startswith(name))
-
-
-def peak(rows):
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = kilobytes("VmRSS")
-    run(rows)
-    return (kilobytes("VmHWM") - before) / 1e6
-
-
-def least(rows):
-    # Pages that the system took back meanwhile can only add: one time within the bound is enough.
-    found = peak(rows)
-    for _ in range(3):
-        found = found if found < BOUND else min(found, peak(rows))
-    return found
-
-
-run(12)
-print(least(12), least(48))
-"""
-BOUND = 0.1 * 1.4  # GB: the budget, and the rest of the model
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
-def test_memory_for_logits_stays_within_its_budget_whatever_the_number_of_completions():
-    """With the entropy in the gradient, which takes the most."""
-    # Without the variable freed blocks of this size may stay with the process, and its peak says little.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}
-    code = f"BOUND = {BOUND}\n{PEAK}"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, env=environment
-    ).stdout
-    few, many = map(float, printed.split()[-2:])
-    everything = 48 * 16 * 60_000 * 16 / 1e9
-    assert many < BOUND < everything / 5
-    assert many < few * 1.2
 
 
 def test_the_head_is_itself_again_afterwards(exact_model, random_completions):

@@ -48,17 +48,6 @@ def test_qwen2_5_vl_scales_time_and_resumes_after_the_largest(seconds, step):
     assert w == [*WIDTH, after, after + 1]
 
 
-@pytest.mark.parametrize(("temporal", "last"), [(3, 16), (8, 19), (32, 67)])
-def test_qwen2_5_vl_long_videos_push_the_text_back(temporal, last):
-    """One second per temporal patch at two positions per second; a grid of 24 x 24 patches = 12 x 12 merged.
-
-    The video begins at 3; its largest position is 3 + max(2 * (temporal - 1), 11); two tokens follow.
-    """
-    ids = [TEXT, TEXT, TEXT] + [VIDEO] * (temporal * 144) + [TEXT, TEXT]
-    t, h, w = positions(rule("seconds", 2.0), ids, videos=[[temporal, 24, 24]], seconds=[1.0])
-    assert t[-1] == h[-1] == w[-1] == last
-
-
 def test_qwen3_vl_frames_stand_behind_their_timestamps():
     ids = [TEXT] + [TEXT] + [VIDEO] * 4 + [TEXT] + [TEXT] + [VIDEO] * 4 + [TEXT]
     t, h, w = positions(rule("timestamp"), ids, videos=VIDEOS)

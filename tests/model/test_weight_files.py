@@ -13,21 +13,13 @@ def test_a_whole_checkpoint(tiny_checkpoint, tmp_path):
     assert not has_weights(tmp_path) and weights_problem(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("left", "said"), [(0, "its header alone needs 8"), (100, "its header alone needs"), (500_000, "its header says")]
-)
-def test_a_model_whose_weights_were_cut_short(left, said, tiny_checkpoint, tmp_path):
+@pytest.mark.parametrize("kept", [0, 100, 500_000])
+def test_a_model_whose_weights_were_cut_short(kept, tiny_checkpoint, tmp_path):
     folder = shutil.copytree(tiny_checkpoint(), tmp_path / "cut")
     weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:left])
-    with pytest.raises(ValueError, match=rf"^{weights}: cut short: it has {left} bytes.*{said}.*; copy the file again"):
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=rf"^{weights}: cut short or damaged: .*; copy the file again"):
         load_model(folder)
-
-
-def test_a_file_that_holds_something_else(tiny_checkpoint, tmp_path):
-    folder = shutil.copytree(tiny_checkpoint(), tmp_path / "other")
-    (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"not json" + b"0" * 100)
-    assert weights_problem(folder) == f"{folder}/model.safetensors: not a safetensors file"
 
 
 def test_a_checkpoint_without_its_tokenizer(tiny_checkpoint, tmp_path):

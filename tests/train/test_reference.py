@@ -117,7 +117,6 @@ def test_a_reference_that_would_not_fit_or_not_move_is_refused(
             make_trainer(**settings)
         return str(error.value)
 
-    assert "--ref_offload has no effect on a CPU" in refusal(ref_offload=True)
     another = tiny_checkpoint(initializer_range=0.1, texts=("other words",))
     assert "another vocabulary" in refusal(ref_model_name_or_path=str(another))
     adapters = tmp_path / "adapters"

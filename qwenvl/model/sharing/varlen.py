@@ -3,6 +3,13 @@
 Three kernels with one signature: flash attention of a GPU in half precision, of the CPU, and plain arithmetic in blocks
 for all else (float32 on a GPU). The first two are PyTorch's own flash attention. Its operators are called directly
 because the public functions hide the log-sum-exp, or do not let the backward pass take that of a merged result.
+
+    out, lse   = kernel.forward(q, k, v, q_spans, k_spans, causal=..., scale=...)
+    dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, q_spans, k_spans, causal=..., scale=...)
+
+is attention of each sequence of ``q`` over the sequence of the same number of ``k`` and ``v``. q, out and grad are
+S x heads x D, k and v are S' x key-value heads x D, lse is heads x S. ``causal`` needs sequences of equal lengths. The
+backward pass also takes ``out`` and ``lse`` of a softmax over more keys than ``k``.
 """
 
 from __future__ import annotations
@@ -10,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,27 +52,7 @@ class Spans:
         return [slice(start, end) for start, end in pairwise(self.bounds)]
 
 
-class Kernel(Protocol):
-    """Attention of each sequence of ``q`` over the sequence of the same number of ``k`` and ``v``.
-
-    q, out and grad are S x heads x D, k and v are S' x key-value heads x D, lse is heads x S. ``causal`` needs
-    sequences of equal lengths. ``out`` and ``lse`` given to ``backward`` may be those of a softmax over more keys than
-    ``k``.
-    """
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, q_spans: Spans, k_spans: Spans, *, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of the scores."""
-
-    def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, q_spans: Spans, k_spans: Spans,
-        *, causal: bool, scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """Gradients of q, k and v."""
-
-
-def kernel_for(q: Tensor) -> Kernel:
+def kernel_for(q: Tensor) -> CudaFlash | CpuFlash | Blockwise:
     """The kernel for the device, type and head size of ``q``."""
     if q.device.type == "cpu":
         return CpuFlash()

@@ -120,7 +120,7 @@ def next_steps(args: GRPOConfig, argv: Sequence[str], found: Sequence[Finding]) 
     commands = []
     if rule is not None and rule.flags is not None:
         flags = [*rule.flags(args), "--output_dir", f"{folder}-2"]
-        commands.append((["train", *with_flags(argv, flags)], f"again: {rule.name}"))
+        commands.append((["train", *with_flags(argv, flags)], f"again: {rule.code.replace('_', ' ')}"))
     elif rule is not None:
         catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
         preview = ["preview", str(args.dataset_use), "--n", "8", "--model", base, *catalog]

@@ -191,7 +191,6 @@ def case_of(
         mergers_learn="mlp" in learning,
         reference=_reference(args, policy) if targets is None else "none",
         reference_rounded=rounds and not args.sync_ref_model,
-        reference_offload=args.ref_offload,
         optimizer=optimizer or str(getattr(args.optim, "value", args.optim)),
         narrows=args.generation_top_p < 1,
         engine=engine,

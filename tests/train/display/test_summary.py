@@ -85,7 +85,7 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
     assert f"{reward['first']:.3f} at first, {reward['last']:.3f} at last" in lines[1]
     assert ("none" if over else "1, the first: 50% of the completions") in lines[2]
     command = next_steps(settings_of(), ["run.yaml"], found)[0]
-    assert command.endswith("(train on from the result)" if over else "(again: cut off)")
+    assert command.endswith("(train on from the result)" if over else "(again: truncated)")
 
 
 MORE = "qwenvl train run.yaml --model_name_or_path runs/a --output_dir runs/a-2{}   (train on from the result)"
@@ -109,12 +109,12 @@ MERGE = "qwenvl merge runs/a --out runs/a-merged   (whole weights, for other pro
         (
             {"lora_enable": True},
             ["entropy_collapsed", "truncated"],
-            ["qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: cut off)"],
+            ["qwenvl train run.yaml --generation_max_length 1024 --output_dir runs/a-2   (again: truncated)"],
         ),
         (
             {},
             ["kl_grows"],
-            ["qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: KL grows)"],
+            ["qwenvl train run.yaml --learning_rate 3.3e-07 --output_dir runs/a-2   (again: kl grows)"],
         ),
     ],
 )

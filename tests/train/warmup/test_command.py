@@ -114,11 +114,11 @@ def test_what_has_no_effect_is_refused_with_the_reason(more, message, flags, cap
 
 
 def test_a_settings_file_of_training_is_taken_as_far_as_a_warm_up_reads_it(flags, tmp_path, capsys):
-    (tmp_path / "run.yaml").write_text("grpo_sample_size: 8\nref_offload: True\nbase_interval: 0.5\n")
+    (tmp_path / "run.yaml").write_text("grpo_sample_size: 8\nsync_ref_model: True\nbase_interval: 0.5\n")
     main([str(tmp_path / "run.yaml"), *flags(), "--dry_run"])
     lines = capsys.readouterr().out.splitlines()
     assert "  base_interval: 0.5" in lines
-    assert not any(line.startswith(("  grpo_sample_size", "  ref_offload")) for line in lines)
+    assert not any(line.startswith(("  grpo_sample_size", "  sync_ref_model")) for line in lines)
 
 
 def test_a_record_that_cannot_be_taught_is_named_before_training(flags, tmp_path, capfd):
