@@ -12,7 +12,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -107,15 +106,16 @@ class LocalEngine:
         processors = LogitsProcessorList([recorder])  # the first, so that it sees the raw logits
         processors.extend(logits_processors(params, self.vision_ids, rows.input_ids.device))
         if params.temperature != 0:
-            processors.append(_Race())
+            processors.append(lambda ids, scores: exponential_race(scores))  # whose greedy choice is a draw
         stops, prompt_tokens = self.stops(params), rows.input_ids.shape[1]
+        criteria = [lambda ids, scores, **_: stops(ids[:, prompt_tokens:])] if stops else []
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
         sequences = model.generate(
             input_ids=rows.input_ids,
             attention_mask=rows.attention_mask,
             position_ids=torch.cat([text_positions[None], rows.position_ids]),
             logits_processor=processors,
-            stopping_criteria=StoppingCriteriaList([stops.after(prompt_tokens)] if stops else []),
+            stopping_criteria=StoppingCriteriaList(criteria),
             synced_gpus=False,  # with ZeRO-3 and FSDP it would wait for processes that may have nothing to sample
             **rows.vision(),
         )
@@ -146,13 +146,6 @@ class LocalEngine:
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
         )
-
-
-class _Race(LogitsProcessor):
-    """The last processor: greedy ``generate`` on its scores is a draw."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return exponential_race(scores)
 
 
 class LikelihoodRecorder(LogitsProcessor):
@@ -241,19 +234,6 @@ class StopStrings:
         unknown = self._match.embedding_vec.shape[0]  # matches nothing
         windows = nn.functional.pad(completion_ids, (width - 1, 0), value=unknown).unfold(1, width, 1)
         return torch.cat([self(some) for some in windows.flatten(0, 1).split(2**16)]).view(completion_ids.shape)
-
-    def after(self, prompt_tokens: int) -> StoppingCriteria:
-        """The same as ``generate`` takes it, for rows that begin with ``prompt_tokens`` columns of prompt."""
-        return _AfterPrompt(self, prompt_tokens)
-
-
-class _AfterPrompt(StoppingCriteria):
-    def __init__(self, stops: StopStrings, prompt_tokens: int):
-        self._stops = stops
-        self._start = prompt_tokens
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
-        return self._stops(input_ids[:, self._start :])
 
 
 class SharedPrefixEngine(LocalEngine):

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from qwenvl.data.options import DifficultyArguments
 from qwenvl.option import Options, option
 from qwenvl.rewards.options import RewardSettings
+from qwenvl.types import SamplingParams
 
 LIVE_COMPLETIONS_EVERY = 20
 WITH_VLLM = "rollout_engine in ('vllm_server', 'vllm_colocate')"
@@ -199,6 +200,19 @@ class SamplingOptions(Options):
         This is the one place that says so: options that correct for it are refused where it is False.
         """
         return self.rollout_engine != "local"
+
+    def sampling_params(self, entropies: bool = False) -> SamplingParams:
+        """The settings of training."""
+        return SamplingParams(
+            max_new_tokens=self.generation_max_length,
+            temperature=self.generation_temperature,
+            top_k=self.generation_top_k,
+            top_p=self.generation_top_p,
+            min_p=self.generation_min_p,
+            repetition_penalty=self.generation_repetition_penalty,
+            stop_strings=tuple(self.stop_strings or ()),
+            entropies=entropies,
+        )
 
     def problems(self) -> Iterator[str]:
         addresses = self.vllm_server or []

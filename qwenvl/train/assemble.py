@@ -37,7 +37,6 @@ from qwenvl.model.lock_step import LockStep
 from qwenvl.model.positions import position_rule
 from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
-from qwenvl.rollout.engine import SamplingParams
 from qwenvl.train.collect.collector import Collector, KlPenalty
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache
@@ -212,7 +211,7 @@ def build_collector(
         build_inputs=InputBuilder.of(position_rule(bare.config), processor),
         encode=paths.encode,
         rubric=rubric,
-        params=SamplingParams.of(args, entropies=args.reads_sampled_entropies),
+        params=args.sampling_params(entropies=args.reads_sampled_entropies),
         group_size=args.grpo_sample_size,
         advantage_estimator=args.estimator,
         scale_rewards=args.scale_rewards,

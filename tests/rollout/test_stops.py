@@ -52,13 +52,3 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.count += 1
         return function(*args, **(kwargs or {}))
-
-
-def test_only_what_follows_the_prompt_counts():
-    tokenizer = make_tokenizer()
-    prompt, completion = (tokenizer(text, return_tensors="pt").input_ids for text in ("</ans", "wer>"))
-    stops = StopStrings(tokenizer, ("</answer>",))
-    whole = torch.cat([prompt, completion], dim=1)
-    assert stops(whole).tolist() == [True]
-    assert stops.after(prompt.shape[1])(whole, None).tolist() == [False]
-    assert stops.after(0)(whole, None).tolist() == [True]

@@ -21,7 +21,7 @@ from transformers import TrainerState
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.sharding import whole_weights
-from qwenvl.rollout.ahead import AheadEngine, Ask
+from qwenvl.rollout.ahead import AheadEngine
 from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, SamplingParams, WeightsLostError, lost_together
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.filtering import FilteringCollector
@@ -156,7 +156,7 @@ class AheadCollector(Collector):
             self._ask(model, [batches])
         with self.clock("time/sample_s"), self.clock("async/wait_s"):
             self._wait(model)
-        staleness = state.global_step - self.engine.take([self._seed_of(batches)])
+        staleness = state.global_step - self.engine.take(self._seed_of(batches))
         if self.asks_first:  # so that the engine samples while rewards are computed
             self._ask_on(model)
         experiences = super().collect(model, batches, state)
@@ -189,7 +189,7 @@ class AheadCollector(Collector):
                 self.queue.inputs |= zip(map(id, batches), self._encoded(model, batches), strict=True)
             prompts = [EnginePrompts(batch, self.queue.inputs[id(batch)]) for batch in batches]
             with self.autocast():
-                self.engine.ask(model, [Ask(prompts, self.group_size, self.params, self._seed_of(batches))])
+                self.engine.ask(model, prompts, self.group_size, self.params, self._seed_of(batches))
 
     def _encode(self, model: nn.Module, batch: PromptBatch) -> PromptInputs:
         known = self.queue.inputs.pop(id(batch), None)

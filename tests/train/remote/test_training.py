@@ -48,8 +48,8 @@ def test_a_run_with_parity_at_every_step(make_trainer, fake, sop_data, recipe):
     trainer.train()
     assert [row["parity/max"] < 1e-4 for row in rows(trainer)] == [True] * 3
     assert all(row["time/sync_s"] > 0 for row in rows(trainer)) and sum(len(each.asked) for each in fakes) >= 8
-    given = [request.version - fakes[0].given[0][0].version for request, _ in fakes[0].given]
-    assert given == [0, 1, 2, 3]  # for steps 1, 2 and 3 and the last evaluation. That after step 2 needs no more
+    # For steps 1, 2 and 3 and the last evaluation. That after step 2 needs no more.
+    assert len({request.version for request, _ in fakes[0].given}) == len(fakes[0].given) == 4
     texts = [row.completion for row in read_rollouts(trainer.args.output_dir)]
     assert len(texts) == 3 * 4 * 3
 
