@@ -309,14 +309,13 @@ class ColocatedServer(Server):
         weakref.finalize(self, _end, process)  # at the end of this process too
         until = time.monotonic() + START_SECONDS
         while not ready.is_file():
-            if process.poll() is not None:
-                raise ServerRefusedError(
-                    f"the vLLM server of this process ended with status {process.returncode} while it started. "
-                    f"Its last lines:\n{_last_lines(log)}"
-                )
-            if time.monotonic() > until:
+            if process.poll() is not None or time.monotonic() > until:
                 _end(process)
-                raise ServerLostError(f"the vLLM server was not ready in {START_SECONDS:g} s:\n{_last_lines(log)}")
+                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                raise ServerRefusedError(
+                    f"the vLLM server of this process did not start: status {process.returncode}, at most "
+                    f"{START_SECONDS:g} s. Its last lines:\n" + "\n".join(lines[-20:])
+                )
             time.sleep(0.1)
         self.address = ready.read_text(encoding="utf-8").strip().removeprefix("http://")
 
@@ -351,8 +350,3 @@ def _environment(device: torch.device) -> dict[str, str]:
         number = device.index if device.index is not None else torch.cuda.current_device()
         own["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     return own
-
-
-def _last_lines(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return "\n".join(lines[-20:])

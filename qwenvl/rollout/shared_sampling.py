@@ -112,106 +112,86 @@ def sample_shared(
         sharded = is_partitioned(model) or sharded_modules(model)
         experts = getattr(model.config.get_text_config(), "num_experts", 0)  # some ways to run them wait for the GPU
         cuda_graph = prompts.input_ids.is_cuda and not sharded and not experts
-    processors = logits_processors(params, suppress, prompts.input_ids.device)
+    device = prompts.input_ids.device
+    processors, ends = logits_processors(params, suppress, device), torch.tensor(end_ids, device=device)
     lengths = prompts.attention_mask.sum(1).tolist()
     new_tokens = group_size * (params.max_new_tokens + state_tokens(model))
     batches = within_budget(range(len(lengths)), token_budget, cost=lambda row: lengths[row] + new_tokens)
     # Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token.
-    rounds = torch.is_autocast_enabled(prompts.input_ids.device.type)
+    rounds = torch.is_autocast_enabled(device.type)
     with torch.no_grad() if rounds else torch.inference_mode():
         drawn = []
         for rows in batches:
             drawing.begin(rows, len(prompts), params.max_new_tokens)
-            draw = _Draw(model, prompts.select(rows), group_size, params, pad_id, cuda_graph)
-            drawn.append(draw.run(processors, end_ids, stopping, drawing))
-            del draw  # its cache
+            own = prompts.select(rows)
+            drawn.append(
+                _batch(model, own, group_size, params, processors, ends, pad_id, stopping, cuda_graph, drawing)
+            )
     return joined_draws(drawn, pad_id)
 
 
-class _Draw:
-    """One batch of completions while it grows."""
+def _batch(
+    model: nn.Module,
+    prompts: PromptInputs,
+    group_size: int,
+    params: SamplingParams,
+    processors: LogitsProcessorList,
+    ends: Tensor,
+    pad_id: int,
+    stopping: Callable[[Tensor], Tensor] | None,
+    cuda_graph: bool,
+    drawing: Drawing,
+) -> tuple[Tensor, Likelihood]:
+    """The completions of prompts that are sampled together, see ``sample_shared``."""
+    rows, most, device = len(prompts) * group_size, params.max_new_tokens, prompts.input_ids.device
+    # Only a repetition penalty needs the prompt's tokens, beside those of each completion, as ``generate`` shows them.
+    start = prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
+    ids = torch.full((rows, start + most), pad_id, device=device)
+    ids[:, :start] = prompts.input_ids[:, :start].repeat_interleave(group_size, dim=0)
+    logprobs = torch.zeros(rows, most, device=device)
+    entropies = torch.zeros_like(logprobs) if params.entropies else None
+    positions = completion_positions(prompts.position_ids, group_size, most)
+    going = torch.arange(rows, device=device)  # the unfinished completions
+    lengths = tuple(prompts.attention_mask.sum(1).tolist())
+    cache = PrefixCache(lengths, group_size, most, device, fixed_sizes=cuda_graph)
+    logits = _prefill(model, prompts, cache).repeat_interleave(group_size, dim=0)
+    decoder = DecodeStep(model, cache, cuda_graph)
+    for t in range(most):
+        drawing.token()
+        scores = processors(ids[going, : start + t], logits)
+        tokens = (scores if params.temperature == 0 else exponential_race(scores)).argmax(-1)
+        ids[going, start + t] = tokens
+        scores = (logits / (params.temperature or 1.0)).log_softmax(-1)
+        logprobs[going, t] = scores.gather(1, tokens[:, None])[:, 0]
+        if entropies is not None:  # log-probs are logits that need no normaliser
+            entropies[going, t] = entropy_of(scores, scores.new_zeros(()))
+        done = torch.isin(tokens, ends)
+        if stopping is not None:
+            done = done | stopping(ids[going, start : start + t + 1])
+        ended = int(done.sum())  # a GPU is waited for here, so it is asked once
+        if t + 1 == most or ended == len(done):
+            break
+        if ended:
+            going, tokens = going[~done], tokens[~done]
+            decoder.keep(~done)
+        logits = decoder.step(tokens, positions[:, going, t])
+    found = Likelihood(logprobs[:, : t + 1], None if entropies is None else entropies[:, : t + 1])
+    return ids[:, start : start + t + 1], found
 
-    def __init__(
-        self,
-        model: nn.Module,
-        prompts: PromptInputs,
-        group_size: int,
-        params: SamplingParams,
-        pad_id: int,
-        cuda_graph: bool,
-    ):
-        self._model, self._params = model, params
-        self._cuda_graph = cuda_graph
-        self._prompts = prompts
-        self._group_size = group_size
-        max_new_tokens = params.max_new_tokens
-        self._positions = completion_positions(prompts.position_ids, group_size, max_new_tokens)
-        device = prompts.input_ids.device
-        rows = len(prompts) * group_size
-        # Only a repetition penalty needs the prompt's tokens, beside those of each completion.
-        self._start = prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
-        self._ids = torch.full((rows, self._start + max_new_tokens), pad_id, device=device)
-        if self._start:
-            self._ids[:, : self._start] = prompts.input_ids.repeat_interleave(group_size, dim=0)
-        self._logprobs = torch.zeros(rows, max_new_tokens, device=device)
-        self._entropies = torch.zeros_like(self._logprobs) if params.entropies else None
-        self._going = torch.arange(rows, device=device)
-        lengths = tuple(prompts.attention_mask.sum(1).tolist())
-        self._cache = PrefixCache(lengths, group_size, max_new_tokens, device, fixed_sizes=cuda_graph)
 
-    def run(
-        self,
-        processors: LogitsProcessorList,
-        end_ids: list[int],
-        stopping: Callable[[Tensor], Tensor] | None,
-        drawing: Drawing,
-    ) -> tuple[Tensor, Likelihood]:
-        """See ``sample_shared``. With a repetition penalty the processors get prompt + completion ids, as ``generate``
-        shows them, and else those of completions."""
-        ends = torch.tensor(end_ids, device=self._ids.device)
-        length, temperature = self._params.max_new_tokens, self._params.temperature
-        logits = self._prefill()
-        decoder = DecodeStep(self._model, self._cache, self._cuda_graph)
-        for t in range(length):
-            now = self._start + t
-            drawing.token()
-            scores = processors(self._ids[self._going, :now], logits)
-            tokens = (scores if temperature == 0 else exponential_race(scores)).argmax(-1)
-            self._ids[self._going, now] = tokens
-            self._note(t, logits / (temperature or 1.0), tokens)
-            done = torch.isin(tokens, ends)
-            if stopping is not None:
-                done = done | stopping(self._ids[self._going, self._start : now + 1])
-            ended = int(done.sum())  # a GPU is waited for here, so it is asked once
-            if t + 1 == length or ended == len(done):
-                entropies = None if self._entropies is None else self._entropies[:, : t + 1]
-                return self._ids[:, self._start : now + 1], Likelihood(self._logprobs[:, : t + 1], entropies)
-            if ended:
-                self._going, tokens = self._going[~done], tokens[~done]
-                decoder.keep(~done)
-            logits = decoder.step(tokens, self._positions[:, self._going, t])
-        raise AssertionError("the loop returns at its last token")
-
-    def _note(self, t: int, logits: Tensor, tokens: Tensor) -> None:
-        """Records the likelihood of token t of the unfinished completions."""
-        logprobs = logits.log_softmax(-1)
-        self._logprobs[self._going, t] = logprobs.gather(1, tokens[:, None])[:, 0]
-        if self._entropies is not None:  # log-probs are logits that need no normaliser
-            self._entropies[self._going, t] = entropy_of(logprobs, logprobs.new_zeros(()))
-
-    def _prefill(self) -> Tensor:
-        """N x V logits of the first completion tokens, from all prompts in one row."""
-        none = torch.zeros(len(self._prompts), 1, dtype=torch.bool, device=self._ids.device)
-        row = pack(self._prompts, none.long(), none)
-        logits = self._model(
-            input_ids=row.input_ids,
-            position_ids=row.position_ids,
-            logits_to_keep=row.layout.prompts.offsets[1:].long() - 1,
-            use_cache=False,
-            shared_prefix=self._cache,
-            **self._prompts.vision(),
-        ).logits
-        return logits[0].float().repeat_interleave(self._group_size, dim=0)
+def _prefill(model: nn.Module, prompts: PromptInputs, cache: PrefixCache) -> Tensor:
+    """P x V logits of the first completion tokens, from all prompts in one row."""
+    none = torch.zeros(len(prompts), 1, dtype=torch.bool, device=prompts.input_ids.device)
+    row = pack(prompts, none.long(), none)
+    logits = model(
+        input_ids=row.input_ids,
+        position_ids=row.position_ids,
+        logits_to_keep=row.layout.prompts.offsets[1:].long() - 1,
+        use_cache=False,
+        shared_prefix=cache,
+        **prompts.vision(),
+    ).logits
+    return logits[0].float()
 
 
 class DecodeStep:

@@ -63,7 +63,7 @@ def test_a_child_that_does_not_start_says_why():
     server = ColocatedServer(["broken", "--dtype", "float32"], CPU, command=COMMAND)
     with pytest.raises(ServerRefusedError) as raised:
         server.health()
-    assert "ended with status 1 while it started" in str(raised.value)
+    assert "did not start: status 1" in str(raised.value)
     first, last = str(raised.value).splitlines()[-2:]
     assert first.startswith("started with broken --dtype float32 --port 0 --with_parent --ready_file")
     assert last == "there is no such model"

@@ -13,7 +13,7 @@ from qwenvl.demo.tiny import FAMILIES, make_model, make_processor
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.rollout import shared_sampling
 from qwenvl.rollout.engine import SamplingParams
-from qwenvl.rollout.shared_sampling import logits_processors, sample_shared
+from qwenvl.rollout.shared_sampling import sample_shared
 
 WORDS = ["tvi", "t", "vit", "v"]
 GROUP, NEW = 3, 8
@@ -100,23 +100,6 @@ def test_logprobs_are_those_of_the_trainer_whatever_was_suppressed(random_prompt
     torch.testing.assert_close(logprobs, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_stopping_sees_the_completions_alone(random_prompts):
-    model = tiny()
-    prompts = random_prompts(model, WORDS)
-    free = shared(model, prompts)[0]
-    ends = [int(free[0, 2]), int(free[GROUP, 4])]
-    seen = []
-
-    def stopping(ids):
-        seen.append(ids)
-        return torch.isin(ids[:, -1], torch.tensor(ends))
-
-    ids, (logprobs, _) = shared(model, prompts, how={"stopping": stopping})
-    expected, (expected_logprobs, _) = shared(model, prompts, end_ids=ends)
-    assert torch.equal(ids, expected) and torch.equal(logprobs, expected_logprobs)
-    assert torch.equal(seen[2], free[:, :3]) and len(seen[3]) < len(free)
-
-
 class Waits(TorchDispatchMode):
     """Counts what makes the host wait for a GPU: numbers that are read, and sizes that depend on values."""
 
@@ -178,19 +161,6 @@ def test_autocast_rounds_weights_that_learn_once_for_all_tokens(random_prompts):
     with torch.autocast("cpu", torch.bfloat16), Casts(model.lm_head.weight) as casts:
         ids, _ = shared(model, prompts, temperature=1.0)
     assert ids.shape[1] == NEW and casts.count == 1
-
-
-def test_suppressed_tokens_lie_where_the_logits_do():
-    (processor,) = logits_processors(SamplingParams(1, temperature=0), suppress=[3], device="meta")
-    assert processor.suppress_tokens.is_meta
-
-
-def test_a_single_new_token(random_prompts):
-    model = tiny()
-    prompts = random_prompts(model, WORDS)
-    params = SamplingParams(1, temperature=0)
-    ids, _ = sample_shared(model, prompts, GROUP, params, suppress=[], end_ids=[], pad_id=0)
-    assert torch.equal(ids, plain(model, prompts, do_sample=False, max_new_tokens=1))
 
 
 @pytest.mark.gpu

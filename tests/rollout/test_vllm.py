@@ -29,21 +29,6 @@ def test_every_family_and_way_of_drawing(tiny_pair, fake, random_prompts, family
         assert not none.texts and one.boots and one.boots == two.boots
 
 
-def test_features_are_those_of_the_policy_as_it_is(tiny_pair, fake, random_prompts):
-    """The tower and its merger learn in the trainer alone. A server has neither."""
-    model, processor = tiny_pair(initializer_range=0.1)
-    server = fake(initializer_range=0.1)
-    engine = engine_of(model, processor, [server])
-    engine.sync(model, 0)
-    with torch.no_grad():
-        for parameter in model.model.visual.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    inputs, params = random_prompts(model, ["tvt"]), WAYS["sampled"]
-    (rollout,) = engine.sample(model, [as_prompts(inputs)], 3, params, 5)
-    assert_same(rollout, local_completions(model, processor, inputs, 3, params, 5), 3)
-    assert not any("visual" in name for _, names in server.given for name in names)
-
-
 def test_the_same_seeds_whatever_servers_there_are(tiny_pair, fake, random_prompts):
     model, processor = tiny_pair(initializer_range=0.1)
     inputs, params = random_prompts(model, WORDS), WAYS["sampled"]
@@ -70,11 +55,15 @@ def test_no_entropies(tiny_pair, fake, random_prompts):
         engine.sample(model, [as_prompts(random_prompts(model, ["t"]))], 2, SamplingParams(4, entropies=True), 0)
 
 
-def test_a_request_needs_no_model_any_more(tiny_pair, fake, random_prompts):
-    """What is asked ahead is answered by the weights of its time, in another thread, while the policy learns."""
+def test_a_request_has_the_features_of_its_time_and_needs_no_model_any_more(tiny_pair, fake, random_prompts):
+    """The tower learns in the trainer alone. A request is answered in another thread, while the policy learns on."""
     model, processor = tiny_pair(initializer_range=0.1)
-    engine = engine_of(model, processor, [fake(initializer_range=0.1)])
+    server = fake(initializer_range=0.1)
+    engine = engine_of(model, processor, [server])
     engine.sync(model, 0)
+    with torch.no_grad():
+        for parameter in model.model.visual.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
     inputs, params = random_prompts(model, ["tv", "t"]), WAYS["sampled"]
     expected = local_completions(model, processor, inputs, 2, params, 1)
     ahead = engine.request(model, [as_prompts(inputs)], 2, params, 1)
@@ -83,3 +72,4 @@ def test_a_request_needs_no_model_any_more(tiny_pair, fake, random_prompts):
             parameter.zero_()
     (rollout,) = ahead()
     assert_same(rollout, expected, 2)
+    assert not any("visual" in name for _, names in server.given for name in names)

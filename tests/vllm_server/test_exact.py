@@ -34,24 +34,13 @@ def served(tiny_checkpoint, start_server, tmp_path_factory):
     return Policy.load(folder), start_server(folder).client
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        pytest.param([5, CLIP, 4], id="text, video, text"),
-        pytest.param([3, CLIP, 2, (2, 4, 6, 1.1), 4], id="two videos of different rates"),
-        pytest.param([(3, 6, 8, 10 / 3), 4], id="seconds that are no binary fraction"),
-        pytest.param([2, (4, 6), 3, CLIP, 1], id="image and video"),
-        pytest.param([9], id="text"),
-    ],
-)
-def test_greedy_is_that_of_the_local_engine(served, parts):
+def test_greedy_is_that_of_the_local_engine(served):
+    """Alone and in one request: videos of different rates, seconds that are no binary fraction, images, text alone."""
     policy, client = served
-    local_and_server(policy, client, policy.prompt(*parts), GREEDY)
-
-
-def test_prompts_of_all_kinds_in_one_request(served):
-    policy, client = served
-    prompts = [policy.prompt(5, CLIP), policy.prompt(3), policy.prompt((4, 4), 2, (6, 4), 1), policy.prompt(CLIP, CLIP)]
+    parts = [5, CLIP, 4], [3, CLIP, 2, (2, 4, 6, 1.1), 4], [(3, 6, 8, 10 / 3), 4], [2, (4, 6), 3, CLIP, 1], [9]
+    prompts = [policy.prompt(*each) for each in parts]
+    for prompt in prompts:
+        local_and_server(policy, client, prompt, GREEDY)
     local_and_server(policy, client, PromptInputs.join(prompts), GREEDY)
 
 

@@ -11,7 +11,6 @@ import torch
 
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.runlog import read_metrics, read_rollouts
-from qwenvl.train.fast_paths import build_paths
 
 
 def settings(fakes, **more):
@@ -114,15 +113,6 @@ def test_the_end_of_all_servers_leaves_a_checkpoint(make_trainer, fake, sop_data
     assert cut == whole
 
 
-def test_nothing_begins_without_a_server(make_trainer, fake, tmp_path):
-    gone = fake()
-    gone.die()
-    trainer = make_trainer(**settings([gone]), max_steps=2)
-    with pytest.raises(EngineLostError, match="no server samples"):
-        trainer.train()
-    assert not [*tmp_path.glob("run/checkpoint-*")]
-
-
 def test_what_cannot_be_combined(make_trainer, fake):
     for more, told in (
         ({"top_entropy_quantile": 0.2}, "--top_entropy_quantile cannot be used with --rollout_engine vllm_server"),
@@ -130,9 +120,3 @@ def test_what_cannot_be_combined(make_trainer, fake):
     ):
         with pytest.raises(ValueError, match=told):
             make_trainer(**settings([fake()], **more))
-
-
-def test_the_engine_of_a_run(make_trainer, fake):
-    trainer = make_trainer(**settings([fake()]), importance_correction="token_truncate")
-    assert type(trainer.paths.engine).__name__ == "VllmEngine"
-    assert build_paths(trainer.args, trainer.model, trainer.processing_class.tokenizer).encode is not None
