@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,10 +37,8 @@ from qwenvl.vllm_server.wire import (
     unpack,
 )
 
-if TYPE_CHECKING:
-    from qwenvl.vllm_server.engine import Engine  # which loads vLLM. Tests have another one
-
 Some = TypeVar("Some")
+Engine = Any  # that of ``engine``, which loads vLLM and imports this file. Tests have another one
 RESTART = 75  # exit status: the engine can't be trusted any more, a new process can (EX_TEMPFAIL of sysexits.h)
 
 NEEDS_TOWER = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True}

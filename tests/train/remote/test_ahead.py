@@ -43,7 +43,7 @@ def test_a_server_that_was_started_again_is_given_the_weights_of_now(make_traine
     """It dies when it is asked for step 2, and step 3 was asked for with it. Both are asked for again in step 2."""
     first, started = fake(initializer_range=0.1), []
     first.faults = [lambda answer: answer, "die"]
-    trainer = make_trainer(**{**settings([first], **AHEAD), "vllm_patience": 3.0})
+    trainer = make_trainer(**{**settings([first], **AHEAD), "vllm_patience": 60.0})
 
     def start_again():
         while not started:
