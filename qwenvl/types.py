@@ -270,6 +270,32 @@ def select_media(
     return (values[places_of(grids.prod(-1).tolist(), media)], grids[media]) if media else (None, None)
 
 
+@dataclass(frozen=True)
+class SamplingParams:
+    """How completions are sampled.
+
+    Attributes:
+        max_new_tokens: a completion is truncated there, with finish reason ``length``.
+        temperature: logits are divided by it. 0 means greedy.
+        top_k: sample among this many of the most probable tokens. 0: all.
+        top_p: sample among the most probable tokens whose probabilities sum to this.
+        min_p: sample among tokens at least this times as probable as the most probable one.
+        repetition_penalty: positive logits of tokens in the prompt or the completion are divided by it, negative ones
+            multiplied, also when greedy (arXiv:1909.05858, section 4.1).
+        stop_strings: texts that end a completion, with finish reason ``stop``. Their tokens and their text stay in it.
+        entropies: compute the entropies of the distributions too. They cost a few passes over each token's logits.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop_strings: tuple[str, ...] = ()
+    entropies: bool = False
+
+
 @dataclass
 class RolloutBatch:
     """Sampled completions of P prompts, G each.

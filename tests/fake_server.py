@@ -1,15 +1,10 @@
-"""A server that speaks the messages of the real one over HTTP and samples with the local engine, one prompt at a time.
-
-What it is told to do wrong it does wrong: see ``FakeServer.faults``.
-"""
+"""The sampling server around the local engine, without vLLM. What it is to do wrong it does: ``FakeServer.faults``."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MethodType, SimpleNamespace
 
 import torch
@@ -18,20 +13,11 @@ from safetensors.torch import load_file
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import part_of
 from qwenvl.rollout import servers as servers_module
-from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
-from qwenvl.vllm_server.wire import (
-    PROTOCOL,
-    Health,
-    Refusal,
-    SampleAnswer,
-    SampleRequest,
-    WeightsRequest,
-    pack,
-    secret,
-    sizes_of,
-)
+from qwenvl.vllm_server.server import Handler, SamplingServer, Shape, Web
+from qwenvl.vllm_server.wire import AGAIN, Refusal, SampleAnswer, SampleRequest, WeightsRequest, secret
 
+NO_ANSWER = 0  # in the place of an HTTP status
 _ONE_DRAWS = threading.Lock()  # random numbers are those of the process, and threads would take each other's
 
 
@@ -42,98 +28,52 @@ def _features_as_given(self, hidden_states, grid_thw, **kwargs):
     return SimpleNamespace(last_hidden_state=main, pooler_output=main, deepstack_features=deepstack)
 
 
-class FakeServer:
-    """Serves in threads of this process until it dies.
+class ModelEngine:
+    """An engine of the server that samples with the local engine, one prompt at a time."""
 
-    Attributes:
-        faults: what is done to the next requests for completions, one each: ``drop`` (no answer), ``die`` (no answer
-            now or ever), ``engine``, ``busy`` (refusals), ``slow`` (an answer after the deadline), or a function from
-            an answer to another one. ``drop weights`` and ``die weights`` are for requests with weights.
-        asked: requests for completions that were answered.
-        given: requests with weights, with the names in each.
-    """
+    dtype = "float32"
 
-    def __init__(self, model, tokenizer, port: int = 0):
-        self.model, self.token = model, secret()
+    def __init__(self, fake: FakeServer, model, tokenizer):
+        self.fake, self.model, self.local = fake, model, LocalEngine(tokenizer, model)
         visual = model.model.visual
         visual.out_width = model.config.get_text_config().hidden_size
         visual.spatial_merge_unit = visual.spatial_merge_size**2
         visual.forward = MethodType(_features_as_given, visual)
-        self.engine = LocalEngine(tokenizer, model)
-        self.faults: list = []
-        self.asked: list[SampleRequest] = []
-        self.given: list[tuple[WeightsRequest, set[str]]] = []
-        self.version: int | None = 0
-        self.parts: dict[str, torch.Tensor] = {}
-        self.asleep, self.lock, self.boot = False, threading.Lock(), f"boot-{id(self)}"
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"fake": self}))
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self.shape = Shape.of(model.config, max_model_len=4096)
+        self.missing: set[str] = set()
 
-    @property
-    def port(self) -> int:
-        return self.http.server_address[1]
+    def load(self, path: str, *, first: bool, last: bool) -> list[str]:
+        if self.fake.faults and self.fake.faults[0] == "die weights":
+            self.fake.fail(self.fake.faults.pop(0))
+        own = {name: p for name, p in self.model.named_parameters() if part_of(name) == "llm"}
+        tensors = load_file(path)
+        self.missing = (set(own) if first else self.missing) - set(tensors)
+        self.fake.given[-1][1].update(tensors)
+        with torch.no_grad():
+            for name, value in tensors.items():
+                own[name].copy_(value)
+        return sorted(self.missing) if last else []
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def die(self) -> None:
-        """Nobody listens there any more."""
-        self.http.shutdown()
-        self.http.server_close()
-
-    def health(self) -> Health:
-        config = self.model.config
-        return Health(
-            protocol=PROTOCOL,
-            boot=self.boot,
-            version=self.version,
-            model="a tiny model",
-            model_type=config.model_type,
-            sizes=sizes_of(config),
-            dtype="float32",
-            tied="lm_head.weight" not in dict(self.model.named_parameters()),
-            busy=False,
-            asleep=self.asleep,
-            raised=None,
-        )
-
-    def take(self, request: WeightsRequest) -> Health:
-        if request.part == 0 and request.base is not None and request.base != self.version:
-            raise Refusal("version", f"has {self.version}, not {request.base}")
-        tensors = load_file(request.path) if request.path else dict(request.tensors)
-        self.given.append((request, set(tensors)))
-        self.parts |= tensors
-        self.version = None
-        if request.part == request.parts - 1:
-            own = {n: p for n, p in self.model.named_parameters() if part_of(n) == "llm"}
-            if request.base is None and set(own) != set(self.parts):
-                raise Refusal("request", f"missing or unknown: {sorted(set(own) ^ set(self.parts))}")
-            with torch.no_grad():
-                for name, value in self.parts.items():
-                    own[name].copy_(value)
-            self.parts, self.version = {}, request.version
-        return self.health()
-
-    def sample(self, request: SampleRequest) -> SampleAnswer:
-        if request.version != self.version:
-            raise Refusal("version", f"has {self.version}, not {request.version}")
-        self.engine.vision_ids, self.engine.end_ids = list(request.banned_ids), list(request.end_ids)
-        params = SamplingParams(**vars(request.draw))
-        drawn = [
-            self.engine.draw(self.model, self.inputs(prompt), request.group_size, params, prompt.seed)
-            for prompt in request.prompts
-        ]
+    def sample(self, request: SampleRequest, salt: str) -> SampleAnswer:
+        fault = self.fake.faults.pop(0) if self.fake.faults else None
+        if isinstance(fault, str):
+            self.fake.fail(fault)
+        self.local.vision_ids, self.local.end_ids = request.banned_ids, request.end_ids
+        with _ONE_DRAWS:
+            drawn = [
+                self.local.draw(self.model, self.inputs(prompt), request.group_size, request.params, prompt.seed)
+                for prompt in request.prompts
+            ]
         rows = [
-            (ids[mask], logprobs[mask], reason)
+            (ids[mask].tolist(), logprobs[mask].tolist(), reason)
             for each in drawn
             for ids, mask, logprobs, reason in zip(
                 each.completion_ids, each.completion_mask, each.logprobs, each.finish_reasons, strict=True
             )
         ]
-        self.asked.append(request)
-        return SampleAnswer(request.version, self.boot, *map(tuple, zip(*rows, strict=True)))
+        self.fake.asked.append(request)
+        answer = SampleAnswer(request.version, "", *map(list, zip(*rows, strict=True)))
+        return fault(answer) if fault is not None else answer
 
     def inputs(self, prompt) -> PromptInputs:
         """One prompt as the model takes it."""
@@ -151,61 +91,63 @@ class FakeServer:
         return inputs
 
 
-class _Handler(BaseHTTPRequestHandler):
-    fake: FakeServer
+class _Handler(Handler):
+    def send_response(self, status, message=None):
+        if status == NO_ANSWER:
+            raise ConnectionAbortedError
+        super().send_response(status, message)
 
-    def log_message(self, *args) -> None:
-        pass
 
-    def do_GET(self) -> None:
-        self.reply(200, self.fake.health().pack())
+class FakeServer(SamplingServer):
+    """The server itself around a ``ModelEngine``, in threads of this process until it dies.
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        fake = self.fake
-        with fake.lock:
-            try:
-                if self.headers.get("Authorization") != f"Bearer {fake.token}":
-                    raise Refusal("token", "the token is missing or another")
-                self.answer(body)
-            except Refusal as refusal:
-                self.reply(refusal.status, refusal.body())
+    Attributes:
+        faults: what is done to the next requests for completions, one each: ``drop`` (the connection ends without an
+            answer), ``die`` (nobody listens any more), ``engine`` (it raises), ``busy`` (a refusal), or a function
+            from an answer to another one. ``die weights`` is for weights.
+        asked: requests for completions that were answered.
+        given: requests with weights, with the names of those that were loaded.
+    """
 
-    def answer(self, body: bytes) -> None:
-        fake = self.fake
-        if self.path in ("/sleep", "/wake"):
-            fake.asleep = self.path == "/sleep"
-            return self.reply(200, fake.health().pack())
-        if self.path == "/weights":
-            if fake.faults and str(fake.faults[0]).endswith(" weights"):
-                return self.vanish(fake.faults.pop(0))
-            return self.reply(200, fake.take(WeightsRequest.unpack(body)).pack())
-        if fake.asleep:
-            raise Refusal("asleep", "wake it first")
-        request = SampleRequest.unpack(body)
-        fault = fake.faults.pop(0) if fake.faults else None
-        if fault in ("drop", "die"):
-            return self.vanish(fault)
-        if fault in ("engine", "busy"):
-            raise Refusal(fault, "brought about by the test")
-        with _ONE_DRAWS:
-            answer = fake.sample(request)
-        if fault == "slow":
-            time.sleep(request.deadline_s * 3)
-        return self.reply(200, pack(fault(answer) if callable(fault) else answer))
+    def __init__(self, model, tokenizer, port: int = 0):
+        super().__init__("a tiny model")
+        self.model, self.faults = model, []
+        self.asked: list[SampleRequest] = []
+        self.given: list[tuple[WeightsRequest, set[str]]] = []
+        self.load(lambda: ModelEngine(self, model, tokenizer))
+        self.web = Web(("127.0.0.1", port), self, secret())
+        self.web.RequestHandlerClass, self.web.handle_error = _Handler, lambda *of_request: None
+        threading.Thread(target=self.web.serve_forever, args=(0.01,), daemon=True).start()
 
-    def vanish(self, how: str) -> None:
-        """The connection ends without an answer."""
-        if how.startswith("die"):
-            self.fake.http.socket.close()
-            threading.Thread(target=self.fake.die, daemon=True).start()
-        self.close_connection = True
+    @property
+    def port(self) -> int:
+        return self.web.server_port
 
-    def reply(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def take_weights(self, request: WeightsRequest):
+        self.given.append((request, set()))
+        return super().take_weights(request)
+
+    def fail(self, fault: str) -> None:
+        if fault == "busy":
+            raise Refusal("brought about by the test", AGAIN)
+        if fault == "engine":
+            raise RuntimeError("brought about by the test")
+        if fault.startswith("die"):
+            self.web.socket.close()
+            threading.Thread(target=self.die, daemon=True).start()
+        raise Refusal("", NO_ANSWER)
+
+    def exit(self) -> None:
+        """No process ends."""
+
+    def die(self) -> None:
+        """Nobody listens there any more."""
+        self.web.shutdown()
+        self.web.server_close()
 
 
 def serving(tiny_pair, monkeypatch) -> Iterator[Callable[..., FakeServer]]:

@@ -48,7 +48,7 @@ FLOORS = {
 }
 ASIDE = {  # rooms beside the stairs, and all that each may import
     "report": {"report", "runlog", "files", "health"},
-    "vllm_server": {"vllm_server", "files"},
+    "vllm_server": {"vllm_server", "files", "types"},
 }
 DOORS_TO_ASIDE = {"report": (5, ""), "vllm_server": (3, "wire")}  # from which floor, and to what of the room
 OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it runs

@@ -22,7 +22,6 @@ from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, EvaluationReq
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.model.positions import position_rule
 from qwenvl.rewards import Rubric
-from qwenvl.rollout.engine import SamplingParams
 from qwenvl.runlog import AS_IT_IS, hash_of, installed_versions
 from qwenvl.train.assemble import weight_dtype
 
@@ -84,7 +83,7 @@ def protocol_of(
 ) -> dict[str, Any]:
     """The settings behind the numbers of all models, by topic."""
     config, options = request.config, request.options
-    params = asdict(SamplingParams.of(config))
+    params = asdict(config.sampling_params())
     params.pop("entropies")
     if options.samples == 1:
         params = {name: params[name] for name in ("max_new_tokens", "repetition_penalty", "stop_strings")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -13,50 +13,9 @@ from torch import Tensor, nn
 
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
-from qwenvl.rollout.options import SamplingOptions
-from qwenvl.types import PromptBatch, RolloutBatch
+from qwenvl.types import PromptBatch, RolloutBatch, SamplingParams
 
 Some = TypeVar("Some")
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How completions are sampled.
-
-    Attributes:
-        max_new_tokens: a completion is truncated there, with finish reason ``length``.
-        temperature: logits are divided by it. 0 means greedy.
-        top_k: sample among this many of the most probable tokens. 0: all.
-        top_p: sample among the most probable tokens whose probabilities sum to this.
-        min_p: sample among tokens at least this times as probable as the most probable one.
-        repetition_penalty: positive logits of tokens in the prompt or the completion are divided by it, negative ones
-            multiplied, also when greedy (arXiv:1909.05858, section 4.1).
-        stop_strings: texts that end a completion, with finish reason ``stop``. Their tokens and their text stay in it.
-        entropies: compute the entropies of the distributions too. They cost a few passes over each token's logits.
-    """
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    stop_strings: tuple[str, ...] = ()
-    entropies: bool = False
-
-    @classmethod
-    def of(cls, options: SamplingOptions, entropies: bool = False) -> SamplingParams:
-        """The settings of training."""
-        return cls(
-            max_new_tokens=options.generation_max_length,
-            temperature=options.generation_temperature,
-            top_k=options.generation_top_k,
-            top_p=options.generation_top_p,
-            min_p=options.generation_min_p,
-            repetition_penalty=options.generation_repetition_penalty,
-            stop_strings=tuple(options.stop_strings or ()),
-            entropies=entropies,
-        )
 
 
 @dataclass
@@ -65,21 +24,19 @@ class Drawing:
 
     Attributes:
         tokens, most: of the completions that are sampled now, the longest so far, and how long they may get.
-        first, last, prompts: their prompts, numbered from 1, and how many there are in all.
+        of: which prompts they are of, where others follow.
         drawn: tokens per completion of all samplings so far. It only grows.
     """
 
     tokens: int = 0
     most: int = 0
-    first: int = 0
-    last: int = 0
-    prompts: int = 0
+    of: str = ""
     drawn: int = 0
 
     def begin(self, rows: Sequence[int], prompts: int, most: int) -> None:
         """The prompts ``rows`` of ``prompts`` are sampled now, up to ``most`` tokens."""
-        self.tokens, self.most = 0, most
-        self.first, self.last, self.prompts = rows[0] + 1, rows[-1] + 1, prompts
+        which = f"prompts {rows[0] + 1} to {rows[-1] + 1}" if len(rows) > 1 else f"prompt {rows[0] + 1}"
+        self.tokens, self.most, self.of = 0, most, f", {which} of {prompts}" if len(rows) < prompts else ""
 
     def token(self) -> None:
         """Each unfinished completion has one token more."""
@@ -88,21 +45,16 @@ class Drawing:
 
     def end(self) -> None:
         """Nothing is sampled."""
-        self.tokens = self.most = self.prompts = 0
+        self.tokens = self.most = 0
 
     def words(self) -> str:
         """For people. Empty while nothing is sampled.
 
         Example:
-            >>> Drawing(tokens=12, most=256, first=1, last=2, prompts=8).words()
+            >>> Drawing(tokens=12, most=256, of=", prompts 1 to 2 of 8").words()
             'token 12 of at most 256, prompts 1 to 2 of 8'
         """
-        if not self.prompts:
-            return ""
-        which = f"{self.first} to {self.last}" if self.last > self.first else f"{self.first}"
-        plural = "s" if self.last > self.first else ""
-        of_prompts = f", prompt{plural} {which} of {self.prompts}" if self.last - self.first + 1 < self.prompts else ""
-        return f"token {self.tokens} of at most {self.most:,}{of_prompts}"
+        return f"token {self.tokens} of at most {self.most:,}{self.of}" if self.most else ""
 
 
 @dataclass(frozen=True)
@@ -181,8 +133,7 @@ def no_completions() -> RolloutBatch:
 
 def on_device(rollout: RolloutBatch, device: torch.device | str) -> RolloutBatch:
     """The same completions with every tensor on ``device``."""
-    tensors = {f.name: value for f in fields(rollout) if isinstance(value := getattr(rollout, f.name), Tensor)}
-    return replace(rollout, **{name: tensor.to(device) for name, tensor in tensors.items()})
+    return replace(rollout, **{name: tensor.to(device) for name, tensor in _tensors(rollout).items()})
 
 
 def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutBatch]:
@@ -191,22 +142,16 @@ def split_rollouts(rollout: RolloutBatch, sizes: Sequence[int]) -> list[RolloutB
     for size in sizes:
         rows = slice(start, start + size)
         width = max(1, int(rollout.completion_mask[rows].sum(1).max()) if size else 0)
-        logprobs, entropies = (
-            None if each is None else each[rows, :width] for each in (rollout.logprobs, rollout.entropies)
-        )
-        parts.append(
-            RolloutBatch(
-                rollout.completion_ids[rows, :width],
-                rollout.completion_mask[rows, :width],
-                rollout.texts[rows],
-                rollout.finish_reasons[rows],
-                logprobs,
-                entropies,
-                rollout.boots,
-            )
-        )
+        cut = {name: tensor[rows, :width] for name, tensor in _tensors(rollout).items()}
+        texts, reasons = rollout.texts[rows], rollout.finish_reasons[rows]
+        parts.append(replace(rollout, texts=texts, finish_reasons=reasons, **cut))
         start += size
     return parts
+
+
+def _tensors(rollout: RolloutBatch) -> dict[str, Tensor]:
+    """The N x T columns that there are."""
+    return {name: value for name, value in vars(rollout).items() if isinstance(value, Tensor)}
 
 
 def within_budget(

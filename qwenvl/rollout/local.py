@@ -12,7 +12,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
-    StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -32,7 +31,7 @@ from qwenvl.rollout.engine import (
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.shared_sampling import exponential_race, logits_processors, require_compiler, sample_shared
+from qwenvl.rollout.shared_sampling import exponential_race, logits_processors, sample_shared
 from qwenvl.types import RolloutBatch
 
 
@@ -107,15 +106,16 @@ class LocalEngine:
         processors = LogitsProcessorList([recorder])  # the first, so that it sees the raw logits
         processors.extend(logits_processors(params, self.vision_ids, rows.input_ids.device))
         if params.temperature != 0:
-            processors.append(_Race())
+            processors.append(lambda ids, scores: exponential_race(scores))  # whose greedy choice is a draw
         stops, prompt_tokens = self.stops(params), rows.input_ids.shape[1]
+        criteria = [lambda ids, scores, **_: stops(ids[:, prompt_tokens:])] if stops else []
         text_positions = (rows.attention_mask.cumsum(1) - 1).clamp(min=0)
         sequences = model.generate(
             input_ids=rows.input_ids,
             attention_mask=rows.attention_mask,
             position_ids=torch.cat([text_positions[None], rows.position_ids]),
             logits_processor=processors,
-            stopping_criteria=StoppingCriteriaList([stops.after(prompt_tokens)] if stops else []),
+            stopping_criteria=StoppingCriteriaList(criteria),
             synced_gpus=False,  # with ZeRO-3 and FSDP it would wait for processes that may have nothing to sample
             **rows.vision(),
         )
@@ -146,13 +146,6 @@ class LocalEngine:
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
         )
-
-
-class _Race(LogitsProcessor):
-    """The last processor: greedy ``generate`` on its scores is a draw."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return exponential_race(scores)
 
 
 class LikelihoodRecorder(LogitsProcessor):
@@ -242,43 +235,9 @@ class StopStrings:
         windows = nn.functional.pad(completion_ids, (width - 1, 0), value=unknown).unfold(1, width, 1)
         return torch.cat([self(some) for some in windows.flatten(0, 1).split(2**16)]).view(completion_ids.shape)
 
-    def after(self, prompt_tokens: int) -> StoppingCriteria:
-        """The same as ``generate`` takes it, for rows that begin with ``prompt_tokens`` columns of prompt."""
-        return _AfterPrompt(self, prompt_tokens)
-
-
-class _AfterPrompt(StoppingCriteria):
-    def __init__(self, stops: StopStrings, prompt_tokens: int):
-        self._stops = stops
-        self._start = prompt_tokens
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
-        return self._stops(input_ids[:, self._start :])
-
 
 class SharedPrefixEngine(LocalEngine):
     """As ``LocalEngine``, with each prompt computed once. The model needs ``supports_shared_prefix``."""
-
-    def __init__(
-        self,
-        tokenizer,
-        model: nn.Module,
-        *,
-        token_budget: int | None = None,
-        compile_for: torch.device | None = None,
-    ):
-        """
-        Args:
-            tokenizer, model, token_budget: see ``LocalEngine``.
-            compile_for: compile the decode step, for this device.
-
-        Raises:
-            RuntimeError: if nothing can be compiled here.
-        """
-        super().__init__(tokenizer, model, token_budget=token_budget)
-        self._compiled = compile_for is not None
-        if compile_for is not None:
-            require_compiler(compile_for)
 
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
@@ -293,6 +252,5 @@ class SharedPrefixEngine(LocalEngine):
             pad_id=self.tokenizer.pad_token_id,
             stopping=self.stops(params),
             token_budget=self.token_budget,
-            compiled=self._compiled,
             drawing=self.drawing,
         )

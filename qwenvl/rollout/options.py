@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from qwenvl.option import Options, option
 from qwenvl.rewards.options import RewardSettings
+from qwenvl.types import SamplingParams
 
 LIVE_COMPLETIONS_EVERY = 20
 WITH_VLLM = "rollout_engine in ('vllm_server', 'vllm_colocate')"
@@ -130,17 +131,6 @@ class SamplingOptions(Options):
         "prompts at once.",
         least=1,
     )
-    compile_decoding: bool = option(
-        False,
-        "Compile the layers of the sampling step from token to token (torch.compile). The first batch of one prompt "
-        "and the first of several wait for it, up to 20 seconds: it pays in long runs of long completions. Needs a "
-        "C++ compiler, on a GPU Triton.",
-        needs=(
-            "rollout_engine == 'local': the servers compile their own",
-            "ds3_gather_for_generation: weights that are gathered by layer can't be compiled",
-            "shared_prefix != 'off': it compiles the shared sampling",
-        ),
-    )
     ds3_gather_for_generation: bool = option(
         True,
         "With DeepSpeed ZeRO-3 or FSDP, gather the whole model in each process to sample. False: the weights of one "
@@ -179,6 +169,19 @@ class SamplingOptions(Options):
         This is the one place that says so: options that correct for it are refused where it is False.
         """
         return self.rollout_engine != "local"
+
+    def sampling_params(self, entropies: bool = False) -> SamplingParams:
+        """The settings of training."""
+        return SamplingParams(
+            max_new_tokens=self.generation_max_length,
+            temperature=self.generation_temperature,
+            top_k=self.generation_top_k,
+            top_p=self.generation_top_p,
+            min_p=self.generation_min_p,
+            repetition_penalty=self.generation_repetition_penalty,
+            stop_strings=tuple(self.stop_strings or ()),
+            entropies=entropies,
+        )
 
     def problems(self) -> Iterator[str]:
         addresses = self.vllm_server or []

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -20,45 +20,53 @@ import torch
 from qwenvl.files import cache_root
 from qwenvl.rollout.engine import EngineLostError, WeightsLostError
 from qwenvl.rollout.options import host_and_port
-from qwenvl.vllm_server.wire import Health, Refusal, SampleAnswer, SampleRequest, WeightsRequest, pack, secret
+from qwenvl.vllm_server.wire import (
+    AGAIN,
+    Health,
+    Message,
+    Refusal,
+    SampleAnswer,
+    SampleRequest,
+    WeightsRequest,
+    pack,
+    require,
+    secret,
+    unpack,
+)
 
 logger = logging.getLogger(__name__)
 
 HEALTH_SECONDS = 10.0
 MARGIN_SECONDS = 10.0  # that an answer may be late: the server keeps the deadline itself
-WAKE_SECONDS = 120.0
+SLEEP_SECONDS = 120.0
 TRIES = 4  # times that prompts may be lost before the engine is
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
-RETRIED = {"engine", "deadline", "busy", "asleep", "starting", "version"}
-"""Refusals after which another try, or another server, may have an answer."""
 
 
 class ServerLostError(Exception):
-    """A server gave no answer: it is not there, it died, it raised, or it took too long."""
-
-
-class ServerRestartedError(ServerLostError):
-    """A server lacks the weights of a request, since it was started again."""
+    """A server gave no answer: it is not there, it died, it raised, it took too long, or it lacks the weights."""
 
 
 class ServerRefusedError(EngineLostError):
     """A server understood a request and refuses it, or its answer is wrong. No other try would change that."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Server:
     """A server by its address.
 
     Attributes:
         address: ``host:port``.
-        boot: the process that was given weights last. None: no process was.
-        version: of the weights that it was given.
+        deadline: seconds that it may take for completions, or for a part of the weights.
+        boot: the process that answered last. None: none has.
+        version: of the weights that it had then.
         sleeps: it releases the memory of its GPU while it does not sample.
     """
 
     address: str
-    boot: str | None = field(default=None, compare=False)
-    version: int | None = field(default=None, compare=False)
+    deadline: float = 600.0
+    boot: str | None = None
+    version: int | None = None
     sleeps: bool = False
 
     @property
@@ -72,66 +80,44 @@ class Server:
             ServerLostError: it is not there, or about to end.
             ServerRefusedError: the program that answers is no server of ours, or one of another version.
         """
-        try:
-            health = Health.unpack(self._request("GET", "/health", b"", HEALTH_SECONDS))
-        except ValueError as error:
-            raise ServerRefusedError(f"{self.address}: {error}") from None
-        if health.raised is not None:
-            raise ServerLostError(f"{self.address}: it is about to end: {health.raised}")
-        return health
+        return self._request("GET", "/health", Health, HEALTH_SECONDS)
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
         """
         Raises:
             ServerLostError, ServerRefusedError: it has no completions.
         """
-        body = self._request("POST", "/sample", pack(request), request.deadline_s)
-        try:
-            return SampleAnswer.unpack(body)
-        except Refusal as error:
-            raise ServerRefusedError(f"{self.address}: {error}") from None
+        return self._request("POST", "/sample", SampleAnswer, self.deadline, pack(request))
 
-    def put(self, request: WeightsRequest) -> Health:
-        """Hands over weights, or a part of them."""
-        return Health.unpack(self._request("POST", "/weights", pack(request), request.deadline_s))
+    def put(self, request: WeightsRequest) -> None:
+        """Hands over a part of the weights."""
+        health = self._request("POST", "/weights", Health, self.deadline, pack(request))
+        self.boot, self.version = health.boot, health.version
 
     def sleep(self) -> None:
-        """Has it release the memory of its GPU."""
-        self._request("POST", "/sleep", b"", WAKE_SECONDS)
+        """Has it release the memory of its GPU. The next request wakes it."""
+        self._request("POST", "/sleep", Health, SLEEP_SECONDS)
 
-    def wake(self) -> None:
-        """Has it take memory again."""
-        self._request("POST", "/wake", b"", WAKE_SECONDS)
-
-    def bring(self, version: int, give: GivesWeights | None) -> None:
-        """Has the server wake, with this version of the weights.
+    def lacks(self, version: int, health: Health) -> bool:
+        """Whether it has other weights than those of this version.
 
         Raises:
-            ServerLostError: it is not there, or, without ``give``, lacks the weights.
-            ServerRefusedError: it does not take them, or somebody else gives it weights.
+            ServerRefusedError: somebody else has given it weights.
         """
-        health = self.health()
-        if health.asleep:
-            self.wake()
-        known = self.boot == health.boot
-        if health.version != version:
-            if known and health.version not in (self.version, None):
-                raise ServerRefusedError(
-                    f"{self.address}: somebody else has given it weights since: a server works for one run at a time"
-                )
-            if give is None:
-                raise ServerRestartedError(
-                    f"{self.address}: it was started again, and has not the weights of this request"
-                )
-            give(self, health, self.version if known and health.version is not None else None)
-        self.boot, self.version = health.boot, version
+        if self.boot == health.boot and health.version not in (self.version, version, None):
+            raise ServerRefusedError(
+                f"{self.address}: somebody else has given it weights since: a server works for one run at a time"
+            )
+        self.boot, self.version = health.boot, health.version
+        return health.version != version
 
-    def _request(self, method: str, path: str, body: bytes, seconds: float) -> bytes:
+    def _request(self, method: str, path: str, kind: type[Message], seconds: float, body: bytes = b"") -> Message:
         host, port = host_and_port(self.address)
         started = time.monotonic()
         connection = HTTPConnection(host, port, timeout=seconds + MARGIN_SECONDS)
         try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {secret()}"})
+            headers = {"Authorization": f"Bearer {secret()}", "Deadline": str(seconds)}
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             content = answer.read()
         except TimeoutError:
@@ -142,15 +128,18 @@ class Server:
             raise ServerLostError(f"{self.address}: {path}: {type(error).__name__}: {error}") from None
         finally:
             connection.close()
-        if answer.status == 200:
-            return content
-        refusal = Refusal.of_answer(answer.status, content)
-        kind = ServerLostError if refusal.kind in RETRIED else ServerRefusedError
-        raise kind(f"{self.address}: {path}: {refusal}")
+        reason = content[:1000].decode(errors="replace")
+        if answer.status == AGAIN:
+            raise ServerLostError(f"{self.address}: {path}: {reason}")
+        try:
+            require(answer.status == 200, f"HTTP {answer.status}: {reason}")
+            return unpack(kind, content)
+        except Refusal as refusal:
+            raise ServerRefusedError(f"{self.address}: {path}: {refusal}") from None
 
 
-# Gives a server weights, over those of a version that it has. None: all weights. Threads call it in parallel.
-GivesWeights = Callable[[Server, Health, int | None], None]
+# Gives weights to servers with this health. Returns the errors of those that were lost.
+GivesWeights = Callable[[Sequence[tuple[Server, Health]]], list[ServerLostError]]
 
 
 class Servers:
@@ -174,19 +163,23 @@ class Servers:
 
         Raises:
             EngineLostError: none came in time.
-            WeightsLostError: without ``give``, at once: those that are there were started again.
-            ServerRefusedError: one can't be used, whatever is tried.
+            WeightsLostError: without ``give``, at once: a server was started again.
+            ServerRefusedError: one can't be used.
         """
         until, pause = time.monotonic() + self._patience, FIRST_PAUSE_SECONDS
         while True:
-            outcomes = _in_parallel(lambda server: server.bring(version, give), self.servers)
+            outcomes = in_parallel(lambda server: server.health(), self.servers)
             lost = [each for each in outcomes if isinstance(each, ServerLostError)]
-            if len(lost) < len(outcomes):
-                pairs = zip(self.servers, outcomes, strict=True)
-                return [server for server, outcome in pairs if not isinstance(outcome, ServerLostError)]
+            there = [pair for pair in zip(self.servers, outcomes, strict=True) if isinstance(pair[1], Health)]
+            stale = [(server, health) for server, health in there if server.lacks(version, health)]
+            if stale:
+                if give is None:
+                    addresses = ", ".join(server.address for server, _ in stale)
+                    raise WeightsLostError(f"{addresses}: started again, and without the weights of this request")
+                lost += give(stale)
+            if able := [server for server, _ in there if server.version == version]:
+                return able
             reasons = "; ".join(map(str, lost))
-            if any(isinstance(each, ServerRestartedError) for each in lost):
-                raise WeightsLostError(reasons)
             if time.monotonic() + pause > until:
                 raise EngineLostError(
                     f"no server samples any more, and none came back in {self._patience:g} s (--vllm_patience): "
@@ -204,49 +197,53 @@ class Servers:
                     server.sleep()
 
     def sample(
-        self, request: SampleRequest, give: GivesWeights | None, check: Callable[..., None]
+        self, request: SampleRequest, give: GivesWeights | None, check: Callable[[SampleRequest, SampleAnswer], None]
     ) -> list[tuple[Sequence[int], SampleAnswer]]:
         """The answers of the servers, each with the numbers of its prompts in ``request``.
 
         Which server samples a prompt depends on its number and on the servers that are there.
 
         Args:
-            check: called with server, request and answer. It raises where the answer is wrong.
+            check: raises ``Refusal`` where an answer is wrong.
 
         Raises:
             EngineLostError: prompts were lost too often, or there is no server.
-            ServerRefusedError: a server understood and refuses.
+            ServerRefusedError: a server understood and refuses, or its answer is wrong.
         """
 
         def answered(work: tuple[Server, Sequence[int]]) -> SampleAnswer:
             server, share = work
-            own = replace(request, prompts=tuple(request.prompts[number] for number in share))
+            own = replace(request, prompts=[request.prompts[number] for number in share])
             answer = server.sample(own)
-            check(server, own, answer)
+            try:
+                check(own, answer)
+            except Refusal as problem:
+                raise ServerRefusedError(f"{server.address}: its answer is wrong: {problem}") from None
             return answer
 
         answers: list[tuple[Sequence[int], SampleAnswer]] = []
-        left, tries = list(range(len(request.prompts))), 0
-        while left:
+        left, reasons = list(range(len(request.prompts))), ""
+        for _ in range(TRIES):
+            if reasons:
+                logger.warning(f"{len(left)} prompts were not answered and are sent again: {reasons}")
             able = self.ready(request.version, give)
             first = self._first % len(able)
             shares = [(each, left[(n - first) % len(able) :: len(able)]) for n, each in enumerate(able)]
             shares = [(server, share) for server, share in shares if share]
-            outcomes = _in_parallel(answered, shares)
-            for (_, share), outcome in zip(shares, outcomes, strict=True):
-                if not isinstance(outcome, ServerLostError):
-                    answers.append((share, outcome))
-                    left = [number for number in left if number not in set(share)]
-            if left:
-                tries += 1
-                reasons = "; ".join(str(each) for each in outcomes if isinstance(each, ServerLostError))
-                if tries == TRIES:
-                    raise EngineLostError(f"{len(left)} prompts were sent {TRIES} times and not answered: {reasons}")
-                logger.warning(f"{len(left)} prompts were not answered and are sent again: {reasons}")
-        return answers
+            outcomes = in_parallel(answered, shares)
+            answers += [(share, found) for (_, share), found in zip(shares, outcomes, strict=True) if _came(found)]
+            left = sorted(set(left) - {number for share, _ in answers for number in share})
+            if not left:
+                return answers
+            reasons = "; ".join(str(each) for each in outcomes if not _came(each))
+        raise EngineLostError(f"{len(left)} prompts were sent {TRIES} times and not answered: {reasons}")
 
 
-def _in_parallel(work: Callable, items: Sequence) -> list:
+def _came(outcome: object) -> bool:
+    return not isinstance(outcome, ServerLostError)
+
+
+def in_parallel(work: Callable, items: Sequence) -> list:
     """The results of ``work``, or its ``ServerLostError``, for each item. Another error is raised."""
 
     def outcome(item):
@@ -274,9 +271,14 @@ class ColocatedServer(Server):
         command: that the arguments are added to.
     """
 
-    def __init__(self, arguments: Sequence[str], device: torch.device, command: Sequence[str] | None = None):
-        super().__init__("127.0.0.1:1")
-        self.sleeps = device.type == "cuda"
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        device: torch.device,
+        deadline: float = 600.0,
+        command: Sequence[str] | None = None,
+    ):
+        super().__init__("127.0.0.1:1", deadline, sleeps=device.type == "cuda")
         self._device = device
         self._process: subprocess.Popen | None = None
         self._command = [*(server_command() if command is None else command), *arguments, "--port", "0"]
@@ -284,22 +286,16 @@ class ColocatedServer(Server):
         self._folder = tempfile.TemporaryDirectory(prefix="qwenvl-vllm-")
 
     def health(self) -> Health:
-        """See ``Server.health``. The process is started where none runs."""
+        """See ``Server.health``. The process is started where none runs, and the memory freed that this one caches."""
+        if self.sleeps:
+            torch.cuda.empty_cache()
         if self._process is None or self._process.poll() is not None:
             self._start()
         return super().health()
 
-    def wake(self) -> None:
-        """See ``Server.wake``. This process first frees memory that it caches."""
-        if self.sleeps:
-            torch.cuda.empty_cache()
-        super().wake()
-
     def _start(self) -> None:
         ready, log = (Path(self._folder.name) / name for name in ("ready", "log"))
         ready.unlink(missing_ok=True)
-        if self.sleeps:
-            torch.cuda.empty_cache()
         with open(log, "ab") as written:
             process = subprocess.Popen(
                 [*self._command, "--ready_file", str(ready)],
@@ -313,14 +309,13 @@ class ColocatedServer(Server):
         weakref.finalize(self, _end, process)  # at the end of this process too
         until = time.monotonic() + START_SECONDS
         while not ready.is_file():
-            if process.poll() is not None:
-                raise ServerRefusedError(
-                    f"the vLLM server of this process ended with status {process.returncode} while it started. "
-                    f"Its last lines:\n{_last_lines(log)}"
-                )
-            if time.monotonic() > until:
+            if process.poll() is not None or time.monotonic() > until:
                 _end(process)
-                raise ServerLostError(f"the vLLM server was not ready in {START_SECONDS:g} s:\n{_last_lines(log)}")
+                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                raise ServerRefusedError(
+                    f"the vLLM server of this process did not start: status {process.returncode}, at most "
+                    f"{START_SECONDS:g} s. Its last lines:\n" + "\n".join(lines[-20:])
+                )
             time.sleep(0.1)
         self.address = ready.read_text(encoding="utf-8").strip().removeprefix("http://")
 
@@ -355,8 +350,3 @@ def _environment(device: torch.device) -> dict[str, str]:
         number = device.index if device.index is not None else torch.cuda.current_device()
         own["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     return own
-
-
-def _last_lines(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return "\n".join(lines[-20:])

@@ -1,15 +1,13 @@
 """Sampling with each prompt computed once: one prefill per prompt, and its keys and values once for all completions.
 
 The same distributions as ``generate`` on repeated prompts, and the same tokens when greedy. Finished completions leave
-the batch. The decode step, from one token of every completion to the logits of the next, is the stock forward: eager,
-compiled, or replayed as a CUDA graph.
+the batch. The decode step, from one token of every completion to the logits of the next, is the stock forward, on a GPU
+replayed as a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +25,8 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
-from qwenvl.model.sharing.linear_attention import SlotStates, state_tokens
-from qwenvl.model.sharing.prefix_cache import LayerCache, PrefixCache
+from qwenvl.model.sharing.linear_attention import state_tokens
+from qwenvl.model.sharing.prefix_cache import PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.engine import Drawing, SamplingParams, joined_draws, within_budget
 
@@ -83,7 +81,6 @@ def sample_shared(
     pad_id: int,
     stopping: Callable[[Tensor], Tensor] | None = None,
     token_budget: int | None = None,
-    compiled: bool = False,
     cuda_graph: bool | None = None,
     drawing: Drawing | None = None,
 ) -> tuple[Tensor, Likelihood]:
@@ -101,7 +98,6 @@ def sample_shared(
         token_budget: most tokens (each prompt once, padded to the longest, its completions in full length, and for the
             states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
             all together.
-        compiled: compile the layers of the decode step (see ``DecodeStep``).
         cuda_graph: replay the decode step as a CUDA graph (see ``DecodeStep``). None: on a GPU, for a dense model that
             is not sharded.
         drawing: where progress is written.
@@ -116,107 +112,86 @@ def sample_shared(
         sharded = is_partitioned(model) or sharded_modules(model)
         experts = getattr(model.config.get_text_config(), "num_experts", 0)  # some ways to run them wait for the GPU
         cuda_graph = prompts.input_ids.is_cuda and not sharded and not experts
-    processors = logits_processors(params, suppress, prompts.input_ids.device)
+    device = prompts.input_ids.device
+    processors, ends = logits_processors(params, suppress, device), torch.tensor(end_ids, device=device)
     lengths = prompts.attention_mask.sum(1).tolist()
     new_tokens = group_size * (params.max_new_tokens + state_tokens(model))
     batches = within_budget(range(len(lengths)), token_budget, cost=lambda row: lengths[row] + new_tokens)
     # Inference mode is about a twentieth faster, but under autocast it rounds every weight again for each token.
-    rounds = torch.is_autocast_enabled(prompts.input_ids.device.type)
+    rounds = torch.is_autocast_enabled(device.type)
     with torch.no_grad() if rounds else torch.inference_mode():
         drawn = []
         for rows in batches:
             drawing.begin(rows, len(prompts), params.max_new_tokens)
-            draw = _Draw(model, prompts.select(rows), group_size, params, pad_id, compiled, cuda_graph)
-            drawn.append(draw.run(processors, end_ids, stopping, drawing))
-            del draw  # its cache
+            own = prompts.select(rows)
+            drawn.append(
+                _batch(model, own, group_size, params, processors, ends, pad_id, stopping, cuda_graph, drawing)
+            )
     return joined_draws(drawn, pad_id)
 
 
-class _Draw:
-    """One batch of completions while it grows."""
+def _batch(
+    model: nn.Module,
+    prompts: PromptInputs,
+    group_size: int,
+    params: SamplingParams,
+    processors: LogitsProcessorList,
+    ends: Tensor,
+    pad_id: int,
+    stopping: Callable[[Tensor], Tensor] | None,
+    cuda_graph: bool,
+    drawing: Drawing,
+) -> tuple[Tensor, Likelihood]:
+    """The completions of prompts that are sampled together, see ``sample_shared``."""
+    rows, most, device = len(prompts) * group_size, params.max_new_tokens, prompts.input_ids.device
+    # Only a repetition penalty needs the prompt's tokens, beside those of each completion, as ``generate`` shows them.
+    start = prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
+    ids = torch.full((rows, start + most), pad_id, device=device)
+    ids[:, :start] = prompts.input_ids[:, :start].repeat_interleave(group_size, dim=0)
+    logprobs = torch.zeros(rows, most, device=device)
+    entropies = torch.zeros_like(logprobs) if params.entropies else None
+    positions = completion_positions(prompts.position_ids, group_size, most)
+    going = torch.arange(rows, device=device)  # the unfinished completions
+    lengths = tuple(prompts.attention_mask.sum(1).tolist())
+    cache = PrefixCache(lengths, group_size, most, device, fixed_sizes=cuda_graph)
+    logits = _prefill(model, prompts, cache).repeat_interleave(group_size, dim=0)
+    decoder = DecodeStep(model, cache, cuda_graph)
+    for t in range(most):
+        drawing.token()
+        scores = processors(ids[going, : start + t], logits)
+        tokens = (scores if params.temperature == 0 else exponential_race(scores)).argmax(-1)
+        ids[going, start + t] = tokens
+        scores = (logits / (params.temperature or 1.0)).log_softmax(-1)
+        logprobs[going, t] = scores.gather(1, tokens[:, None])[:, 0]
+        if entropies is not None:  # log-probs are logits that need no normaliser
+            entropies[going, t] = entropy_of(scores, scores.new_zeros(()))
+        done = torch.isin(tokens, ends)
+        if stopping is not None:
+            done = done | stopping(ids[going, start : start + t + 1])
+        ended = int(done.sum())  # a GPU is waited for here, so it is asked once
+        if t + 1 == most or ended == len(done):
+            break
+        if ended:
+            going, tokens = going[~done], tokens[~done]
+            decoder.keep(~done)
+        logits = decoder.step(tokens, positions[:, going, t])
+    found = Likelihood(logprobs[:, : t + 1], None if entropies is None else entropies[:, : t + 1])
+    return ids[:, start : start + t + 1], found
 
-    def __init__(
-        self,
-        model: nn.Module,
-        prompts: PromptInputs,
-        group_size: int,
-        params: SamplingParams,
-        pad_id: int,
-        compiled: bool,
-        cuda_graph: bool,
-    ):
-        self._model, self._params = model, params
-        self._compiled, self._cuda_graph = compiled, cuda_graph
-        self._prompts = prompts
-        self._group_size = group_size
-        max_new_tokens = params.max_new_tokens
-        self._positions = completion_positions(prompts.position_ids, group_size, max_new_tokens)
-        device = prompts.input_ids.device
-        rows = len(prompts) * group_size
-        # Only a repetition penalty needs the prompt's tokens, beside those of each completion.
-        self._start = prompts.input_ids.shape[1] if params.repetition_penalty != 1.0 else 0
-        self._ids = torch.full((rows, self._start + max_new_tokens), pad_id, device=device)
-        if self._start:
-            self._ids[:, : self._start] = prompts.input_ids.repeat_interleave(group_size, dim=0)
-        self._logprobs = torch.zeros(rows, max_new_tokens, device=device)
-        self._entropies = torch.zeros_like(self._logprobs) if params.entropies else None
-        self._going = torch.arange(rows, device=device)
-        lengths = tuple(prompts.attention_mask.sum(1).tolist())
-        self._cache = PrefixCache(lengths, group_size, max_new_tokens, device, fixed_sizes=compiled or cuda_graph)
 
-    def run(
-        self,
-        processors: LogitsProcessorList,
-        end_ids: list[int],
-        stopping: Callable[[Tensor], Tensor] | None,
-        drawing: Drawing,
-    ) -> tuple[Tensor, Likelihood]:
-        """See ``sample_shared``. With a repetition penalty the processors get prompt + completion ids, as ``generate``
-        shows them, and else those of completions."""
-        ends = torch.tensor(end_ids, device=self._ids.device)
-        length, temperature = self._params.max_new_tokens, self._params.temperature
-        logits = self._prefill()
-        decoder = DecodeStep(self._model, self._cache, self._compiled, self._cuda_graph)
-        for t in range(length):
-            now = self._start + t
-            drawing.token()
-            scores = processors(self._ids[self._going, :now], logits)
-            tokens = (scores if temperature == 0 else exponential_race(scores)).argmax(-1)
-            self._ids[self._going, now] = tokens
-            self._note(t, logits / (temperature or 1.0), tokens)
-            done = torch.isin(tokens, ends)
-            if stopping is not None:
-                done = done | stopping(self._ids[self._going, self._start : now + 1])
-            ended = int(done.sum())  # a GPU is waited for here, so it is asked once
-            if t + 1 == length or ended == len(done):
-                entropies = None if self._entropies is None else self._entropies[:, : t + 1]
-                return self._ids[:, self._start : now + 1], Likelihood(self._logprobs[:, : t + 1], entropies)
-            if ended:
-                self._going, tokens = self._going[~done], tokens[~done]
-                decoder.keep(~done)
-            logits = decoder.step(tokens, self._positions[:, self._going, t])
-        raise AssertionError("the loop returns at its last token")
-
-    def _note(self, t: int, logits: Tensor, tokens: Tensor) -> None:
-        """Records the likelihood of token t of the unfinished completions."""
-        logprobs = logits.log_softmax(-1)
-        self._logprobs[self._going, t] = logprobs.gather(1, tokens[:, None])[:, 0]
-        if self._entropies is not None:  # log-probs are logits that need no normaliser
-            self._entropies[self._going, t] = entropy_of(logprobs, logprobs.new_zeros(()))
-
-    def _prefill(self) -> Tensor:
-        """N x V logits of the first completion tokens, from all prompts in one row."""
-        none = torch.zeros(len(self._prompts), 1, dtype=torch.bool, device=self._ids.device)
-        row = pack(self._prompts, none.long(), none)
-        logits = self._model(
-            input_ids=row.input_ids,
-            position_ids=row.position_ids,
-            logits_to_keep=row.layout.prompts.offsets[1:].long() - 1,
-            use_cache=False,
-            shared_prefix=self._cache,
-            **self._prompts.vision(),
-        ).logits
-        return logits[0].float().repeat_interleave(self._group_size, dim=0)
+def _prefill(model: nn.Module, prompts: PromptInputs, cache: PrefixCache) -> Tensor:
+    """P x V logits of the first completion tokens, from all prompts in one row."""
+    none = torch.zeros(len(prompts), 1, dtype=torch.bool, device=prompts.input_ids.device)
+    row = pack(prompts, none.long(), none)
+    logits = model(
+        input_ids=row.input_ids,
+        position_ids=row.position_ids,
+        logits_to_keep=row.layout.prompts.offsets[1:].long() - 1,
+        use_cache=False,
+        shared_prefix=cache,
+        **prompts.vision(),
+    ).logits
+    return logits[0].float()
 
 
 class DecodeStep:
@@ -226,15 +201,14 @@ class DecodeStep:
     prompt at once, with several as soon as no other prompt has as many completions.
     """
 
-    def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool, cuda_graph: bool = False):
+    def __init__(self, model: nn.Module, cache: PrefixCache, cuda_graph: bool):
         """
         Args:
             model: the bare transformers model.
             cache: after its first forward, that of the prompts.
-            compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
             cuda_graph: replay the forward as a CUDA graph. The cache must have fixed sizes then.
         """
-        self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
+        self._model, self._cache, self._cuda_graph = model, cache, cuda_graph
         self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
         prompts, group_size = cache.slots
         self._slots = torch.arange(prompts * group_size, device=cache.prompts.offsets.device)  # of each completion
@@ -250,8 +224,7 @@ class DecodeStep:
         return self._run(ids, where)[self._slots, -1].float()
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
-            return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
+        return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
 
     def keep(self, rows: Tensor) -> None:
         """Continues with the completions where ``rows`` (R bool) is True."""
@@ -259,8 +232,6 @@ class DecodeStep:
         prompts, group_size = self._cache.slots
         counts = (self._slots // group_size).unique_consecutive(return_counts=True)[1]  # of each unfinished prompt
         width = int(counts.max())
-        if self._compiled:
-            width = max(width, 2)  # a size of 1 would be compiled separately
         smaller = len(counts) * width
         # Each size needs a capture of its own, which takes about as long as five tokens: the grid is halved at least.
         if smaller >= prompts * group_size or (self._cuda_graph and 2 * smaller > prompts * group_size):
@@ -299,61 +270,3 @@ class GraphedForward:
                 self._out = self._forward(*self._inputs)
         self._graph.replay()
         return self._out
-
-
-def require_compiler(device: torch.device) -> None:
-    """Compiles and runs one addition.
-
-    Raises:
-        RuntimeError: if that fails, saying what is missing.
-    """
-    try:
-        torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
-    except Exception as error:  # a missing compiler raises many kinds
-        raise RuntimeError(
-            f"decoding cannot be compiled on this machine: torch.compile failed: {str(error).splitlines()[0]}. "
-            "On a CPU it needs a C++ compiler (g++), on a GPU Triton; or leave out --compile_decoding."
-        ) from error
-
-
-@contextmanager
-def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
-    """Context manager with compiled layers. All of them share one compilation, of a layer and its part of the cache."""
-    layers = model.model.language_model.layers
-    for number, layer in enumerate(layers):
-        layer.forward = _CompiledLayer(layer, cache.of(number))
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward  # which uncovers the class's
-
-
-class _CompiledLayer:
-    """The forward of one layer."""
-
-    def __init__(self, layer: nn.Module, cache: LayerCache | SlotStates):
-        self._layer, self._cache = layer, cache
-        if isinstance(cache, SlotStates):  # a size that happens to be P or G would be taken for it
-            for state in (cache.inputs, cache.matrices):
-                torch._dynamo.mark_static(state, list(range(2, state.dim())))
-
-    def __call__(
-        self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], shared_prefix: PrefixCache, **arguments
-    ) -> Tensor:
-        slots = shared_prefix.slots
-        # P and G separately: the one size P G would be compiled for each product.
-        grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
-        return _compiled_forward()(self._layer, *grids, shared_prefix=self._cache, **arguments)
-
-
-def _forward(layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, **arguments) -> Tensor:
-    """From P x G x 1 x width and position embeddings of .. x P x G x 1 x D to P G x 1 x width."""
-    embeddings = cos.flatten(-4, -3), sin.flatten(-4, -3)
-    return type(layer).forward(layer, hidden.flatten(0, 1), position_embeddings=embeddings, **arguments)
-
-
-@cache
-def _compiled_forward() -> Callable[..., Tensor]:
-    # Made when first used: making it loads the compiler, which takes seconds.
-    return torch.compile(_forward, dynamic=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from functools import partial
 
 import torch
 from accelerate import PartialState
@@ -15,17 +16,16 @@ from torch.nn.utils.rnn import pad_sequence
 from qwenvl.data.seeds import stable_random
 from qwenvl.model.families import family_of
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.model.loading import evaluating, unwrap
+from qwenvl.model.loading import evaluating
 from qwenvl.rollout.engine import EnginePrompts, SamplingParams, no_completions, on_device, split_rollouts
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.rollout.servers import ColocatedServer, GivesWeights, Server, ServerRefusedError, Servers
-from qwenvl.rollout.weights import Handover
+from qwenvl.rollout.servers import ColocatedServer, GivesWeights, Server, Servers
+from qwenvl.rollout.weights import give_weights
 from qwenvl.types import RolloutBatch
-from qwenvl.vllm_server.wire import Draw, Health, Medium, Prompt, SampleAnswer, SampleRequest, sizes_of
+from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest, require
 
 Grid = tuple[int, int, int]
-_COUNT_BITS = 24  # of a version on the wire. Above them is the number of the run
 SEED_BITS, CHILD_BITS = 44, 16  # a prompt's completions have its seed and the numbers after it
 
 
@@ -55,8 +55,8 @@ def vllm_engine(
     """
     deadline, patience = options.vllm_deadline, options.vllm_patience
     if options.rollout_engine == "vllm_server":
-        servers = Servers([Server(each) for each in options.vllm_server or []], patience=patience, first=process)
-        return VllmEngine(local, servers, deadline=deadline)
+        servers = [Server(each, deadline) for each in options.vllm_server or []]
+        return VllmEngine(local, Servers(servers, patience=patience, first=process))
     if not model:
         raise ValueError(
             "--rollout_engine vllm_colocate starts vLLM with the policy's checkpoint, and this model is of none: save "
@@ -67,8 +67,7 @@ def vllm_engine(
         arguments += ["--gpu_memory_utilization", str(options.vllm_gpu_memory)]
     if max_tokens is not None:
         arguments += ["--max_model_len", str(max_tokens)]
-    servers = Servers([ColocatedServer(arguments, device)], patience=patience)
-    return VllmEngine(local, servers, deadline=deadline, own=True)
+    return VllmEngine(local, Servers([ColocatedServer(arguments, device, deadline)], patience=patience), own=True)
 
 
 class VllmEngine:
@@ -80,15 +79,13 @@ class VllmEngine:
         local: the engine that samples from the policy itself. It has the tokens that end completions and those that are
             never sampled, and decodes.
         servers: the same in all processes of the run, or those of this process alone.
-        deadline: seconds that an answer may take.
         own: the servers are those of this process alone, which gives them their weights.
     """
 
-    def __init__(self, local: LocalEngine, servers: Servers, *, deadline: float, own: bool = False):
-        self._local, self._servers, self._deadline, self._own = local, servers, deadline, own
-        self._run: int | None = None  # the same in all processes
-        self._given = 0
+    def __init__(self, local: LocalEngine, servers: Servers, *, own: bool = False):
+        self._local, self._servers, self._own = local, servers, own
         self._version: int | None = None
+        self._wire_version: int | None = None  # of the same weights: a random number, the same in all processes
 
     def sync(self, model: nn.Module, version: int | None) -> None:
         """See ``EngineWithWeights.sync``.
@@ -99,27 +96,24 @@ class VllmEngine:
         """
         if version is not None and version == self._version:
             return
-        if self._run is None:
-            number = [secrets.randbits(31)]
-            broadcast_object_list(number)
-            self._run = number[0]
-        self._given, self._version = self._given + 1, version
+        number = [secrets.randbits(62)]
+        broadcast_object_list(number)
+        self._version, self._wire_version = version, number[0]
         if self._own or PartialState().is_main_process:
-            with self._handover(model) as give:
-                self._servers.ready(self._wire_version, _to_same_model(model, give))
+            self._servers.ready(number[0], partial(give_weights, model, number[0]))
 
     def sample(
         self, model: nn.Module, prompts: Sequence[EnginePrompts], group_size: int, params: SamplingParams, seed: int
     ) -> list[RolloutBatch]:
-        """See ``RolloutEngine.sample``. A server that was started again is given all weights of ``model`` first.
+        """See ``RolloutEngine.sample``. A server that was started again is given the weights of ``model`` first.
 
         Raises:
             EngineLostError: no server answers.
             ServerRefusedError: one refuses to, or its answer is wrong.
         """
         request = self._request(model, prompts, group_size, params, seed)
-        with self._handover(model) as give:
-            rollouts = self._sampled(request, _sizes(prompts, group_size), _to_same_model(model, give))
+        give = partial(give_weights, model, request.version)
+        rollouts = self._sampled(request, _sizes(prompts, group_size), give)
         devices = [each.inputs.input_ids.device for each in prompts]
         return [on_device(each, device) for device, each in zip(devices, rollouts, strict=True)]
 
@@ -128,11 +122,10 @@ class VllmEngine:
     ) -> Callable[[], list[RolloutBatch]]:
         """See ``EngineAskedAhead.request``. The completions that the callable returns are on the CPU.
 
-        It raises ``WeightsLostError`` where the servers were started again: a thread has no weights to give.
+        It raises ``WeightsLostError`` where a server was started again: a thread has no weights to give.
         """
         request = self._request(model, prompts, group_size, params, seed)
-        sizes = _sizes(prompts, group_size)
-        return lambda: self._sampled(request, sizes, None)
+        return partial(self._sampled, request, _sizes(prompts, group_size), None)
 
     def forget(self) -> None:
         """See ``EngineWithWeights.forget``."""
@@ -148,16 +141,16 @@ class VllmEngine:
         """A request that needs no model any more."""
         if params.entropies:
             raise ValueError("a vLLM server gives no entropies of its distributions")
+        if self._wire_version is None:
+            raise RuntimeError("the servers have no weights yet: call sync before sample")
         inputs = [each.inputs for each in prompts if len(each.batch)]
-        draw = {name: value for name, value in asdict(params).items() if name != "entropies"}
         return SampleRequest(
             version=self._wire_version,
             group_size=group_size,
-            draw=Draw(**draw),
-            banned_ids=tuple(self._local.vision_ids),
-            end_ids=tuple(self._local.end_ids),
-            deadline_s=self._deadline,
-            prompts=prompts_for_server(model, PromptInputs.join(inputs), seed) if inputs else (),
+            params=params,
+            banned_ids=self._local.vision_ids,
+            end_ids=self._local.end_ids,
+            prompts=prompts_for_server(model, PromptInputs.join(inputs), seed) if inputs else [],
         )
 
     def _sampled(self, request: SampleRequest, sizes: Sequence[int], give: GivesWeights | None) -> list[RolloutBatch]:
@@ -165,32 +158,22 @@ class VllmEngine:
         if not request.prompts:
             return [no_completions() for _ in sizes]
         size = request.group_size
-        rows: dict[int, tuple[Tensor, Tensor, str]] = {}
-        answers = self._servers.sample(request, give, _check_answer)
+        rows: dict[int, tuple[list[int], list[float], str]] = {}
+        answers = self._servers.sample(request, give, check_answer)
         for share, answer in answers:
             sampled = zip(answer.ids, answer.logprobs, answer.finish_reasons, strict=True)
             rows |= {share[n // size] * size + n % size: row for n, row in enumerate(sampled)}
         ids, logprobs, reasons = zip(*(rows[n] for n in range(len(rows))), strict=True)
         lengths = torch.tensor([len(each) for each in ids])
         joined = RolloutBatch(
-            completion_ids=pad_sequence(ids, True, self._local.tokenizer.pad_token_id),
+            completion_ids=pad_sequence([*map(torch.tensor, ids)], True, self._local.tokenizer.pad_token_id),
             completion_mask=torch.arange(int(lengths.max())) < lengths[:, None],
-            texts=self._local.tokenizer.batch_decode([each.tolist() for each in ids], skip_special_tokens=True),
+            texts=self._local.tokenizer.batch_decode(ids, skip_special_tokens=True),
             finish_reasons=list(reasons),
-            logprobs=pad_sequence(logprobs, True, 0.0),
+            logprobs=pad_sequence([*map(torch.tensor, logprobs)], True, 0.0),
             boots=frozenset(answer.boot for _, answer in answers),
         )
         return split_rollouts(joined, sizes)
-
-    @property
-    def _wire_version(self) -> int:
-        """The version as servers know it: of this run alone, and another one for all weights that were ever given."""
-        if self._run is None:
-            raise RuntimeError("the servers have no weights yet: call sync before sample")
-        return (self._run << _COUNT_BITS) + self._given
-
-    def _handover(self, model: nn.Module) -> Handover:
-        return Handover(model, self._wire_version, self._deadline)
 
 
 def _sizes(prompts: Sequence[EnginePrompts], group_size: int) -> list[int]:
@@ -198,50 +181,34 @@ def _sizes(prompts: Sequence[EnginePrompts], group_size: int) -> list[int]:
     return [len(each.batch) * group_size for each in prompts]
 
 
-def _to_same_model(model: nn.Module, give: Handover) -> GivesWeights:
-    """Gives weights to servers that were started with this kind of model."""
-    bare = unwrap(model)
-    tied = "lm_head.weight" not in dict(bare.named_parameters())  # which lists a tensor once
-    here = {"model type": bare.config.model_type, **sizes_of(bare.config), "head tied to the embeddings": tied}
+def check_answer(request: SampleRequest, answer: SampleAnswer) -> None:
+    """Refuses an answer that is not what was requested: it must not become an experience.
 
-    def give_if_it_fits(server: Server, health: Health, base: int | None) -> None:
-        there = {"model type": health.model_type, **health.sizes, "head tied to the embeddings": health.tied}
-        for name, own in here.items():
-            if there.get(name) != own:
-                raise ServerRefusedError(
-                    f"{server.address}: it was started with {health.model}: its {name} is {there.get(name)}, the "
-                    f"policy's {own}; start it with the checkpoint that the run starts from"
-                )
-        give(server, health, base)
-
-    return give_if_it_fits
-
-
-def _check_answer(server: Server, request: SampleRequest, answer: SampleAnswer) -> None:
-    """Refuses an answer that is not what was requested: it must not become an experience."""
-    if (problem := _problem(request, answer)) is not None:
-        raise ServerRefusedError(f"{server.address}: its answer is wrong: {problem}")
-
-
-def _problem(request: SampleRequest, answer: SampleAnswer) -> str | None:
-    expected = len(request.prompts) * request.group_size
-    if answer.version != request.version:
-        return f"sampled by weights of version {answer.version}, requested version {request.version}"
-    if not len(answer.ids) == len(answer.logprobs) == len(answer.finish_reasons) == expected:
-        return f"{len(answer.ids)} completions, {expected} were requested"
-    banned, most = set(request.banned_ids), request.draw.max_new_tokens
+    Raises:
+        Refusal: saying what is wrong.
+    """
+    expected, most = len(request.prompts) * request.group_size, request.params.max_new_tokens
+    found = answer.version, len(answer.ids), len(answer.logprobs), len(answer.finish_reasons)
+    require(
+        found == (request.version, expected, expected, expected),
+        f"{found[1]} completions of version {found[0]}, expected {expected} of version {request.version}",
+    )
     for n, (ids, logprobs) in enumerate(zip(answer.ids, answer.logprobs, strict=True)):
-        if not 1 <= len(ids) <= most or len(logprobs) != len(ids):
-            return f"completion {n}: {len(ids)} tokens and {len(logprobs)} log-probs, expected 1 to {most} of both"
-        if not logprobs.isfinite().all() or logprobs.max() > 1e-3:
-            return f"completion {n}: expected log-probs of at most 0, got {logprobs.tolist()}"
-        if found := banned & set(ids.tolist()):
-            return f"completion {n}: token {min(found)}, which must not be sampled"
-    return None
+        require(
+            1 <= len(ids) <= most and len(logprobs) == len(ids),
+            f"completion {n}: {len(ids)} tokens and {len(logprobs)} log-probs, expected 1 to {most} of both",
+        )
+        # Also for NaN, with which no comparison is true.
+        require(
+            all(-math.inf < each <= 1e-3 for each in logprobs),
+            f"completion {n}: expected log-probs of at most 0, got {logprobs}",
+        )
+        banned = set(ids).intersection(request.banned_ids)
+        require(not banned, f"completion {n}: tokens that must not be sampled: {sorted(banned)}")
 
 
 @torch.no_grad()
-def prompts_for_server(model: nn.Module, inputs: PromptInputs, seed: int) -> tuple[Prompt, ...]:
+def prompts_for_server(model: nn.Module, inputs: PromptInputs, seed: int) -> list[Prompt]:
     """P prompts with the features of ``model`` as it is now, in the memory of the CPU.
 
     The features are rows as they enter the language model: the merger's, those of the deepstack mergers beside them.
@@ -264,8 +231,8 @@ def prompts_for_server(model: nn.Module, inputs: PromptInputs, seed: int) -> tup
             *_placed("video", ids == config.video_token_id, [next(videos) for _ in range(n_videos)], framed),
         ]
         media.sort(key=lambda medium: medium.offset)
-        prompts.append(Prompt(ids, positions, seed_of(seed, p), tuple(media)))
-    return tuple(prompts)
+        prompts.append(Prompt(ids, positions, seed_of(seed, p), media))
+    return prompts
 
 
 def seed_of(seed: int, prompt: int) -> int:

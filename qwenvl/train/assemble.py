@@ -33,7 +33,6 @@ from qwenvl.model.positions import position_rule
 from qwenvl.model.reference import Reference, matched
 from qwenvl.option import row_of, was_set
 from qwenvl.rewards import RewardSettings, Rubric, build_rubric
-from qwenvl.rollout.engine import SamplingParams
 from qwenvl.train.collect.collector import Collector
 from qwenvl.train.collect.contrast import TemporalContrast
 from qwenvl.train.display.console import say, settle_output
@@ -205,7 +204,7 @@ def build_collector(
         build_inputs=InputBuilder.of(position_rule(bare.config), processor),
         encode=paths.encode,
         rubric=rubric,
-        params=SamplingParams.of(args, entropies=args.reads_sampled_entropies),
+        params=args.sampling_params(entropies=args.reads_sampled_entropies),
         group_size=args.grpo_sample_size,
         contrast=build_contrast(args, bare.config.vision_config.temporal_patch_size),
         process=args.process_index,

@@ -68,8 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     import torch
     from transformers import AutoConfig
 
-    from qwenvl.vllm_server.models import require_family
-    from qwenvl.vllm_server.server import SamplingServer, Web
+    from qwenvl.vllm_server.server import SamplingServer, Web, require_family
     from qwenvl.vllm_server.wire import Refusal, secret
 
     os.environ |= ENVIRONMENT if torch.cuda.is_available() else ENVIRONMENT | ON_CPU

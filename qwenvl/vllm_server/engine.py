@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from vllm import LLM, CompletionOutput, RequestOutput, SamplingParams
+from vllm import LLM, RequestOutput, SamplingParams
 from vllm.inputs.engine import mm_input, tokens_input
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import (
@@ -24,8 +24,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 
-from qwenvl.vllm_server.models import NEEDS_TOWER, Shape, check_prompt
-from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest, require
+from qwenvl.vllm_server.server import NEEDS_TOWER, Shape
+from qwenvl.vllm_server.wire import Medium, Prompt, SampleAnswer, SampleRequest
 
 GIB = 2**30
 NEVER = -1e9  # added to the logit of a token that must not be sampled. -100 does not hold at high temperatures
@@ -80,49 +80,41 @@ class Engine:
         self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
         self.llm.collective_rpc("install_hooks")
 
-    def check(self, request: SampleRequest) -> None:
-        """Refuses what the model cannot take, before anything is sampled."""
-        for number, prompt in enumerate(request.prompts):
-            check_prompt(prompt, self.shape, request.draw.max_new_tokens, f"prompts[{number}]")
-        for name in ("banned_ids", "end_ids"):
-            ids = getattr(request, name)
-            require(all(0 <= each < self.shape.vocab_size for each in ids), f"{name}: ids above the vocabulary: {ids}")
-
     def sample(self, request: SampleRequest, salt: str) -> SampleAnswer:
         """The completions of a request that was checked. Nothing cached under another ``salt`` is used.
 
         Raises:
             RuntimeError: vLLM returned something else than requested.
         """
-        self.llm.collective_rpc("set_temperature", args=(request.draw.temperature or 1.0,))
+        self.llm.collective_rpc("set_temperature", args=(request.params.temperature or 1.0,))
         for prompt in request.prompts:
             self.llm._add_request(engine_input(prompt, salt), sampling_params(request, prompt.seed))
         done = self.llm._run_engine(RequestOutput, use_tqdm=False)
         rows = [row for output in done for row in sorted(output.outputs, key=lambda one: one.index)]
         if len(rows) != len(request.prompts) * request.group_size:
             raise RuntimeError(f"{len(rows)} completions for {len(request.prompts)} x {request.group_size}")
-        reasons = tuple(str(row.finish_reason) for row in rows)
+        reasons = [str(row.finish_reason) for row in rows]
         if set(reasons) - {"stop", "length"}:
             raise RuntimeError(f"completions ended for other reasons than stop and length: {set(reasons)}")
         return SampleAnswer(
             version=request.version,
             boot="",
-            ids=tuple(torch.tensor(list(row.token_ids)) for row in rows),
-            logprobs=tuple(torch.tensor(_logprobs(row)) for row in rows),
+            ids=[list(row.token_ids) for row in rows],
+            logprobs=[[of[id].logprob for of, id in zip(row.logprobs, row.token_ids, strict=True)] for row in rows],
             finish_reasons=reasons,
             cached_tokens=sum(output.num_cached_tokens or 0 for output in done),
         )
 
-    def load(self, path: str) -> set[str]:
-        """Takes the weights of a file, empties the caches, and returns the names of the parameters written."""
-        (written, *_) = self.llm.collective_rpc("load_weights_file", args=(path,))
-        self._empty_caches()
-        return set(written)
+    def load(self, path: str, *, first: bool, last: bool) -> list[str]:
+        """Takes the weights of a file, a part of all. With the last part the caches are emptied.
 
-    def language_parameters(self) -> set[str]:
-        """The parameters that a sync of all weights must write."""
-        (names, *_) = self.llm.collective_rpc("language_parameters")
-        return set(names)
+        Returns:
+            With the last part: the parameters and layers that were not sent, or sent in part.
+        """
+        (missing, *_) = self.llm.collective_rpc("load_weights_file", args=(path, first, last))
+        if last:
+            self._empty_caches()
+        return missing
 
     def sleep(self) -> None:
         """Releases the memory of weights and cache. The weights are copied to the host's memory."""
@@ -141,11 +133,6 @@ class Engine:
         engine.reset_encoder_cache()
 
 
-def _logprobs(row: CompletionOutput) -> list[float]:
-    """Of the sampled tokens."""
-    return [each[token].logprob for each, token in zip(row.logprobs, row.token_ids, strict=True)]
-
-
 def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
     """The settings of one prompt's completions. Completion k of the group has the seed ``seed + k``.
 
@@ -153,22 +140,22 @@ def sampling_params(request: SampleRequest, seed: int) -> SamplingParams:
     log-probs are those of softmax(logits / T), a temperature above 2 is possible, and top-k, top-p, min-p and the
     penalty are the same as on undivided logits.
     """
-    draw = request.draw
-    greedy = draw.temperature == 0
-    truncation = {} if greedy else {"top_k": draw.top_k, "top_p": draw.top_p, "min_p": draw.min_p}
+    params = request.params
+    greedy = params.temperature == 0
+    truncation = {} if greedy else {"top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
     return SamplingParams(
         n=request.group_size,
         seed=seed,
         temperature=0.0 if greedy else 1.0,
-        repetition_penalty=draw.repetition_penalty,
-        max_tokens=draw.max_new_tokens,
-        stop=list(draw.stop_strings),
+        repetition_penalty=params.repetition_penalty,
+        max_tokens=params.max_new_tokens,
+        stop=list(params.stop_strings),
         include_stop_str_in_output=True,
         stop_token_ids=list(request.end_ids),
         ignore_eos=True,  # the end tokens are those of the request, and no others
         logit_bias=dict.fromkeys(request.banned_ids, NEVER),
         logprobs=0,  # of the sampled token alone
-        detokenize=bool(draw.stop_strings),
+        detokenize=bool(params.stop_strings),
         skip_special_tokens=False,  # a stop string is not found across a token that is left out
         **truncation,
     )
@@ -225,6 +212,7 @@ class WorkerExtension:
     """Methods that vLLM adds to its worker class. ``LLM.collective_rpc`` calls them in all workers."""
 
     model_runner: Any  # the worker's own
+    _written: set[str]  # parameters, by the parts of weights so far
 
     def install_hooks(self) -> None:
         """Has the model take positions from the request, and divide its logits by the temperature."""
@@ -249,33 +237,32 @@ class WorkerExtension:
         """Logits are divided by it from now on."""
         self._temperature = temperature
 
-    def load_weights_file(self, path: str) -> list[str]:
-        """Takes the weights of a file of safetensors. Returns the names of the parameters that were written.
+    def load_weights_file(self, path: str, first: bool, last: bool) -> list[str]:
+        """Takes the weights of a file of safetensors, a part of all. With the last part the new ones are used.
 
         The steps of vLLM's ``reload_weights``, which would fill up a layer that was sent in part with whatever is in
         memory.
 
-        Raises:
-            RuntimeError: a layer was sent in part.
+        Returns:
+            With the last part: the parameters and layers that were not sent, or sent in part.
         """
         runner = self.model_runner
         model = runner.get_model()
-        initialize_layerwise_reload(model)
-        written = model.load_weights(_tensors_of(path))
+        if first:
+            finalize_layerwise_reload(model, runner.model_config)  # of parts whose last one never came
+            initialize_layerwise_reload(model)
+            self._written = set()
+        self._written |= model.load_weights(_tensors_of(path))
+        if not last:
+            return []
         partial = [name for name, layer in model.named_modules() if _written_in_part(layer)]
         finalize_layerwise_reload(model, runner.model_config)
         runner.reset_lora_state()
         runner.reset_encoder_cache()
         runner.reset_mm_cache()
-        if partial:
-            raise RuntimeError(f"layers were sent in part: {', '.join(partial)}")
         _repack_tied_head(model)
-        return sorted(written)
-
-    def language_parameters(self) -> list[str]:
-        """The parameters that a sync of all weights must write."""
-        names = (name for name, _ in self.model_runner.get_model().named_parameters())
-        return [name for name in names if "visual" not in name.split(".")]
+        names = (name for name, _ in model.named_parameters() if "visual" not in name.split("."))
+        return [*partial, *sorted(set(names) - self._written)]
 
 
 def _tensors_of(path: str) -> Iterator[tuple[str, Tensor]]:

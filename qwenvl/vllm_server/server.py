@@ -1,4 +1,4 @@
-"""The server around an engine: one request at a time, versions of weights, deadlines, HTTP."""
+"""The server around an engine: its models, one request at a time, versions of weights, deadlines, HTTP."""
 
 from __future__ import annotations
 
@@ -12,32 +12,122 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from qwenvl.vllm_server.wire import (
+    AGAIN,
     MOST_BYTES,
-    PROTOCOL,
     TOKEN,
     Health,
     Refusal,
     SampleAnswer,
     SampleRequest,
     WeightsRequest,
+    architecture,
     memory_file,
     pack,
     require,
+    unpack,
 )
 
-if TYPE_CHECKING:
-    from qwenvl.vllm_server.engine import Engine  # which loads vLLM. Tests have another one
-
 Some = TypeVar("Some")
+Engine = Any  # that of ``engine``, which loads vLLM and imports this file. Tests have another one
 RESTART = 75  # exit status: the engine can't be trusted any more, a new process can (EX_TEMPFAIL of sysexits.h)
+
+NEEDS_TOWER = {"qwen2_vl": False, "qwen2_5_vl": False, "qwen3_vl": True}
+"""The families that the server takes, and whether vLLM must load the vision tower, though no pixels ever reach it:
+without it Qwen3-VL would leave out its deepstack features."""
+
+REFUSED = {
+    "qwen3_vl_moe": "vLLM takes the matrices of its experts transposed, as its first checkpoints have them, and not as "
+    "the trainer's library saves them",
+    "qwen3_5": "vLLM computes its linear attention in bfloat16 alone on a CPU, so that it was never held to the "
+    "trainer's numbers closer than 0.06",
+    "qwen3_5_moe": "as qwen3_5, its linear attention was never held to the trainer's numbers",
+}
+
+
+def require_family(model_type: str) -> None:
+    """
+    Raises:
+        Refusal: the model would not be sampled exactly.
+    """
+    reason = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
+    require(
+        model_type in NEEDS_TOWER,
+        f"this server does not sample model type {model_type!r}{reason}: it takes {', '.join(NEEDS_TOWER)}",
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a request must fit.
+
+    Attributes:
+        architecture: see `wire.architecture`.
+        merge_size: patches merged along each side.
+        feature_width: of a row of features, those of the deepstack mergers included.
+        max_model_len: most tokens of a prompt and a completion together.
+    """
+
+    architecture: dict[str, Any]
+    merge_size: int
+    feature_width: int
+    max_model_len: int
+
+    @classmethod
+    def of(cls, config: Any, max_model_len: int) -> Shape:
+        """From a Qwen-VL configuration of transformers."""
+        text, vision = config.get_text_config(), config.vision_config
+        levels = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        tied = bool(config.tie_word_embeddings or getattr(text, "tie_word_embeddings", False))
+        return cls(
+            architecture=architecture(config, tied),
+            merge_size=vision.spatial_merge_size,
+            feature_width=text.hidden_size * (1 + levels),
+            max_model_len=max_model_len,
+        )
+
+    def check(self, request: SampleRequest) -> None:
+        """Refuses what the model can't take: vLLM would truncate a prompt that is too long, and fail on other things.
+
+        Raises:
+            Refusal: where, what was expected and what was found.
+        """
+        new, vocab_size = request.params.max_new_tokens, self.architecture["vocab_size"]
+        for number, prompt in enumerate(request.prompts):
+            where, length = f"prompts[{number}]", len(prompt.ids)
+            require(
+                0 < length <= self.max_model_len - new,
+                f"{where}: {length} tokens and {new} new ones exceed the server's --max_model_len {self.max_model_len}",
+            )
+            low, high = int(prompt.ids.min()), int(prompt.ids.max())
+            require(low >= 0 and high < vocab_size, f"{where}: token ids {low} to {high} of {vocab_size}")
+            shape, expected = tuple(prompt.positions.shape), (3, length)
+            require(shape == expected, f"{where}.positions: expected {expected}, got {shape}")
+            plain = torch.arange(length).expand(3, -1)
+            require(
+                len(prompt.media) > 0 or prompt.positions.equal(plain),
+                f"{where}: positions of a prompt of text must count up from 0",
+            )
+            for index, medium in enumerate(prompt.media):
+                at, (t, h, w) = f"{where}.media[{index}]", medium.grid
+                end = medium.offset + len(medium.embedded)
+                require(0 <= medium.offset < end <= length, f"{at}: tokens {medium.offset} to {end} of {length}")
+                found, placeholders = tuple(medium.features.shape), int(medium.embedded.sum())
+                rows = t * h * w // self.merge_size**2
+                require(
+                    found == (rows, self.feature_width) and placeholders == rows,
+                    f"{at}: {placeholders} placeholders and features of {found}; the grid {t} x {h} x {w} expects "
+                    f"{rows} of both, {self.feature_width} wide",
+                )
 
 
 class SamplingServer:
@@ -65,9 +155,8 @@ class SamplingServer:
         self._model, self._sleeps = model, sleeps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._engine: Engine | None = None
-        self._next_part: tuple[int, int | None, int] | None = None  # version, base and number of the part to come
-        self._written: set[str] = set()  # parameters, by the parts so far
-        self._busy = self._asleep = False
+        self._coming: tuple[int | None, int] = (None, 0)  # version and number of the next part of weights
+        self._asleep = False
 
     def load(self, make: Callable[[], Engine]) -> None:
         """Makes the engine, in the thread that will run it."""
@@ -75,114 +164,90 @@ class SamplingServer:
 
     def health(self) -> Health:
         """Answers at once, also while the engine works."""
-        engine = self._ready()
-        return Health(
-            protocol=PROTOCOL,
-            boot=self.boot,
-            version=self.version,
-            model=self._model,
-            model_type=engine.shape.model_type,
-            sizes=engine.shape.sizes,
-            dtype=engine.dtype,
-            tied=engine.shape.tied,
-            busy=self._busy,
-            asleep=self._asleep,
-            raised=self.raised,
-        )
+        engine = self._working()
+        return Health(self.boot, self.version, self._model, engine.shape.architecture, engine.dtype)
+
+    def in_turn(self, work: Callable[[], Some], seconds: float) -> Some:
+        """The result of ``work``, done after the requests before it.
+
+        Raises:
+            Refusal: it is not done in time. The server then ends, if it has begun.
+        """
+        self._working()
+        turn: Future[Some] = self._thread.submit(self._run, work)
+        try:
+            return turn.result(timeout=seconds)
+        except NotDone:
+            if turn.cancel():
+                raise Refusal(f"other requests ran for the {seconds:g} s of this one", AGAIN) from None
+            self._end(f"a request was not done after {seconds:g} s")
+            raise Refusal(f"not done after {seconds:g} s: the server ends", AGAIN) from None
 
     def sample(self, request: SampleRequest) -> SampleAnswer:
-        """
+        """The completions. Call it by ``in_turn``, as the following methods.
+
         Raises:
-            Refusal: see its kinds.
+            Refusal: the server has other weights, or can't take the request.
         """
-        return self._in_turn(lambda: self._sample(request), request.deadline_s)
-
-    def take_weights(self, request: WeightsRequest) -> Health:
-        """
-        Raises:
-            Refusal: see its kinds.
-        """
-        self._in_turn(lambda: self._take_weights(request), request.deadline_s)
-        return self.health()
-
-    def sleep(self, asleep: bool, deadline_s: float = 600.0) -> Health:
-        """Releases memory, or takes it again. Idempotent."""
-        self._in_turn(lambda: self._sleep(asleep), deadline_s)
-        return self.health()
-
-    def _sample(self, request: SampleRequest) -> SampleAnswer:
-        engine = self._awake()
         if request.version != self.version:
             has = "a part of a version" if self.version is None else f"version {self.version}"
-            raise Refusal("version", f"the request is for weights of version {request.version}, the server has {has}")
-        engine.check(request)
+            raise Refusal(f"the request is for weights of version {request.version}, the server has {has}", AGAIN)
+        engine = self._awake()
+        engine.shape.check(request)
         return replace(engine.sample(request, salt=f"{self.boot}-{request.version}"), boot=self.boot)
 
-    def _take_weights(self, request: WeightsRequest) -> None:
-        engine, version, base, part = self._awake(), request.version, request.base, request.part
-        if part:
-            follows = self._next_part == (version, base, part)
-            require(follows, f"part {part} of version {version} does not follow what came before")
-        elif base is not None and base != self.version:
-            raise Refusal("version", f"the weights go over version {base}, the server has {self.version}: send all")
+    def take_weights(self, request: WeightsRequest) -> Health:
+        """Loads a part of the weights, if the server does not have it.
+
+        Raises:
+            Refusal: it does not follow the part before it, or with the last one weights of the model are missing.
+        """
+        engine, version, part = self._awake(), request.version, request.part
+        if part == 0 and version not in (self.version, self._coming[0]):
+            self._coming = version, 0
+        coming, number = self._coming
+        if version == self.version or (version == coming and part < number):
+            return self.health()
+        if (version, part) != self._coming:
+            raise Refusal(f"part {part} of version {version} does not follow what came before", AGAIN)
         with _file_of(request) as path:
-            self.version, self._next_part = None, None
-            self._written = (self._written if part else set()) | engine.load(path)
-        if part + 1 < request.parts:
-            self._next_part = (version, base, part + 1)
-            return
-        if base is None:
-            missing = engine.language_parameters() - self._written
-            some = ", ".join(sorted(missing)[:3])
-            require(not missing, f"{len(missing)} parameters of the model were not among all weights: {some}, ...")
-        self.version = version
+            self.version, self._coming = None, (None, 0)  # in case that it fails
+            missing = engine.load(path, first=part == 0, last=request.last)
+        require(not missing, f"{len(missing)} parameters were not among all weights: {', '.join(missing[:3])}, ...")
+        self.version, self._coming = (version, (None, 0)) if request.last else (None, (version, part + 1))
+        return self.health()
 
-    def _sleep(self, asleep: bool) -> None:
-        engine = self._ready()
+    def sleep(self) -> Health:
+        """Releases the GPU's memory. Idempotent. The next request wakes the engine."""
         require(self._sleeps, "the server was started without --sleeps")
-        if asleep != self._asleep:
-            (engine.sleep if asleep else engine.wake)()
-            self._asleep = asleep
+        if not self._asleep:
+            self._working().sleep()
+            self._asleep = True
+        return self.health()
 
-    def _ready(self) -> Engine:
+    def _working(self) -> Engine:
         if self._engine is None:
-            raise Refusal("starting", "the model is being loaded")
+            raise Refusal("the model is being loaded", AGAIN)
+        if self.raised:
+            raise Refusal(f"the server is ending: {self.raised}", AGAIN)
         return self._engine
 
     def _awake(self) -> Engine:
+        engine = self._working()
         if self._asleep:
-            raise Refusal("asleep", "the server has released its memory: POST /wake first")
-        return self._ready()
-
-    def _in_turn(self, work: Callable[[], Some], deadline_s: float) -> Some:
-        """Runs ``work`` after the requests before it."""
-        self._ready()
-        self._require_working()
-        turn: Future[Some] = self._thread.submit(self._run, work)
-        try:
-            return turn.result(timeout=deadline_s)
-        except NotDone:
-            if turn.cancel():
-                raise Refusal("busy", f"other requests ran for the {deadline_s:g} s of this one") from None
-            self._end(f"a request was not done after {deadline_s:g} s")
-            raise Refusal("deadline", f"not done after {deadline_s:g} s: the server ends") from None
-
-    def _require_working(self) -> None:
-        if self.raised:
-            raise Refusal("engine", f"the server is ending: {self.raised}")
+            engine.wake()
+            self._asleep = False
+        return engine
 
     def _run(self, work: Callable[[], Some]) -> Some:
-        self._require_working()
-        self._busy = True
+        self._working()
         try:
             return work()
         except Refusal:
             raise
         except BaseException as error:
             self._end(f"{type(error).__name__}: {error}")
-            raise Refusal("engine", f"the engine raised {self.raised}: the server ends") from error
-        finally:
-            self._busy = False
+            raise Refusal(f"the engine raised {self.raised}: the server ends", AGAIN) from error
 
     def _end(self, reason: str) -> None:
         """Ends the process when the answer that gives the reason has had time to leave."""
@@ -217,7 +282,7 @@ def _file_of(request: WeightsRequest) -> Iterator[str]:
         with safe_open(request.path, framework="pt"):
             pass
     except (SafetensorError, OSError) as error:
-        raise Refusal("request", f"{request.path}: not a file of safetensors") from error
+        raise Refusal(f"{request.path}: not a file of safetensors") from error
     yield request.path
 
 
@@ -250,7 +315,6 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30.0
     server: Web
-    _left = 0
 
     def do_GET(self) -> None:
         self._reply(self._get)
@@ -258,67 +322,57 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._reply(self._post)
 
-    def _get(self) -> bytes:
+    def _get(self, body: bytes) -> Any:
         require(self.path == "/health", f"GET {self.path}: there is only /health")
-        return self.server.answers.health().pack()
+        return self.server.answers.health()
 
-    def _post(self) -> bytes:
-        body, answers = self._body(), self.server.answers
+    def _post(self, body: bytes) -> Any:
+        answers = self.server.answers
+        work: Callable[[], Any] = answers.sleep
         if self.path == "/sample":
-            return pack(answers.sample(SampleRequest.unpack(body)))
-        if self.path == "/weights":
-            return answers.take_weights(WeightsRequest.unpack(body)).pack()
-        if self.path in ("/sleep", "/wake"):
-            return answers.sleep(self.path == "/sleep").pack()
-        raise Refusal("request", f"POST {self.path}: there are /sample, /weights, /sleep and /wake")
+            work = partial(answers.sample, unpack(SampleRequest, body))
+        elif self.path == "/weights":
+            work = partial(answers.take_weights, unpack(WeightsRequest, body))
+        else:
+            require(self.path == "/sleep", f"POST {self.path}: there are /sample, /weights and /sleep")
+        return answers.in_turn(work, float(self.headers.get("Deadline", "600")))
 
-    def _reply(self, answer: Callable[[], bytes]) -> None:
+    def _reply(self, answer: Callable[[bytes], Any]) -> None:
         length = self.headers.get("Content-Length", "0")
-        self._left = int(length) if length.isdecimal() else 0  # bytes of the body that were not read
+        unread = int(length) if length.isdecimal() else 0  # bytes of the body
         try:
             self._check_sender()
-            status, body = 200, answer()
+            if unread > MOST_BYTES:
+                raise Refusal(f"a body of {unread} bytes: at most {MOST_BYTES} are taken", 413)
+            body, unread = self.rfile.read(unread), 0
+            status, content = 200, pack(answer(body))
         except Refusal as refusal:
-            status, body = refusal.status, refusal.body()
-            self._drain()
+            status, content = refusal.status, str(refusal).encode()
+            # The sender reads the refusal when all has been read that it sends. Nobody reads more than is taken.
+            self.close_connection = True
+            while 0 < unread <= MOST_BYTES and (read := self.rfile.read(min(unread, 2**20))):
+                unread -= len(read)
         self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(content)))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(content)
 
     def _check_sender(self) -> None:
         # A page of another site may have a browser send it, under that site's name or its own.
         host = self.headers.get("Host", "").rpartition(":")[0]
         own = {self.server.server_name, "127.0.0.1", "localhost", "[::1]"}
         if "Origin" in self.headers or (self.server.is_loopback and host not in own):
-            raise Refusal("page", "requests of web pages are refused: name this machine as 127.0.0.1 or localhost")
+            raise Refusal("requests of web pages are refused: name this machine as 127.0.0.1 or localhost", 403)
         expected = f"Bearer {self.server.token}".encode()
         given = self.headers.get("Authorization", "").encode()
         if not hmac.compare_digest(given, expected):
             raise Refusal(
-                "token",
                 f"the token is missing or wrong: set ${TOKEN} to the server's, or to vllm-token in the cache folder "
                 "(~/.cache/qwenvl) of its machine",
+                401,
             )
-
-    def _drain(self) -> None:
-        """Reads the remaining body, so that the client can read the refusal. Then the connection ends."""
-        self.close_connection = True
-        while self._left > 0 and (read := self.rfile.read(min(self._left, 2**20))):
-            self._left -= len(read)
-
-    def _body(self) -> bytes:
-        size = self._left
-        require("Content-Length" in self.headers, "no Content-Length")
-        if size > MOST_BYTES:
-            self._left = min(size, 2**20)  # nobody reads all that
-            raise Refusal("size", f"a body of {size} bytes: at most {MOST_BYTES} are taken")
-        body = self.rfile.read(size)
-        self._left = 0
-        require(len(body) == size, f"the connection broke after {len(body)} of {size} bytes")
-        return body
 
     def log_message(self, *args) -> None:
         """Not a line for each request."""

@@ -8,7 +8,8 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.evaluate.settings import NOT_READ_BY_PROBE, READ_BY_PROBE, probe_request
 from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.options import SamplingOptions
+from qwenvl.types import SamplingParams
 
 PLACES = ["model", "data.json"]
 
@@ -20,7 +21,7 @@ def test_what_decides_what_is_sampled_is_read():
     groups = (FrameOptions, ReadingOptions, PromptOptions, RewardOptions)
     assert {each.name for group in groups for each in fields(group)} - READ_BY_PROBE == {"on_long_prompt"}
     asked_for = Asking()
-    SamplingParams.of(asked_for)
+    SamplingOptions.sampling_params(asked_for)
     # All but ``entropies``, which no option is but what the loss needs: a probe takes those of the trainer's pass.
     assert asked_for.names <= READ_BY_PROBE and len(asked_for.names) == len(fields(SamplingParams)) - 1
 

@@ -18,9 +18,9 @@ WAYS = {
 }
 
 
-def engine_of(model, processor, fakes, *, deadline: float = 30.0, patience: float = 0.3) -> VllmEngine:
+def engine_of(model, processor, fakes, *, patience: float = 0.3) -> VllmEngine:
     servers = Servers([Server(each.address) for each in fakes], patience=patience)
-    return VllmEngine(LocalEngine(processor.tokenizer, model), servers, deadline=deadline)
+    return VllmEngine(LocalEngine(processor.tokenizer, model), servers)
 
 
 def as_prompts(inputs):

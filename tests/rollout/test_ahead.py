@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.rollout.ahead import AheadEngine, Ask
+from qwenvl.rollout.ahead import AheadEngine
 from qwenvl.rollout.engine import EnginePrompts, EngineWithWeights, SamplingParams
 from qwenvl.types import RolloutBatch
 
@@ -69,8 +69,8 @@ def held():
     ahead.close()
 
 
-def ask(ahead, *seeds):
-    ahead.ask(None, [Ask(PROMPTS, 1, PARAMS, seed) for seed in seeds])
+def ask(ahead, seed):
+    ahead.ask(None, PROMPTS, 1, PARAMS, seed)
 
 
 def sampled(ahead, seed) -> str:
@@ -81,28 +81,22 @@ def sampled(ahead, seed) -> str:
 def test_steps_are_taken_in_order_with_the_version_that_was_asked(held):
     ahead, engine = held
     assert isinstance(ahead, EngineWithWeights)
-    ask(ahead, 1)
-    ask(ahead, 2, 3)
-    assert ahead.waiting == 2 and not engine.made
     for seed in (1, 2, 3):
+        ask(ahead, seed)
+    assert ahead.waiting == 3 and not engine.made
+    for seed in (3, 2, 1):
         engine.may[seed].set()
     ahead.sync(None, 5)  # waits: these are sampled by the weights of step 0
     assert engine.made == [(1, False), (2, False), (3, False)] and engine.version == 5
     ask(ahead, 4)
     engine.may[4].set()
-    assert [ahead.take(seeds) for seeds in ([1], [2, 3], [4])] == [0, 0, 5]
+    with pytest.raises(RuntimeError, match="of other prompts than those of this step"):
+        ahead.take(2)
+    assert [ahead.take(seed) for seed in (1, 2, 3, 4)] == [0, 0, 0, 5]
     ahead.rest()
     assert ahead.waiting == 0 and sampled(ahead, 4) == "4 by 5"
     engine.may[4].set()
     assert sampled(ahead, 4) == "4 by 5" and engine.made[-1] == (4, True), "taken once, and sampled now then"
-
-
-def test_other_prompts_than_those_that_were_asked_are_refused(held):
-    ahead, engine = held
-    ask(ahead, 1)
-    engine.may[1].set()
-    with pytest.raises(RuntimeError, match="of other prompts than those of this step"):
-        ahead.take([2])
 
 
 def test_nothing_is_asked_of_unknown_weights(held):
@@ -119,9 +113,8 @@ def test_an_error_is_told_at_once_and_nothing_is_asked_after_it(held):
     ahead.check()
     for seed in (1, 13, 2):
         engine.may[seed].set()
-    assert ahead.take([1]) == 0
-    assert ahead._pending[-1].answers.exception(60)
-    for told in (ahead.check, ahead.finish, lambda: ahead.take([13]), lambda: ahead.sync(None, 1)):
+    assert ahead.take(1) == 0
+    for told in (ahead.finish, ahead.check, lambda: ahead.take(13), lambda: ahead.sync(None, 1)):
         with pytest.raises(ConnectionError, match="the server is gone"):
             told()
     assert [seed for seed, _ in engine.made] == [1, 13]
@@ -131,31 +124,29 @@ def test_closed_it_forgets_and_can_begin_anew(held):
     ahead, engine = held
     for seed in (1, 2):
         ask(ahead, seed)
-    engine.may[1].set()
-    engine.may[2].set()
-    thread = ahead._thread
+        engine.may[seed].set()
     ahead.close()
-    assert not thread.is_alive() and ahead.waiting == 0 and ahead.version is None
+    assert ahead.waiting == 0 and ahead.version is None
+    assert "sampling-ahead" not in [each.name for each in threading.enumerate()]
     ahead.sync(None, 3)
     ask(ahead, 1)
-    assert ahead.take([1]) == 3
+    assert ahead.take(1) == 3
 
 
 def test_what_was_asked_is_kept_in_a_file(held, tmp_path):
     ahead, engine = held
     ahead.save(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    ask(ahead, 1)
-    ask(ahead, 2, 2**62 + 1)
-    for may in engine.may.values():
-        may.set()
+    for seed in (1, 2**62 + 1):
+        ask(ahead, seed)
+        engine.may[seed].set()
     ahead.save(tmp_path / "kept")
     other = AheadEngine(Held())
     other.load(tmp_path / "kept")
     assert other.waiting == 2
-    assert other.take([1]) == 0 and other.take([2, 2**62 + 1]) == 0
-    (kept,) = other.sample(None, PROMPTS, 1, PARAMS, 2)
-    (own,) = rollouts(2, 0)
+    assert other.take(1) == 0 and other.take(2**62 + 1) == 0
+    (kept,) = other.sample(None, PROMPTS, 1, PARAMS, 2**62 + 1)
+    (own,) = rollouts(2**62 + 1, 0)
     assert kept.boots == own.boots == {"boot"}
     assert torch.equal(kept.completion_ids, own.completion_ids) and torch.equal(kept.logprobs, own.logprobs)
     assert torch.equal(kept.completion_mask, own.completion_mask) and kept.entropies is None

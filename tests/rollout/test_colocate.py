@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import sys
-from dataclasses import fields
 
 import pytest
 import torch
@@ -16,40 +15,40 @@ from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.rollout.servers import ColocatedServer, ServerRefusedError, server_command
 from qwenvl.rollout.vllm import vllm_engine
-from qwenvl.vllm_server.wire import PROTOCOL, Health
+from qwenvl.vllm_server.wire import Health, pack
 
 CPU = torch.device("cpu")
 # What a server says of itself, without what makes it slow to start.
 CHILD = """
-import http.server, json, os, sys
+import http.server, os, sys
 words = sys.argv[1:]
 print("started with", *words, flush=True)
 if words[0] == "broken":
     sys.exit("there is no such model")
-said = NAMES | {"protocol": PROTOCOL, "boot": str(os.getpid()), "asleep": False}
+health = HEALTH.replace(b"BOOT0000", b"%08d" % os.getpid())
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps(said).encode())
+        self.wfile.write(health)
 server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
 ready = words[words.index("--ready_file") + 1]
 with open(ready + ".part", "w") as file:
     file.write(f"http://127.0.0.1:{server.server_port}")
 os.replace(ready + ".part", ready)
 server.serve_forever()
-""".replace("PROTOCOL", str(PROTOCOL)).replace("NAMES", str({each.name: None for each in fields(Health)}))
+""".replace("HEALTH", repr(pack(Health("BOOT0000", 0, "a model", {}, "float32"))))
 COMMAND = [sys.executable, "-c", CHILD]
 
 
 def test_a_child_is_started_killed_and_started_again():
-    server = ColocatedServer(["model"], CPU, COMMAND)
+    server = ColocatedServer(["model"], CPU, command=COMMAND)
     assert server._process is None  # it starts when it is first needed
     boots = []
     for _ in range(2):
         boots += [server.health().boot, server.health().boot]
         process = server._process
-        assert boots[-1] == str(process.pid) and os.getsid(process.pid) == process.pid  # Ctrl-C is not for it
+        assert int(boots[-1]) == process.pid and os.getsid(process.pid) == process.pid  # Ctrl-C is not for it
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert boots[0] == boots[1] != boots[2] == boots[3]
@@ -61,10 +60,10 @@ def test_a_child_is_started_killed_and_started_again():
 
 
 def test_a_child_that_does_not_start_says_why():
-    server = ColocatedServer(["broken", "--dtype", "float32"], CPU, COMMAND)
+    server = ColocatedServer(["broken", "--dtype", "float32"], CPU, command=COMMAND)
     with pytest.raises(ServerRefusedError) as raised:
         server.health()
-    assert "ended with status 1 while it started" in str(raised.value)
+    assert "did not start: status 1" in str(raised.value)
     first, last = str(raised.value).splitlines()[-2:]
     assert first.startswith("started with broken --dtype float32 --port 0 --with_parent --ready_file")
     assert last == "there is no such model"

@@ -1,50 +1,26 @@
-"""Sampling: the policy's own distribution, its own settings, and nothing left behind."""
+"""Sampling: the policy's own distribution, its own settings, nothing left behind, and stop strings in their text."""
 
 import pytest
 import torch
 
-from qwenvl.demo.tiny import FAMILIES
-from qwenvl.model.families import family_of
-from qwenvl.model.inputs import PromptInputs
+from qwenvl.demo.tiny import FAMILIES, make_tokenizer
 from qwenvl.model.logprobs import completion_logprobs
-from qwenvl.model.positions import completion_positions, position_rule, prompt_positions
-from qwenvl.rollout.engine import SamplingParams, completion_mask
-from qwenvl.rollout.local import LocalEngine
+from qwenvl.model.positions import completion_positions
+from qwenvl.rollout.engine import SamplingParams
+from qwenvl.rollout.local import LocalEngine, StopStrings
 
 SAMPLED = SamplingParams(max_new_tokens=12, temperature=0.7, top_p=0.9)
 
 
-def make_prompts(model) -> PromptInputs:
-    """A video prompt and a shorter text prompt, left-padded."""
-    config, generator = model.config, torch.Generator().manual_seed(0)
-    grid = torch.tensor([[2, 4, 6]])
-    apart = family_of(config).time == "timestamp"
-    runs = [[config.video_token_id] * 6] * 2 if apart else [[config.video_token_id] * 12]
-    video = [5, 6]
-    for run in runs:
-        video += [config.vision_start_token_id, *run, config.vision_end_token_id, 9]
-    text = [7, 8, 9]
-    ids = torch.tensor([video, [0] * (len(video) - 3) + text])
-    mask = torch.ones_like(ids)
-    mask[1, :-3] = 0
-    vision = config.vision_config
-    channels = getattr(vision, "in_channels", 3) * vision.temporal_patch_size * vision.patch_size**2
-    return PromptInputs(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=prompt_positions(position_rule(config), ids, mask, None, grid, torch.tensor([0.75])),
-        pixel_values=None,
-        image_grid_thw=None,
-        pixel_values_videos=torch.randn(48, channels, generator=generator),
-        video_grid_thw=grid,
-        images_per_prompt=[0, 0],
-        videos_per_prompt=[1, 0],
-    )
+@pytest.fixture
+def load(tiny_pair, random_prompts):
+    """``load(family)``: a model, the engine, and a prompt with a video before a shorter one of text."""
 
+    def make(family="qwen2_5_vl"):
+        model, processor = tiny_pair(family, initializer_range=0.1)
+        return model, LocalEngine(processor.tokenizer, model), random_prompts(model, ["tvt", "t"])
 
-def load(tiny_pair, family="qwen2_5_vl"):
-    model, processor = tiny_pair(family, initializer_range=0.1)
-    return model, LocalEngine(processor.tokenizer, model), make_prompts(model)
+    return make
 
 
 def greedy_by_hand(model, prompts, tokens, banned):
@@ -68,8 +44,8 @@ def greedy_by_hand(model, prompts, tokens, banned):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_is_the_argmax_of_plain_forwards(tiny_pair, family):
-    model, engine, prompts = load(tiny_pair, family)
+def test_greedy_is_the_argmax_of_plain_forwards(load, family):
+    model, engine, prompts = load(family)
     rollout = engine.draw(model, prompts, 1, SamplingParams(8, temperature=0.0), seed=0)
     with torch.no_grad():
         expected = greedy_by_hand(model.eval(), prompts, 8, engine.vision_ids)
@@ -78,8 +54,8 @@ def test_greedy_is_the_argmax_of_plain_forwards(tiny_pair, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_engines_logprobs_are_the_trainers(tiny_pair, family):
-    model, engine, prompts = load(tiny_pair, family)
+def test_the_engines_logprobs_are_the_trainers(load, family):
+    model, engine, prompts = load(family)
     rollout = engine.draw(model, prompts, 3, SAMPLED, seed=1)
     trainer = completion_logprobs(
         model, prompts, rollout.completion_ids, rollout.completion_mask, temperature=0.7, logit_chunk_tokens=16
@@ -87,25 +63,8 @@ def test_the_engines_logprobs_are_the_trainers(tiny_pair, family):
     torch.testing.assert_close(rollout.logprobs, trainer, rtol=0, atol=2e-5)
 
 
-def test_draws_follow_the_distribution(tiny_pair):
-    """First tokens of 4,000 completions of one prompt against its softmax, by a chi-square test over likely tokens."""
-    model, engine, prompts = load(tiny_pair)
-    prompt = prompts.select([1])
-    rollout = engine.draw(model, prompt, 4000, SamplingParams(1, temperature=0.7, top_p=1.0), seed=3)
-    with torch.no_grad():
-        logits = model(input_ids=prompt.input_ids, position_ids=prompt.position_ids, use_cache=False).logits[0, -1]
-    logits = logits / 0.7
-    logits[engine.vision_ids] = -torch.inf
-    expected = logits.softmax(-1) * 4000
-    observed = torch.bincount(rollout.completion_ids[:, 0], minlength=len(expected)).float()
-    likely = expected > 5
-    statistic = ((observed - expected) ** 2 / expected)[likely].sum().item()
-    degrees = int(likely.sum())
-    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
-
-
-def test_seeds_repeat_and_differ_and_leave_the_generator_alone(tiny_pair):
-    model, engine, prompts = load(tiny_pair)
+def test_seeds_repeat_and_differ_and_leave_the_generator_alone(load):
+    model, engine, prompts = load()
     torch.manual_seed(5)
     first = torch.rand(1)
     torch.manual_seed(5)
@@ -115,16 +74,16 @@ def test_seeds_repeat_and_differ_and_leave_the_generator_alone(tiny_pair):
     assert one.shape != other.shape or not torch.equal(one, other)
 
 
-def test_vision_tokens_are_never_sampled(tiny_pair):
-    model, engine, prompts = load(tiny_pair)
+def test_vision_tokens_are_never_sampled(load):
+    model, engine, prompts = load()
     loved = engine.vision_ids
     model.lm_head.register_forward_hook(lambda module, args, logits: logits.index_fill(-1, torch.tensor(loved), 50.0))
     rollout = engine.draw(model, prompts, 4, SAMPLED, seed=0)
     assert len(loved) == 4 and not torch.isin(rollout.completion_ids, torch.tensor(loved)).any()
 
 
-def test_modes_and_settings_come_back(tiny_pair):
-    model, engine, prompts = load(tiny_pair)
+def test_modes_and_settings_come_back(load):
+    model, engine, prompts = load()
     expected = engine.draw(model.eval(), prompts, 2, SAMPLED, seed=1).completion_ids
     model.train()
     model.model.visual.eval()
@@ -138,8 +97,8 @@ def test_modes_and_settings_come_back(tiny_pair):
     assert model.generation_config is settings and model.config.text_config.use_cache is False
 
 
-def test_ends(tiny_pair):
-    model, engine, prompts = load(tiny_pair)
+def test_ends(load):
+    model, engine, prompts = load()
     end = model.generation_config.eos_token_id
     end = end[0] if isinstance(end, list) else end
     steps = {"n": 0}
@@ -158,6 +117,27 @@ def test_ends(tiny_pair):
     assert "<|im_end|>" not in rollout.texts[0] and (rollout.logprobs[0, 3:] == 0).all()
 
 
-def test_completion_mask_counts_the_end_token():
-    is_end = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]]).bool()
-    assert completion_mask(is_end).int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
+TEXT = "<think> two </think>\n\n<answer>(2) insert the fan</answer>\nand more é 日本"
+
+
+@pytest.mark.parametrize(
+    "strings", [("</answer>",), ("\n\n", "fan"), ("é", "本"), ("never",), ("t",), ("er>(2) insert",)], ids=str
+)
+def test_each_token_that_completes_a_string(strings):
+    """A string is complete at the first token with which the text so far holds one occurrence more."""
+    tokenizer = make_tokenizer()
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    whole = [tokenizer.decode(ids[0, : t + 1]) for t in range(ids.shape[1])]
+    counts = [[0, *(text.count(string) for text in whole)] for string in strings]
+    expected = [any(count[t + 1] > count[t] for count in counts) for t in range(ids.shape[1])]
+    stops = StopStrings(tokenizer, strings)
+    assert stops.each_token(ids)[0].tolist() == expected
+    assert [bool(stops(ids[:, : t + 1])) for t in range(ids.shape[1])] == expected
+    assert any(expected) == (strings != ("never",))
+
+
+def test_a_token_may_hold_more_than_the_end_of_a_string():
+    tokenizer = make_tokenizer()
+    assert tokenizer.tokenize("<answer>") == ["<answer", ">"]
+    ids = tokenizer("<answer>", return_tensors="pt").input_ids
+    assert StopStrings(tokenizer, ("<ans",)).each_token(ids).tolist() == [[True, False]]

@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 from qwenvl.model.logprobs import completion_likelihood
-from qwenvl.rollout.engine import SamplingParams, split_rollouts
+from qwenvl.rollout.engine import SamplingParams, split_rollouts, within_budget
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 
 ENGINES = [LocalEngine, SharedPrefixEngine]
@@ -100,18 +100,6 @@ def test_greedy_with_stop_strings_is_that_of_generate(kind, budget, tiny):
     assert (rollout.completion_ids[padding] == tokenizer.pad_token_id).all() and rollout.logprobs[padding].eq(0).all()
 
 
-@pytest.mark.parametrize("kind", ENGINES)
-def test_a_stop_string_may_be_completed_by_the_last_token(kind, tiny):
-    model, tokenizer, prompts = tiny
-    engine = kind(tokenizer, model)
-    prompts = prompts.select([0])
-    free = engine.draw(model, prompts, 1, SamplingParams(3, temperature=0), seed=0)
-    assert free.finish_reasons == ["length"]
-    params = SamplingParams(3, temperature=0, stop_strings=(spelled(tokenizer, free.completion_ids[0], 2),))
-    again = engine.draw(model, prompts, 1, params, seed=0)
-    assert torch.equal(again.completion_ids, free.completion_ids) and again.finish_reasons == ["stop"]
-
-
 def narrowed(logits, seen, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, temperature=1.0):
     """The distribution of one token, V, in plain steps: penalty, temperature, top-k, top-p, min-p."""
     logits = logits.double().clone()
@@ -189,3 +177,24 @@ def test_states_of_completions_count_as_the_tokens_of_their_memory(kind, tiny_pa
         engine.end_ids = []
         engine.draw(model, prompts, group, SamplingParams(length), seed=0)
         assert len(steps) == batches * length
+
+
+@pytest.mark.parametrize(
+    ("costs", "budget", "groups"),
+    [
+        ([5, 4, 3, 20, 1], 10, [[5, 4], [3], [20], [1]]),
+        ([2, 4, 4, 9], 12, [[2, 4, 4], [9]]),  # three that are padded to 4
+        ([2, 5, 4], 12, [[2, 5], [4]]),
+        ([5, 4], None, [[5, 4]]),
+        ([5, 4], 0, [[5], [4]]),
+        ([], 10, []),
+    ],
+)
+def test_groups_cost_what_their_dearest_member_does_times_their_members(costs, budget, groups):
+    assert list(within_budget(iter(costs), budget, cost=lambda cost: cost)) == groups
+
+
+def test_an_item_may_have_several_members():
+    pairs = [(2, 3), (4, 1), (1, 0), (3, 1)]  # cost of a member, members
+    found = list(within_budget(pairs, 16, cost=lambda pair: pair[0], members=lambda pair: pair[1]))
+    assert found == [[(2, 3), (4, 1), (1, 0)], [(3, 1)]], "4 x (3 + 1 + 0) fit, 4 x 5 do not"

@@ -386,11 +386,7 @@ def test_servers_are_given_whole_weights(tiny_checkpoint, three_records, fake, t
     launch_ranks("run", 2, str(start), str(three_records), str(output), arguments)
     assert [0 < parity < 1e-4 for (parity,) in logged(output, "parity/max")] == [True] * 3
     for each in servers:
-        first, *rest = each.given
-        bases = [request.base for request, _ in each.given]
-        assert bases == [None, *(request.version for request, _ in each.given[:-1])] and len(rest) >= 2
-        assert all(names < first[1] or recipe == "frozen tower" for _, names in rest)
-        assert len(each.asked) >= 4
+        assert len({request.version for request, _ in each.given}) == len(each.given) >= 3 and len(each.asked) >= 4
 
 
 @pytest.mark.parametrize(
@@ -415,8 +411,7 @@ def test_servers_sample_ahead_for_processes_that_split_the_model(
     assert [late for late, _ in rows] == [0, 1, 0, 1]
     assert all(abs(ratio - 1) < 0.01 and (abs(ratio - 1) > 1e-5) == (late > 0) for late, ratio in rows)
     for each in servers:
-        first = each.given[0][0].version
-        assert sorted({request.version - first for request in each.asked}) == [0, 1]
+        assert {request.version for request in each.asked} == {request.version for request, _ in each.given}
 
 
 def test_processes_lose_the_servers_together(tiny_checkpoint, three_records, fake, tmp_path):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from safetensors.torch import save_file
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.model.families import family_of
@@ -16,7 +16,7 @@ from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.local import LocalEngine
 from qwenvl.rollout.vllm import prompts_for_server
 from qwenvl.types import RolloutBatch
-from qwenvl.vllm_server.wire import Draw, SampleAnswer, SampleRequest
+from qwenvl.vllm_server.wire import SampleAnswer, SampleRequest
 from tests.vllm_server.serving import Client
 
 # vLLM's attention on a CPU takes no heads of 16.
@@ -90,36 +90,21 @@ class Policy:
         return torch.cat(pixels) if pixels else None
 
     def request(
-        self,
-        inputs: PromptInputs,
-        params: SamplingParams,
-        *,
-        group_size: int = 1,
-        seed: int = 0,
-        version: int = 0,
-        deadline_s: float = 300.0,
+        self, inputs: PromptInputs, params: SamplingParams, *, group_size: int = 1, seed: int = 0, version: int = 0
     ) -> SampleRequest:
         """What a server is asked, with the features of the model as it is now."""
-        named = {name: getattr(params, name) for name in Draw.__dataclass_fields__}
-        return SampleRequest(
-            version=version,
-            group_size=group_size,
-            draw=Draw(**named),
-            banned_ids=tuple(self.local.vision_ids),
-            end_ids=tuple(self.local.end_ids),
-            deadline_s=deadline_s,
-            prompts=prompts_for_server(self.model, inputs, seed),
-        )
+        prompts = prompts_for_server(self.model, inputs, seed)
+        return SampleRequest(version, group_size, params, self.local.vision_ids, self.local.end_ids, prompts)
 
-    def logprobs(self, inputs: PromptInputs, answer: SampleAnswer, temperature: float) -> list[torch.Tensor]:
-        """What the trainer makes of the tokens of an answer."""
-        ids = torch.nn.utils.rnn.pad_sequence(answer.ids, batch_first=True)
+    def assert_logprobs(self, inputs: PromptInputs, answer: SampleAnswer, temperature: float) -> None:
+        """The trainer's log-probs of the tokens of an answer are those of the answer."""
+        ids, theirs = (pad_sequence([*map(torch.tensor, rows)], True) for rows in (answer.ids, answer.logprobs))
         mask = torch.arange(ids.shape[1]) < torch.tensor([len(each) for each in answer.ids])[:, None]
         with torch.no_grad():
             found = completion_likelihood(
                 self.model, inputs, ids, mask, temperature=temperature, logit_chunk_tokens=512
             ).logprobs
-        return [row[: len(each)] for row, each in zip(found, answer.ids, strict=True)]
+        assert (found - theirs)[mask].abs().max() < 1e-4
 
     def change(self, *layers: str) -> dict[str, torch.Tensor]:
         """Other weights, as after a step of training. Gives those that changed, of the language model.
@@ -144,20 +129,9 @@ def local_and_server(
     """Greedy completions of both, which must be the same tokens with log-probs that differ by less than 1e-4."""
     local = policy.local.draw(policy.model, inputs, 1, params, seed=0)
     answer = client.sample(policy.request(inputs, params, version=version))
-    assert answer.finish_reasons == tuple(local.finish_reasons)
+    assert answer.finish_reasons == local.finish_reasons
     for row, ids in enumerate(answer.ids):
         kept = local.completion_mask[row]
-        assert ids.tolist() == local.completion_ids[row][kept].tolist(), f"prompt {row}"
-        assert (answer.logprobs[row] - local.logprobs[row][kept]).abs().max() < 1e-4, f"prompt {row}"
+        assert ids == local.completion_ids[row][kept].tolist(), f"prompt {row}"
+        assert (torch.tensor(answer.logprobs[row]) - local.logprobs[row][kept]).abs().max() < 1e-4, f"prompt {row}"
     return local, answer
-
-
-def stretched(inputs: PromptInputs, by: int) -> PromptInputs:
-    """The same prompt at other positions, which no rule would give."""
-    return replace(inputs, position_ids=inputs.position_ids * by)
-
-
-def write(weights: dict[str, torch.Tensor], path) -> str:
-    """A file as the trainer hands weights over."""
-    save_file(weights, path)
-    return str(path)

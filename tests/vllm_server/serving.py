@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from qwenvl.vllm_server.models import Shape
-from qwenvl.vllm_server.server import SamplingServer, Web
-from qwenvl.vllm_server.wire import Health, Refusal, SampleAnswer, SampleRequest, WeightsRequest, pack, secret
+from qwenvl.vllm_server.server import SamplingServer, Shape, Web
+from qwenvl.vllm_server.wire import Health, Refusal, SampleAnswer, SampleRequest, WeightsRequest, pack, secret, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
 # Little memory, and weights as the trainer of the tests has them.
@@ -33,22 +32,22 @@ class Client:
     token: str = field(default_factory=secret)
 
     def health(self) -> Health:
-        return Health.unpack(self.send("/health"))
+        return unpack(Health, self.send("/health"))
 
-    def sample(self, request: SampleRequest) -> SampleAnswer:
-        return SampleAnswer.unpack(self.send("/sample", pack(request)))
+    def sample(self, request: SampleRequest, deadline: float = 300.0) -> SampleAnswer:
+        return unpack(SampleAnswer, self.send("/sample", pack(request), deadline))
 
     def weights(self, request: WeightsRequest) -> Health:
-        return Health.unpack(self.send("/weights", pack(request)))
+        return unpack(Health, self.send("/weights", pack(request)))
 
-    def send(self, path: str, body: bytes | None = None) -> bytes:
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+    def send(self, path: str, body: bytes | None = None, deadline: float = 300.0) -> bytes:
+        headers = {"Authorization": f"Bearer {self.token}", "Deadline": str(deadline)}
         request = urllib.request.Request(self.url + path, data=body, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=300) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
-            raise Refusal.of_answer(error.code, error.read()) from None
+            raise Refusal(error.read().decode(), error.code) from None
 
 
 class FakeEngine:
@@ -60,7 +59,7 @@ class FakeEngine:
         parameters: of the model.
     """
 
-    shape = Shape("qwen2_vl", sizes={"vocab_size": 100}, merge_size=2, feature_width=3, max_model_len=64, tied=True)
+    shape = Shape({"vocab_size": 100}, merge_size=2, feature_width=3, max_model_len=64)
     dtype = "float32"
 
     def __init__(self, parameters: set[str] | None = None):
@@ -72,25 +71,18 @@ class FakeEngine:
         self.weights: dict[str, torch.Tensor] = {}
         self.asleep = False
 
-    def check(self, request: SampleRequest) -> None: ...
-
     def sample(self, request: SampleRequest, salt: str) -> SampleAnswer:
         self.entered.set()
         self.gate.wait()
         if self.error is not None:
             raise self.error
         rows = [prompt for prompt in request.prompts for _ in range(request.group_size)]
-        ids = tuple(prompt.ids[:1] for prompt in rows)
-        logprobs = tuple(torch.full((1,), -float(len(self.weights))) for _ in rows)
-        return SampleAnswer(request.version, "", ids, logprobs, ("length",) * len(rows), cached_tokens=4)
+        ids, logprobs = [prompt.ids[:1].tolist() for prompt in rows], [[-float(len(self.weights))] for _ in rows]
+        return SampleAnswer(request.version, "", ids, logprobs, ["length"] * len(rows), cached_tokens=4)
 
-    def load(self, path: str) -> set[str]:
-        given = load_file(path)
-        self.weights |= given
-        return set(given)
-
-    def language_parameters(self) -> set[str]:
-        return self.parameters
+    def load(self, path: str, *, first: bool, last: bool) -> list[str]:
+        self.weights = ({} if first else self.weights) | load_file(path)
+        return sorted(self.parameters - set(self.weights)) if last else []
 
     def sleep(self) -> None:
         self.asleep = True

@@ -19,7 +19,7 @@ GREEDY = SamplingParams(24, temperature=0.0)
 def test_a_family_samples_as_the_local_engine_does_before_and_after_a_sync(family, tiny_checkpoint, start_server):
     folder = tiny_checkpoint(family, tie_word_embeddings=False, **WIDE)
     policy, client = Policy.load(folder), start_server(folder).client
-    assert not client.health().tied
+    assert not client.health().architecture["head tied to the embeddings"]
     prompts = [
         policy.prompt(5, (3, 6, 8, 0.37), 2, (2, 4, 6, 1.1), 4),
         policy.prompt((4, 6), 3, (2, 4, 4, 0.5)),
@@ -29,16 +29,16 @@ def test_a_family_samples_as_the_local_engine_does_before_and_after_a_sync(famil
     local_and_server(policy, client, together, GREEDY)
     weights = policy.change()
     assert "lm_head.weight" in weights
-    client.weights(WeightsRequest(1, None, tensors=weights))
+    client.weights(WeightsRequest(1, 0, True, tensors=weights))
     local_and_server(policy, client, together, GREEDY, version=1)
-    likely = policy.change("lm_head")
+    likely = policy.change()
     with torch.no_grad():  # a banned token far above all others, where it is above them
         policy.model.lm_head.weight[policy.local.vision_ids[0]] *= 1000
     likely["lm_head.weight"] = policy.model.lm_head.weight.detach()
-    client.weights(WeightsRequest(2, 1, tensors=likely))
+    client.weights(WeightsRequest(2, 0, True, tensors=likely))
     local = policy.local.draw(policy.model, together, 1, GREEDY, seed=0)
     answer = client.sample(policy.request(together, GREEDY, version=2))
-    assert [each.tolist() for each in answer.ids] == [
+    assert answer.ids == [
         row[kept].tolist() for row, kept in zip(local.completion_ids, local.completion_mask, strict=True)
     ]
     assert float(local.logprobs.min()) < -200  # so sure it was of the banned one

@@ -6,94 +6,85 @@ import http.client
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from qwenvl.types import SamplingParams
 from qwenvl.vllm_server import server as server_module
 from qwenvl.vllm_server.__main__ import parse
-from qwenvl.vllm_server.server import SamplingServer
-from qwenvl.vllm_server.wire import Draw, Prompt, Refusal, SampleRequest, WeightsRequest, secret
+from qwenvl.vllm_server.server import SamplingServer, Shape
+from qwenvl.vllm_server.wire import Medium, Prompt, Refusal, SampleRequest, WeightsRequest, secret
 from tests.vllm_server.serving import Client, FakeEngine, serving
 
 WEIGHTS = {"a.q_proj.weight": torch.ones(1), "a.k_proj.weight": torch.ones(1), "a.v_proj.weight": torch.ones(1)}
 
 
-def request(version: int = 0, deadline_s: float = 60.0, first: int = 7) -> SampleRequest:
-    ids = torch.tensor([first, 1, 2])
-    return SampleRequest(version, 2, Draw(3), (), (), deadline_s, (Prompt(ids, torch.arange(3).expand(3, -1), 1),))
+def request(version: int = 0, first: int = 7) -> SampleRequest:
+    prompt = Prompt(torch.tensor([first, 1, 2]), torch.arange(3).expand(3, -1), 1)
+    return SampleRequest(version, 2, SamplingParams(3), [], [], [prompt])
 
 
-def refused(kind: str, call, *args) -> str:
+def all_of(version: int, **more) -> WeightsRequest:
+    return WeightsRequest(version, 0, True, tensors=WEIGHTS | more)
+
+
+def refused(call, *args, again: bool = False) -> str:
+    """The message of a refusal: ``again`` where another try may have an answer."""
     with pytest.raises(Refusal) as caught:
         call(*args)
-    assert caught.value.kind == kind, str(caught.value)
+    assert caught.value.status == (503 if again else 400), str(caught.value)
     return str(caught.value)
 
 
-def test_a_request_is_answered_with_its_version_and_process():
-    with serving(FakeEngine()) as (server, url):
-        answer = Client(url).sample(request())
-        assert [each.tolist() for each in answer.ids] == [[7], [7]]
-        assert (answer.version, answer.boot) == (0, server.boot)
-        assert answer.cached_tokens == 4
-
-
 def test_only_the_weights_that_were_asked_for_sample():
-    with serving(FakeEngine(set(WEIGHTS))) as (_, url):
+    with serving(FakeEngine(set(WEIGHTS))) as (server, url):
         client = Client(url)
-        said = refused("version", client.sample, request(version=5))
+        answer = client.sample(request())
+        assert answer.ids == [[7], [7]] and (answer.version, answer.boot, answer.cached_tokens) == (0, server.boot, 4)
+        said = refused(client.sample, request(version=5), again=True)
         assert said == "the request is for weights of version 5, the server has version 0"
-        assert client.weights(WeightsRequest(5, None, tensors=WEIGHTS)).version == 5
-        assert client.health().version == 5
-        assert client.sample(request(version=5)).logprobs[0].tolist() == [-3.0]
-        refused("version", client.sample, request(version=4))
+        assert client.weights(all_of(5)).version == 5 == client.health().version
+        assert client.sample(request(version=5)).logprobs == [[-3.0]] * 2
+        refused(client.sample, request(version=4), again=True)
 
 
 def test_parts_of_a_version_sample_nothing_until_all_are_there():
-    weights = WEIGHTS | {"b.weight": torch.zeros(2)}
-    with serving(FakeEngine(set(weights))) as (_, url):
+    first, last = WeightsRequest(1, 0, False, tensors=WEIGHTS), {"b.weight": torch.zeros(2)}
+    with serving(FakeEngine(WEIGHTS.keys() | last.keys())) as (_, url):
         client = Client(url)
-        answer = client.weights(WeightsRequest(1, None, part=0, parts=2, tensors=WEIGHTS))
-        assert answer.version is None and client.health().version is None
-        said = refused("version", client.sample, request(version=1))
-        assert said.endswith("the server has a part of a version")
-        other = WeightsRequest(2, None, part=1, parts=2, tensors={"b.weight": torch.zeros(2)})
-        assert "does not follow" in refused("request", client.weights, other)
-        last = WeightsRequest(1, None, part=1, parts=2, tensors={"b.weight": torch.zeros(2)})
-        assert client.weights(last).version == 1
+        assert client.weights(first).version is None and client.health().version is None
+        assert refused(client.sample, request(version=1), again=True).endswith("the server has a part of a version")
+        for version, part in ((2, 1), (1, 2)):
+            said = refused(client.weights, WeightsRequest(version, part, True, tensors=last), again=True)
+            assert said == f"part {part} of version {version} does not follow what came before"
+        assert client.weights(first).version is None  # of another process of the run: it is there already
+        assert client.weights(WeightsRequest(1, 1, True, tensors=last)).version == 1
+        assert client.weights(first).version == 1
         client.sample(request(version=1))
+        assert client.weights(WeightsRequest(2, 0, False, tensors=WEIGHTS)).version is None
+        assert client.weights(all_of(3, **last)).version == 3  # of another run: version 2 is given up
 
 
 def test_all_weights_must_be_all():
-    with serving(FakeEngine(set(WEIGHTS) | {"b.weight"})) as (_, url):
+    with serving(FakeEngine(WEIGHTS.keys() | {"b.weight"})) as (_, url):
         client = Client(url)
-        said = refused("request", client.weights, WeightsRequest(1, None, tensors=WEIGHTS))
-        assert said == "1 parameters of the model were not among all weights: b.weight, ..."
+        assert refused(client.weights, all_of(1)) == "1 parameters were not among all weights: b.weight, ..."
         assert client.health().version is None
-        refused("version", client.sample, request(version=0))
-        assert client.weights(WeightsRequest(2, None, tensors=WEIGHTS | {"b.weight": torch.ones(1)})).version == 2
-
-
-def test_a_part_goes_over_the_version_that_it_was_made_for():
-    with serving(FakeEngine(set(WEIGHTS))) as (_, url):
-        client = Client(url)
-        client.weights(WeightsRequest(1, None, tensors=WEIGHTS | {"c.weight": torch.ones(1)}))
-        assert "over version 2, the server has 1" in refused("version", client.weights, WeightsRequest(3, base=2))
-        assert client.health().version == 1  # refused before anything was changed
-        assert client.weights(WeightsRequest(2, base=1, tensors=WEIGHTS)).version == 2
+        refused(client.sample, request(version=0), again=True)
+        assert client.weights(all_of(1, **{"b.weight": torch.ones(1)})).version == 1
 
 
 def test_weights_by_a_file(tmp_path):
     engine = FakeEngine()
     with serving(engine) as (_, url):
         client, path = Client(url), tmp_path / "weights.safetensors"
-        gone = WeightsRequest(1, None, path=str(path))
-        assert "no file of weights" in refused("request", client.weights, gone)
+        by_path = WeightsRequest(1, 0, True, path=str(path))
+        assert "no file of weights" in refused(client.weights, by_path)
         save_file(WEIGHTS, path)
-        assert client.weights(gone).version == 1
-        assert set(engine.weights) == set(WEIGHTS)
+        assert client.weights(by_path).version == 1 and set(engine.weights) == set(WEIGHTS)
 
 
 def test_requests_take_turns_and_health_does_not_wait():
@@ -104,56 +95,76 @@ def test_requests_take_turns_and_health_does_not_wait():
         first = pool.submit(client.sample, request(first=3))
         assert engine.entered.wait(60)
         second = pool.submit(client.sample, request(first=4))
-        assert client.health().busy
-        said = refused("busy", client.sample, request(deadline_s=0.05))
+        assert client.health().version == 0
+        said = refused(client.sample, request(), 0.05, again=True)
         assert said == "other requests ran for the 0.05 s of this one"
         engine.gate.set()
-        assert first.result().ids[0].tolist() == [3] and second.result().ids[0].tolist() == [4]
+        assert first.result().ids[0] == [3] and second.result().ids[0] == [4]
 
 
-def test_an_engine_that_raised_refuses_and_ends():
-    engine = FakeEngine()
+@pytest.mark.parametrize(
+    ("deadline", "message", "reason"),
+    [
+        (60.0, "the engine raised AssertionError: Encoder cache miss: the server ends", "AssertionError: Encoder"),
+        (0.2, "not done after 0.2 s: the server ends", "a request was not done after 0.2 s"),
+    ],
+)
+def test_an_engine_that_raised_or_is_late_ends_the_server(deadline, message, reason):
+    engine, ended = FakeEngine(), threading.Event()
     engine.error = AssertionError("Encoder cache miss")
+    if deadline < 1:
+        engine.gate.clear()
     with serving(engine) as (server, url):
-        ended = threading.Event()
-        server.exit = ended.set
-        client = Client(url)
-        said = refused("engine", client.sample, request())
-        assert said == "the engine raised AssertionError: Encoder cache miss: the server ends"
+        server.exit, client = ended.set, Client(url)
+        assert refused(client.sample, request(), deadline, again=True) == message
         assert ended.wait(60)
-        assert client.health().raised == "AssertionError: Encoder cache miss"
-        engine.error = None
-        assert "the server is ending" in refused("engine", client.sample, request())
+        for call, *args in ((client.health,), (client.sample, request())):
+            assert f"the server is ending: {reason}" in refused(call, *args, again=True)
 
 
-def test_a_request_that_is_not_done_in_time_ends_the_server():
-    engine = FakeEngine()
-    engine.gate.clear()
-    with serving(engine) as (server, url):
-        ended = threading.Event()
-        server.exit = ended.set
-        said = refused("deadline", Client(url).sample, request(deadline_s=0.2))
-        assert said == "not done after 0.2 s: the server ends"
-        assert ended.wait(60)
-        refused("engine", Client(url).sample, request())
+VIDEO = Medium("video", 1, torch.tensor([True, False, True]), torch.zeros(2, 3), [1, 2, 4])
 
 
-@pytest.mark.parametrize("content", [b"", b"root:x:0:0:root:/root:/bin/bash\n" * 9, b"\xff" * 64, bytes(64)])
+@pytest.mark.parametrize(
+    ("prompt", "medium", "words"),
+    [
+        ({"ids": torch.zeros(0).long()}, {}, "0 tokens and 3 new ones exceed"),
+        ({"ids": torch.arange(7)}, {}, "7 tokens and 3 new ones exceed the server's --max_model_len 9"),
+        ({"ids": torch.tensor([1, 2, 3, 4, 100])}, {}, "token ids 1 to 100 of 100"),
+        ({"positions": torch.zeros(3, 4)}, {}, r"prompts\[1\].positions: expected \(3, 5\), got \(3, 4\)"),
+        ({"media": []}, {}, "positions of a prompt of text must count up from 0"),
+        ({}, {"offset": 3}, r"prompts\[1\].media\[0\]: tokens 3 to 6 of 5"),
+        ({}, {"embedded": torch.ones(3).bool()}, r"3 placeholders and features of \(2, 3\)"),
+        ({}, {"features": torch.zeros(2, 6)}, r"features of \(2, 6\); the grid 1 x 2 x 4 expects 2 of both, 3 wide"),
+        ({}, {"grid": [1, 4, 4]}, "the grid 1 x 4 x 4 expects 4 of both"),
+    ],
+)
+def test_what_the_model_cannot_take_is_refused_with_its_place(prompt, medium, words):
+    shape = Shape({"vocab_size": 100}, merge_size=2, feature_width=3, max_model_len=9)
+    good = Prompt(torch.arange(5), torch.zeros(3, 5), 1, [VIDEO])
+    shape.check(replace(request(), prompts=[good, good]))
+    wrong = replace(good, **{"media": [replace(VIDEO, **medium)], **prompt})
+    with pytest.raises(Refusal, match=words):
+        shape.check(replace(request(), prompts=[good, wrong]))
+
+
+@pytest.mark.parametrize("content", [b"", b"root:x:0:0:root:/root:/bin/bash\n" * 9, bytes(64)])
 def test_a_file_that_holds_no_weights_is_refused_and_the_server_stays(tmp_path, content):
     path = tmp_path / "passwd"
     path.write_bytes(content)
     with serving(FakeEngine()) as (_, url):
-        said = refused("request", Client(url).weights, WeightsRequest(1, None, path=str(path)))
-        assert said == f"{path}: not a file of safetensors"
-        assert Client(url).health().raised is None and Client(url).health().version == 0
+        said = refused(Client(url).weights, WeightsRequest(1, 0, True, path=str(path)))
+        assert said == f"{path}: not a file of safetensors" and Client(url).health().version == 0
 
 
 def test_a_token_is_asked_for():
+    """Its refusal also reaches one who sends more than the buffers of the connection hold."""
     with serving(FakeEngine()) as (_, url):
         for wrong in ("", secret()[:-1], f"{secret()}x"):
-            refused("token", Client(url, wrong).health)
-        refused("token", Client(url, "").sample, request())
-        assert Client(url).health().version == 0
+            for body in (None, bytes(2**25)):
+                with pytest.raises(Refusal, match="the token is missing or wrong") as caught:
+                    Client(url, wrong).send("/health" if body is None else "/sample", body)
+                assert caught.value.status == 401
 
 
 @pytest.mark.parametrize(
@@ -183,44 +194,30 @@ def test_a_connection_without_a_request_is_closed(monkeypatch):
 def test_paths_and_sizes_are_checked(monkeypatch):
     with serving(FakeEngine()) as (_, url):
         client = Client(url)
-        assert "there is only /health" in refused("request", client.send, "/metrics")
-        assert "there are /sample" in refused("request", client.send, "/generate", b"")
-        assert "not safetensors" in refused("request", client.send, "/sample", b"{}")
+        assert "there is only /health" in refused(client.send, "/metrics")
+        assert "there are /sample" in refused(client.send, "/generate", b"")
+        assert "not a SampleRequest" in refused(client.send, "/sample", b"{}")
         monkeypatch.setattr(server_module, "MOST_BYTES", 10)
-        assert "at most 10" in refused("size", client.send, "/sample", b"x" * 11)
-        connection = http.client.HTTPConnection(url.removeprefix("http://"))
-        connection.putrequest("POST", "/sample")
-        connection.putheader("Authorization", f"Bearer {secret()}")
-        connection.endheaders()
-        answer = connection.getresponse()
-        assert "no Content-Length" in str(Refusal.of_answer(answer.status, answer.read()))
+        with pytest.raises(Refusal, match="a body of 11 bytes: at most 10"):
+            client.send("/sample", b"x" * 11)
 
 
-def test_a_refusal_reaches_one_who_sends_much():
-    """More than the buffers of the connection hold: the sender is still at it when it is refused."""
-    with serving(FakeEngine()) as (_, url):
-        refused("token", Client(url, "").send, "/sample", bytes(2**25))
-
-
-def test_sleep_and_wake():
-    engine = FakeEngine()
+def test_a_request_wakes_a_server_that_sleeps():
+    engine = FakeEngine(set(WEIGHTS))
     with serving(engine, sleeps=True) as (_, url):
         client = Client(url)
-        for _ in range(2):  # the second changes nothing
-            client.send("/sleep", b"")
-            assert engine.asleep and client.health().asleep
-        refused("asleep", client.sample, request())
-        refused("asleep", client.weights, WeightsRequest(1, None, tensors=WEIGHTS))
-        client.send("/wake", b"")
-        client.sample(request())
+        for wake in (client.sample, request()), (client.weights, all_of(1)):
+            for _ in range(2):  # the second changes nothing
+                client.send("/sleep", b"")
+                assert engine.asleep and client.health()
+            wake[0](wake[1])
+            assert not engine.asleep
     with serving(FakeEngine()) as (_, url):
-        assert "--sleeps" in refused("request", Client(url).send, "/sleep", b"")
+        assert "--sleeps" in refused(Client(url).send, "/sleep", b"")
 
 
 def test_a_server_says_that_it_is_starting():
-    server = SamplingServer("tiny")
-    assert refused("starting", server.health) == "the model is being loaded"
-    assert refused("starting", server.sample, request()) == "the model is being loaded"
+    assert refused(SamplingServer("tiny").health, again=True) == "the model is being loaded"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from transformers import TrainerState
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.model.inputs import PromptInputs
-from qwenvl.rollout.ahead import AheadEngine, Ask
+from qwenvl.rollout.ahead import AheadEngine
 from qwenvl.rollout.engine import EngineAskedAhead, EnginePrompts, RolloutEngine, WeightsLostError, lost_together
 from qwenvl.types import PromptBatch
 
@@ -103,7 +103,7 @@ class StepsAhead:
                     self.engine.ask_again(model, done)
                 with lost_together(self.engine):
                     self.engine.wait()
-        return done - self.engine.take([collector.seed_of(batches)])
+        return done - self.engine.take(collector.seed_of(batches))
 
     def request_next(self, collector: Any, model: nn.Module) -> None:
         """Request the next steps, if the present one took the last requested one. All processes do so together."""
@@ -137,7 +137,7 @@ class StepsAhead:
             prompts = [EnginePrompts(batch, self.inputs[id(batch)]) for batch in batches]
             seed = collector.seed_of(batches)
             with collector.autocast():
-                self.engine.ask(model, [Ask(prompts, collector.group_size, collector.params, seed)])
+                self.engine.ask(model, prompts, collector.group_size, collector.params, seed)
 
     def _forget(self, epoch: Iterator[Any] | None) -> None:
         """Another epoch, or another training, begins."""

@@ -218,7 +218,7 @@ def test_an_error_of_what_is_sampled_meanwhile_ends_training(make_trainer, engin
         def on_step_begin(self, args, state, control, **kwargs):
             ended.append(state.global_step)
             if state.global_step == 1:
-                engine._pending[-1].answers.exception(60)  # waits for it
+                engine._pending[-1].answer.exception(60)  # waits for it
 
     trainer.add_callback(WaitForIt())
     with pytest.raises(ConnectionError, match="the server is gone"):
