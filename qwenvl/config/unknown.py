@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 _ARGUMENTS = (
-    *("accuracy(by_name=False)", "cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
+    *("cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
     *("cosine(max_len_value_correct=0.5)", "cosine(min_len_value_wrong=-0.5)", "cosine(max_len_value_wrong=0.0)"),
     *("repetition(n_grams=3)", "repetition(max_penalty=-1.0)", "soft_overlong(max_len=512)"),
     *("soft_overlong(cache=100)", "length_window(min=320)", "length_window(max=512)", "length_window(bonus=0.2)"),

@@ -294,7 +294,7 @@ def build_parts(
         frame_cache=frame_cache,
     )
     trained_on: Any = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
-    first_look(trained_on, collator, checker)
+    first_look(trained_on, collator)
     return Parts(
         policy=policy,
         processor=processor,

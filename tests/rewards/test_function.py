@@ -97,7 +97,7 @@ def test_a_column_never_replaces_a_declared_argument():
         ("cosine(max_len='9')", "reward 'cosine': max_len must be an integer or None, got '9'"),
         ("length_window(bonus=0)", "reward 'length_window': bonus must be above 0, got 0"),
         ("repetition(max_penalty=1)", "reward 'repetition': max_penalty must be at most 0, got 1"),
-        ("accuracy(by_name=1)", "reward 'accuracy': by_name must be True or False, got 1"),
+        ("temporal_iou(boundary=1)", "reward 'temporal_iou': boundary must be True or False, got 1"),
         ("box_iou(units='mm')", "reward 'box_iou': units must be one of same, thousandths, got 'mm'"),
         ("numeric(tolerance=1e999)", "reward 'numeric': tolerance must be a finite number, got inf"),
         ("cosine(correctness_func='acuracy')", "no reward function is named 'acuracy': did you mean accuracy"),

@@ -26,7 +26,6 @@ def by_problem_type(
     completions: list[str],
     solution: list[str],
     problem_type: list[str | None] | None = None,
-    prompts: list[Any] | None = None,
     duration: list[float | None] | None = None,
     *,
     numeric_tolerance: numbers.Tolerance = 1e-6,
@@ -40,7 +39,7 @@ def by_problem_type(
     ``temporal_iou``. ``labels`` and ``actions``: ``accuracy``. Case, hyphens and underscores do not matter.
     """
     kinds = [_plain(kind) for kind in problem_type or [None] * len(completions)]
-    parts = {"completions": completions, "solution": solution, "prompts": prompts, "duration": duration}
+    parts = {"completions": completions, "solution": solution, "duration": duration}
     arguments: dict[str, dict[str, Any]] = {
         "numerical": {"tolerance": numeric_tolerance},
         "temporal grounding": {"boundary": temporal_iou_boundary},
