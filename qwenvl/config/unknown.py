@@ -14,7 +14,6 @@ _ARGUMENTS = (
     *("numeric(tolerance=0.01)", "temporal_iou(boundary=True)", "judge(base_url='http://localhost:8000/v1')"),
     *("judge(model='NAME')", "judge(prompt='prompt.txt')", "judge(correct=1.0)", "judge(wrong=0.0)"),
     *("judge(bad_format=0.0)", "judge(timeout=60)", "judge(retries=4)", "judge(concurrency=16)"),
-    "judge(cache='FOLDER')",
 )
 """Arguments of reward functions that had a flag each, such as ``cosine_max_len``."""
 _RATIO = '--loss_type "grpo(ratio=sequence)"'
@@ -56,6 +55,8 @@ SUCCESSORS = {
     "importance_correction_max": _CORRECTION,
     "importance_correction_min": _CORRECTION,
     "multi_objective_aggregation": "--advantage_estimator gdpo",
+    "reward_aggregation": "--advantage_estimator gdpo",
+    "reward_workers": '--reward_funcs "math_accuracy(workers=4)"',
     "use_adaptive_entropy": "--entropy_target",
     "log_completions": "--log_completions_every to see some; all are in the run folder",
     "disable_dropout": "--lora_dropout 0, the default",

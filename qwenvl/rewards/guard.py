@@ -1,35 +1,24 @@
-"""Runs reward functions: with a deadline, on copies of their arguments, and without letting them end the run.
-
-``sys.exit`` raises an exception, which would end the run with exit code 0 and without a model. ``os._exit`` ends the
-process at once. Within a call of a reward function both raise ``RewardExit`` instead. Out of reach are a function that
-took ``os._exit`` to a name of its own before the rubric was made, and code in C that ends the process.
-"""
+"""Calls reward functions: async ones together, with a deadline, on copies of their columns. None can exit the run."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from contextvars import ContextVar
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from qwenvl.rewards.function import RewardError, RewardFunction, arguments
-from qwenvl.rewards.workers import Workers
 
-_exit = os._exit
-_process: ContextVar[int | None] = ContextVar("the process in which this thread or task calls a function", default=None)
 _PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
 
 
 class RewardExit(Exception):
-    """A reward function tried to end the process."""
+    """A reward function called ``sys.exit``, which would end the run with its status and without a model."""
 
 
 class RewardTimeout(Exception):
@@ -59,8 +48,7 @@ class Call:
     def arguments(self) -> tuple[list, dict]:
         """Positional and keyword arguments for the function: copies, so that it changes nothing that others see."""
         positional, keywords = arguments(self.function, self.completions, {**self.columns, **self.shared})
-        state = {"trainer_state": own_state(self.shared.get("trainer_state"))} if "trainer_state" in keywords else {}
-        return own(positional), own({name: each for name, each in keywords.items() if name not in state}) | state
+        return own(positional), {name: each if name in self.shared else own(each) for name, each in keywords.items()}
 
 
 class Runner:
@@ -69,78 +57,52 @@ class Runner:
     Args:
         timeout: seconds that a call may take, or None for no limit. With a timeout each plain function runs in a thread
             of its own, because it could not be waited for with a limit otherwise.
-        workers: processes for functions that are ``cpu_heavy``. They get one completion at a time. With 0 such
-            functions run in this process.
     """
 
-    def __init__(self, timeout: float | None = None, workers: int = 0) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
         self._timeout = timeout
-        self._workers = Workers(workers) if workers else None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, calls: list[Call]) -> list[list[Any]]:
         """The values of each call, one per row. A row that failed has the exception as its value.
 
-        Async functions and those of worker processes run beside each other and beside the others. A function that
-        raises is called again row by row, to learn which rows it fails on.
+        Async functions run beside each other and beside the others. A function that raises is called again row by row,
+        to learn which rows it fails on.
 
         Raises:
             RewardError: a function needs a column that is missing, or did not return one value per row.
         """
-        aside = [each.function.is_async or (self._workers and each.function.cpu_heavy) for each in calls]
-        begun = [self._begin(call) if beside else None for call, beside in zip(calls, aside, strict=True)]
+        begun = [self._begin(call) if call.function.is_async else None for call in calls]
         return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
 
     def close(self) -> None:
-        """Stop the event loop and its thread, and the worker processes."""
-        if self._workers is not None:
-            self._workers.close()
+        """Stop the event loop and its thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
     def _begin(self, call: Call) -> Callable[[], Any]:
         """Start a call, and return a function that waits for its values."""
-        function = call.function
-        if self._workers is not None and function.cpu_heavy and not function.is_async:
-            return self._begin_in_workers(call, self._workers)
+        function = call.function.call
         positional, keywords = call.arguments()
-        if function.is_async:
-            coroutine = _call_async(function.call, positional, keywords)
+        if call.function.is_async:
+            coroutine = _call_async(function, positional, keywords)
             future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop())
         elif self._timeout is None:
-            return lambda: _call(function.call, positional, keywords)
+            return lambda: _call(function, positional, keywords)
         else:
-            future = _in_thread("reward", _call, function.call, positional, keywords)
+            future = _in_thread("reward", _call, function, positional, keywords)
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         return lambda: self._result(future, deadline)
 
-    def _begin_in_workers(self, call: Call, workers: Workers) -> Callable[[], list[Any]]:
-        shared = {name: value for name, value in call.shared.items() if name != "log_metric"}
-        by_spec = ("qwenvl.rewards.resolve:call_by_spec", call.function.spec)
-        what = by_spec if call.function.spec else (call.function.call,)
-        rows = [replace(call.only(row), shared=shared) for row in range(len(call.completions))]
-        futures = []
-        for row in rows:
-            positional, keywords = row.arguments()
-            futures.append(workers.submit(*what, *positional, seconds=self._timeout, **keywords))
-
-        def value_or_error(row: Call, future: Future) -> Any:
-            try:
-                return _one_per_row(row, future.result())[0]
-            except RewardError:
-                raise
-            except Exception as error:
-                return error
-
-        return lambda: list(map(value_or_error, rows, futures))
-
     def _result(self, future: Future, deadline: float | None) -> Any:
-        wait([future], None if deadline is None else max(deadline - time.monotonic(), 0))
-        if not future.done():
+        try:
+            return future.result(None if deadline is None else max(deadline - time.monotonic(), 0))
+        except TimeoutError:
+            if future.done():  # the function's own
+                raise
             future.cancel()
-            raise RewardTimeout(f"no result after {self._timeout:g} s (--reward_timeout)")
-        return future.result()
+            raise RewardTimeout(f"no result after {self._timeout:g} s (--reward_timeout)") from None
 
     def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
         try:
@@ -198,37 +160,10 @@ def _one_per_row(call: Call, values: Any) -> list[Any]:
 
 @contextmanager
 def _no_exit() -> Iterator[None]:
-    """A call of a reward function, plain or async, in which exits raise.
-
-    A process that the function forks ends with the call, and does not become a second run.
-
-    Raises:
-        RewardExit: ``sys.exit`` or ``os._exit`` was called.
-    """
-    process, status = os.getpid(), 1
-    os._exit = _exit_outside_calls  # type: ignore[assignment]
-    outside = _process.set(process)
     try:
         yield
-        status = 0
     except SystemExit as error:
-        if os.getpid() == process:
-            raise RewardExit(f"it called sys.exit({error.code!r})") from error
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except Exception:
-        if os.getpid() == process:
-            raise
-        traceback.print_exc()
-    finally:
-        if os.getpid() != process:
-            _exit(status)
-        _process.reset(outside)
-
-
-def _exit_outside_calls(status: int) -> None:
-    if _process.get() == os.getpid():  # a process that was forked within a call may end
-        raise RewardExit(f"it called os._exit({status!r})")
-    _exit(status)
+        raise RewardExit(f"it called sys.exit({error.code!r})") from error
 
 
 def _call(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
@@ -242,16 +177,10 @@ async def _call_async(function: Callable[..., Any], positional: list, keywords: 
 
 
 def _run_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop until it is stopped.
-
-    A ``sys.exit`` in a task that a function made ends ``run_forever``. The loop then continues, so that the function,
-    which waits for the task, gets the exception.
-    """
+    """Run an event loop until it is stopped. ``sys.exit`` in a task that a function made does not stop it."""
     while True:
-        try:
+        with suppress(SystemExit):
             return loop.run_forever()
-        except SystemExit:
-            continue
 
 
 def own(value: Any) -> Any:
@@ -263,12 +192,3 @@ def own(value: Any) -> Any:
     if type(value) is dict:
         return {name: own(each) for name, each in value.items()}
     return copy.deepcopy(value)
-
-
-def own_state(state: Any) -> Any:
-    """A copy of the Trainer's state, with copies of the lists and dicts that it holds."""
-    state = copy.copy(state)
-    for name, value in getattr(state, "__dict__", {}).items():
-        if isinstance(value, (list, dict, set)):
-            setattr(state, name, own(value))
-    return state

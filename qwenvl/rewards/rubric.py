@@ -7,14 +7,15 @@ import math
 import sysconfig
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qwenvl.rewards.columns import Completion, field_problem, is_routed, record_name, route_problem
 from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
 from qwenvl.rewards.guard import Call, Runner
-from qwenvl.rewards.options import Aggregation, OnError
+from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 
 logger = logging.getLogger(__name__)
@@ -28,50 +29,8 @@ LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 
 _NOT_OF_USERS = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
 
-OWN = frozenset(
-    {"step", "epoch", "loss", "grad_norm", "learning_rate", "kl", "entropy", "total_flos", "num_input_tokens_seen"}
-)
-"""Columns of ``metrics.jsonl`` that the run writes."""
-OWN_FAMILIES = (
-    *("group/", "completion/", "prompt/", "time/", "memory/", "data/", "dataset/", "loss/", "ratio/"),
-    *("parity/", "filter/", "difficulty/"),
-    *("frame_cache/", "nonfinite/", "eval_", "train_"),
-)
-"""Beginnings of the names of its other columns. Of ``reward/`` only some names are taken."""
-OWN_REWARDS = ("total", "std", "max", "temporal_contrast")
+TAKEN = ("total", "std", "max", "temporal_contrast")
 """What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
-
-
-class Logged:
-    """The numbers that functions log by ``log_metric``, averaged by name.
-
-    Args:
-        functions: names of the reward functions, whose values the run logs itself.
-    """
-
-    def __init__(self, functions: Iterable[str]) -> None:
-        ends = ("", "/skipped", "/unfinished")
-        self._rewards = {f"reward/{name}{end}" for name in (*OWN_REWARDS, *functions) for end in ends}
-        self._values: dict[str, list[float]] = defaultdict(list)
-
-    def __call__(self, name: str, value: float) -> None:
-        """Log one number.
-
-        Raises:
-            ValueError: the run writes a column of this name itself.
-        """
-        name = str(name)
-        if name in OWN or name in self._rewards or name.startswith(OWN_FAMILIES):
-            raise ValueError(f"log_metric({name!r}, ...): the run logs a column of that name itself; log another name")
-        self._values[name].append(float(value))
-
-    def __deepcopy__(self, memo: dict) -> Logged:
-        """Functions get copies of their arguments, but all log here."""
-        return self
-
-    def means(self) -> dict[str, float]:
-        """The mean of the values logged under each name."""
-        return {name: math.fsum(values) / len(values) for name, values in self._values.items()}
 
 
 class Rubric:
@@ -80,15 +39,10 @@ class Rubric:
     Args:
         functions: K, with names that differ.
         weights: K finite numbers.
-        aggregation: ``sum`` adds weight * value. ``normalize_then_sum`` first centres each function's values on the
-            group's mean and divides them by its standard deviation (n-1) + 1e-4, so that a function with a wide range
-            does not drown the others.
         on_error: ``error`` stops at the first row that a function fails on. ``skip`` makes the value None, counts it,
             and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
             left without any value has no reward: its total is NaN.
         timeout: seconds for one call of a function. None sets no limit.
-        workers: processes in which functions that say ``cpu_heavy`` run, one completion at a time. With 0 they run in
-            this process.
 
     Example:
         >>> def short(completions, **columns):
@@ -103,10 +57,8 @@ class Rubric:
         functions: Sequence[RewardFunction],
         weights: Sequence[float],
         *,
-        aggregation: Aggregation = "sum",
         on_error: OnError = "error",
         timeout: float | None = None,
-        workers: int = 0,
     ) -> None:
         self.functions = tuple(functions)
         self.names = tuple(function.name for function in functions)
@@ -117,15 +69,15 @@ class Rubric:
             raise RewardError(f"{len(weights)} reward weights for {len(functions)} functions: {', '.join(self.names)}")
         if repeated := [name for name in self.names if self.names.count(name) > 1]:
             raise RewardError(f'two reward functions are named "{repeated[0]}": rename one')
-        if taken := [name for name in self.names if name in OWN_REWARDS]:
+        if taken := [name for name in self.names if name in TAKEN]:
             raise RewardError(
                 f'a reward function is named "{taken[0]}", and the run\'s own metric reward/{taken[0]} has this name: '
                 'rename it, or name it in a plugin by @reward("another_name")'
             )
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
-        self._aggregation, self._on_error = aggregation, on_error
-        self._runner = Runner(timeout, workers)
+        self._on_error = on_error
+        self._runner = Runner(timeout)
         self._skipped: Counter[str] = Counter()
         self._unfinished: Counter[str] = Counter()
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
@@ -135,7 +87,6 @@ class Rubric:
         completions: Sequence[str],
         columns: Mapping[str, list[Any]],
         *,
-        group_size: int | None = None,
         trainer_state: Any = None,
     ) -> RewardBatch:
         """Score N completions.
@@ -144,8 +95,6 @@ class Rubric:
             completions: N texts.
             columns: lists of N values, from ``reward_columns``. Column ``reward``, where a record has it, names the
                 functions that score the row.
-            group_size: completions per prompt. None where rows are no groups (evaluation): values are then summed as
-                they are, whatever the aggregation.
             trainer_state: an argument of functions that name it.
 
         Raises:
@@ -161,10 +110,7 @@ class Rubric:
             metrics |= {f"reward/{name}/skipped": float(self._skipped[name]) for name in self.names}
         metrics |= {f"reward/{name}/unfinished": float(count) for name, count in self._unfinished.items()}
 
-        weighted = components
-        if self._aggregation == "normalize_then_sum" and group_size is not None:
-            weighted = [normalized(values, group_size) for values in components]
-        totals = weighted_sums(weighted, self.weights)
+        totals = weighted_sums(components, self.weights)
         for row, total in enumerate(totals):
             if total is None and self._on_error == "error" and row not in unfinished:
                 raise RewardError(
@@ -220,14 +166,14 @@ class Rubric:
         for name, values in columns.items():
             if len(values) != n:
                 raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
-        logged = Logged(self.names)
-        shared = {"trainer_state": trainer_state, "log_metric": logged}
+        logged: dict[str, list[float]] = defaultdict(list)
         routes = columns.get("reward", [None] * n)
         texts = [Completion(text) for text in completions]
         calls: list[tuple[list[int], Call]] = []
         for function in self.functions:
             if rows := [row for row in range(n) if is_routed(routes[row], function.name)]:
                 own = {name: [values[row] for row in rows] for name, values in columns.items()}
+                shared = {"trainer_state": trainer_state, "log_metric": partial(_log, logged, function.name)}
                 calls.append((rows, Call(function, [texts[row] for row in rows], own, shared)))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
         unfinished = set()
@@ -244,7 +190,8 @@ class Rubric:
                 self._recent_failures[name].append(problem is not None)
                 if problem:
                     self._fail(name, f"{record_name(columns, row)}: {problem}{_shown(texts[row])}", value)
-        return list(components.values()), logged.means(), unfinished
+        means = {name: math.fsum(values) / len(values) for name, values in logged.items()}
+        return list(components.values()), means, unfinished
 
     def _fail(self, name: str, place: str, value: Any) -> None:
         """Stop, or count the row as skipped and stop after too many of them."""
@@ -258,6 +205,11 @@ class Rubric:
             raise RewardError(
                 f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
             ) from cause
+
+
+def _log(logged: dict[str, list[float]], function: str, name: str, value: float) -> None:
+    """``log_metric`` of a function: the mean of the values is logged as ``reward/FUNCTION/NAME``."""
+    logged[f"reward/{function}/{name}"].append(float(value))
 
 
 def _shown(completion: str) -> str:
@@ -302,23 +254,3 @@ def weighted_sums(components: Sequence[Values], weights: Sequence[float]) -> Val
         own = [weight * value for weight, value in zip(weights, row, strict=True) if value is not None]
         totals.append(math.fsum(own) if own else None)
     return totals
-
-
-def normalized(values: Values, group_size: int) -> Values:
-    """Each value minus its group's mean, divided by the group's standard deviation (n-1) + 1e-4.
-
-    None stays None and counts in neither.
-
-    Example:
-        >>> [round(value, 2) for value in normalized([1.0, 2.0, 3.0, 5.0, 5.0, 5.0], group_size=3)]
-        [-1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-    """
-    result: Values = []
-    for start in range(0, len(values), group_size):
-        group = values[start : start + group_size]
-        known = [value for value in group if value is not None]
-        mean = math.fsum(known) / max(len(known), 1)
-        variance = math.fsum((value - mean) ** 2 for value in known) / max(len(known) - 1, 1)
-        spread = math.sqrt(variance) + 1e-4
-        result += [None if value is None else (value - mean) / spread for value in group]
-    return result

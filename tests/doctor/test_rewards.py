@@ -38,7 +38,7 @@ def test_try_with_a_plugin(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text("def f(completions, log_metric):\n    log_metric('seen', 2)\n    return [3.5]\n")
     assert main(["try", f"{path}:f", "--completion", "x"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["f: 3.5", "seen: 2"]
+    assert capsys.readouterr().out.splitlines() == ["f: 3.5", "reward/f/seen: 2"]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def build_pass_rates(
         dataset: of training. None without training.
 
     Raises:
-        ValueError: there is no such reward, the totals are no measure, or the data set can't be drawn from by number.
+        ValueError: there is no such reward, or the data set can't be drawn from by number.
     """
     band = row_of(args, "difficulty_band")
     if band is None or dataset is None:
@@ -122,11 +122,6 @@ def build_pass_rates(
         raise ValueError("--difficulty_band needs a GRPODataset, as load_dataset makes it")
     by = band.name or ("accuracy" if "accuracy" in rubric.names else TOTAL)
     require_reward("difficulty_band", by, rubric.names)
-    if by == TOTAL and args.reward_aggregation == "normalize_then_sum":
-        raise ValueError(
-            "--difficulty_band: with --reward_aggregation normalize_then_sum the totals of a group have a mean of 0; "
-            f"give it one of {', '.join(rubric.names)}"
-        )
     return PassRates(Difficulty(band.arguments), by, measure)
 
 

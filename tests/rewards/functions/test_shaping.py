@@ -98,7 +98,7 @@ def test_each_prompt_for_itself():
 def test_no_thinking_cannot_be_asked_of_a_prompt_that_opens_a_think_block():
     columns = {"id": ["plain", "thinking"], "opened_think": [False, True]}
     for name in ("format", "strict_format"):
-        rubric = build_rubric([name], response_format="answer_only")
+        rubric = build_rubric([f"{name}(response_format=answer_only)"])
         with pytest.raises(
             RewardError, match=f"\"{name}\" failed on record 'thinking'.*--response_format think_answer"
         ):
