@@ -16,7 +16,7 @@ from transformers import TrainerState
 
 from qwenvl.data.seeds import stable_random
 from qwenvl.grpo.advantages import RewardScale, group_advantages, needs_whole_step
-from qwenvl.grpo.kl import completion_kl
+from qwenvl.grpo.surrogates import completion_kl
 from qwenvl.model.inputs import InputBuilder, PromptInputs, is_large
 from qwenvl.model.loading import unwrap
 from qwenvl.model.lock_step import LockStep
