@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
-from qwenvl.option import Bounds, misfit, parse_row
+from qwenvl.option import Bounds, misfit, nearest, parse_row
 
 _POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -134,9 +133,7 @@ def bound_arguments(
     known = arguments_of(value)
     for each in given:
         if each not in known:
-            near = get_close_matches(each, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise RewardError(f"reward {name!r} has no argument {each!r}: {hint}")
+            raise RewardError(f"reward {name!r} has no argument {each!r}: {nearest(each, [*known])}")
     bound = dict(given)
     for each, (parameter, hint, declared) in known.items():
         if declared is None:

@@ -6,13 +6,13 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from qwenvl.option import nearest
 from qwenvl.rewards.columns import adapt_verl
 from qwenvl.rewards.function import (
     RewardError,
@@ -163,8 +163,7 @@ def resolve(
 def _no_such(name: str, names: Sequence[str]) -> str:
     if name in BY_FLAG:
         return f"{name} is set by --{name}, not among --reward_funcs"
-    near = get_close_matches(name, names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    hint = nearest(name, names, "there are")
     words = name.replace(",", " ").split()
     if len(words) > 1 and not set(words) - set(names):
         hint = f"these are several names: a settings file lists them, [{', '.join(words)}], a flag parts them by spaces"
@@ -211,9 +210,7 @@ def _imported(path: str) -> tuple[str, Any]:
         raise RewardError(f"reward {path!r}: cannot import {module_name}: {error}") from error
     if not hasattr(module, attribute):
         callables = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        near = get_close_matches(attribute, callables, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(callables) or 'none'}"
-        raise RewardError(f"reward {path!r}: {module_name} has no {attribute!r}: {hint}")
+        raise RewardError(f"reward {path!r}: {module_name} has no {attribute!r}: {nearest(attribute, callables)}")
     value = getattr(module, attribute)
     if path.startswith("verl:"):
         return attribute, adapt_verl(value)
