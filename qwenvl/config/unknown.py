@@ -56,6 +56,7 @@ SUCCESSORS = {
     "importance_correction_min": _CORRECTION,
     "multi_objective_aggregation": "--advantage_estimator gdpo",
     "reward_aggregation": "--advantage_estimator gdpo",
+    "reward_timeout": "--stall_timeout, which ends a run that hangs and says where",
     "reward_workers": '--reward_funcs "math_accuracy(workers=4)"',
     "use_adaptive_entropy": "--entropy_target",
     "log_completions": "--log_completions_every to see some; all are in the run folder",

@@ -1,13 +1,11 @@
-"""Calls reward functions: async ones together, with a deadline, on copies of their columns. None can exit the run."""
+"""Calls reward functions: async ones together, all on copies of their columns. None can exit the run."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,10 +17,6 @@ _PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
 
 class RewardExit(Exception):
     """A reward function called ``sys.exit``, which would end the run with its status and without a model."""
-
-
-class RewardTimeout(Exception):
-    """A call took longer than ``--reward_timeout``."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +46,9 @@ class Call:
 
 
 class Runner:
-    """Makes calls and waits for them.
+    """Makes calls and waits for them."""
 
-    Args:
-        timeout: seconds that a call may take, or None for no limit. With a timeout each plain function runs in a thread
-            of its own, because it could not be waited for with a limit otherwise.
-    """
-
-    def __init__(self, timeout: float | None = None) -> None:
-        self._timeout = timeout
+    def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, calls: list[Call]) -> list[list[Any]]:
@@ -87,22 +75,8 @@ class Runner:
         positional, keywords = call.arguments()
         if call.function.is_async:
             coroutine = _call_async(function, positional, keywords)
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._event_loop())
-        elif self._timeout is None:
-            return lambda: _call(function, positional, keywords)
-        else:
-            future = _in_thread("reward", _call, function, positional, keywords)
-        deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        return lambda: self._result(future, deadline)
-
-    def _result(self, future: Future, deadline: float | None) -> Any:
-        try:
-            return future.result(None if deadline is None else max(deadline - time.monotonic(), 0))
-        except TimeoutError:
-            if future.done():  # the function's own
-                raise
-            future.cancel()
-            raise RewardTimeout(f"no result after {self._timeout:g} s (--reward_timeout)") from None
+            return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop()).result
+        return lambda: _call(function, positional, keywords)
 
     def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
         try:
@@ -111,8 +85,8 @@ class Runner:
             raise
         except Exception as error:
             failure = error  # the second call is outside of the handler: the traceback shows one error, not two
-        if isinstance(failure, RewardTimeout) or len(call.completions) == 1:
-            return [failure] * len(call.completions)
+        if len(call.completions) == 1:
+            return [failure]
         alone = [value for (value,) in self.run([call.only(row) for row in range(len(call.completions))])]
         # A function that fails on no single row fails on several together: all of them are affected.
         failed_alone = any(isinstance(value, Exception) for value in alone)
@@ -122,28 +96,8 @@ class Runner:
         """The one loop of this runner. Clients and semaphores belong to the loop that they were first used in."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            _in_thread("async-rewards", _run_on, self._loop)
+            threading.Thread(target=_run_on, args=(self._loop,), name="async-rewards", daemon=True).start()
         return self._loop
-
-
-def _in_thread(name: str, function: Callable[..., Any], *positional: Any) -> Future:
-    """Run a function in a daemon thread, on the GPU of this process: a thread begins on the machine's first GPU."""
-    import torch
-
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    future: Future = Future()
-    future.set_running_or_notify_cancel()  # a thread cannot be cancelled: a late result is ignored
-
-    def work() -> None:
-        try:
-            if device is not None:
-                torch.cuda.set_device(device)
-            future.set_result(function(*positional))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return future
 
 
 def _one_per_row(call: Call, values: Any) -> list[Any]:

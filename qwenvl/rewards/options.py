@@ -52,9 +52,6 @@ class RewardOptions(Options):
         "A reward function that fails. error: stop, naming function, record and completion. skip: leave the function "
         "out for the rows, count them, and stop when more than 5 % of its rows fail.",
     )
-    reward_timeout: float | None = option(
-        None, "Seconds that one call of a reward function may take.", unset="no limit", above=0
-    )
     response_format: ResponseFormat = option(
         "think_answer",
         "The form that format and strict_format expect. think_answer: a <think> pair, then an <answer> pair. "

@@ -63,7 +63,6 @@ def build_rubric(
     reward_models: Sequence[str] = (),
     settings: RewardSettings | None = None,
     on_error: OnError = "error",
-    timeout: float | None = None,
 ) -> Rubric:
     """The rubric of a run.
 
@@ -78,7 +77,7 @@ def build_rubric(
         reward_models: paths or names of reward models, appended after the functions. Without ``reward_funcs`` they are
             all that scores.
         settings: of the run, which are the defaults of some arguments.
-        on_error, timeout: see ``Rubric``.
+        on_error: see ``Rubric``.
 
     Raises:
         RewardError: an unknown name or argument, a clash of names, or weights that do not fit.
@@ -108,7 +107,7 @@ def build_rubric(
         name = "reward_model" if len(reward_models) == 1 else f"reward_model_{place}"
         functions.append(RewardFunction(name, RewardModel(path)))
     weights = [1.0] * len(functions) if reward_weights is None else reward_weights
-    return Rubric(functions, weights, on_error=on_error, timeout=timeout)
+    return Rubric(functions, weights, on_error=on_error)
 
 
 def resolve(
@@ -154,8 +153,6 @@ def resolve(
         value = partial(value, **bound)
     if not callable(value):
         raise RewardError(f"reward {name!r}: expected a function f(completions, **columns), got {type(value).__name__}")
-    if entry and entry.refuses and (problem := entry.refuses(**bound)):
-        raise RewardError(f"reward {name!r}: {problem}")
     check = _check((entry and entry.check) or getattr(plain, "check", None), bound)
     return RewardFunction(name, value, check, arguments=bound)
 

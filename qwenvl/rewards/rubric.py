@@ -42,7 +42,6 @@ class Rubric:
         on_error: ``error`` stops at the first row that a function fails on. ``skip`` makes the value None, counts it,
             and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
             left without any value has no reward: its total is NaN.
-        timeout: seconds for one call of a function. None sets no limit.
 
     Example:
         >>> def short(completions, **columns):
@@ -58,7 +57,6 @@ class Rubric:
         weights: Sequence[float],
         *,
         on_error: OnError = "error",
-        timeout: float | None = None,
     ) -> None:
         self.functions = tuple(functions)
         self.names = tuple(function.name for function in functions)
@@ -77,7 +75,7 @@ class Rubric:
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._on_error = on_error
-        self._runner = Runner(timeout)
+        self._runner = Runner()
         self._skipped: Counter[str] = Counter()
         self._unfinished: Counter[str] = Counter()
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}

@@ -163,7 +163,6 @@ def _rubric(args: GRPOConfig, *given: Any, **more: Any) -> Rubric:
         external_plugins=args.external_plugins or (),
         settings=RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)}),
         on_error=args.on_reward_error,
-        timeout=args.reward_timeout,
         **more,
     )
 

@@ -331,7 +331,6 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"weight_decay": -0.1}, "--weight_decay must be at least 0, got -0.1"),
         ({"adam_beta1": 2}, "--adam_beta1 must be below 1, got 2"),
         ({"adam_beta2": 1.0}, "--adam_beta2 must be below 1, got 1.0"),
-        ({"reward_timeout": 0}, "--reward_timeout must be above 0, got 0"),
         ({"fsdp": True, "fsdp_config": "none.json"}, "--fsdp_config none.json: no such file; expected a JSON file"),
         ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
         ({"format_reward_weight": 0.0, "accuracy_reward_weight": 0.0}, "both 0"),

@@ -48,8 +48,8 @@ class JudgeReward:
     ``base_url``, with the key in JUDGE_API_KEY or OPENAI_API_KEY of the environment. The prompt is the file
     ``prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
     correct" or "VERDICT: wrong". The client of the package ``openai`` repeats a failed request ``retries`` times with
-    growing pauses, where that may help. A reply without a verdict is requested again as often. After that the row
-    fails: it never gets a value in silence.
+    growing pauses, where that may help. After that the row fails, and so it does where the reply has no verdict: it
+    never gets a value in silence.
     With the values 1, -1, -1 this is the reward of verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
     """
 
@@ -119,7 +119,7 @@ class JudgeReward:
         """Whether an answer is correct, by the rule or by the judge. None without an answer.
 
         Raises:
-            JudgeError: the server gave no reply, or none of the replies holds a verdict.
+            JudgeError: the server gave no reply, or one without a verdict.
         """
         if answer is None:
             return None
@@ -131,25 +131,22 @@ class JudgeReward:
             return await self._request(client, text)
 
     async def _request(self, client: AsyncOpenAI, text: str) -> bool:
-        """Repeat a request until a reply holds a verdict."""
-        openai = require("openai", "judge")
-        where = f"{self._model} at {self._url}"
-        for _ in range(self._retries + 1):
-            try:
-                reply = await client.chat.completions.create(
-                    model=self._model, messages=[{"role": "user", "content": text}], temperature=0
-                )
-                said = reply.choices[0].message.content or ""
-            except openai.APIStatusError as error:
-                raise JudgeError(f"{where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
-            except (openai.OpenAIError, ValueError) as error:
-                reason = error.__cause__ or error  # "Connection error." alone does not explain it
-                raise JudgeError(f"{where}: {type(error).__name__}: {reason}") from None
-            except (TypeError, IndexError, AttributeError) as error:
-                raise JudgeError(f"{where}: its reply is no chat completion: {type(error).__name__}: {error}") from None
-            if found := _VERDICT.findall(said):
-                return found[-1].lower() == "correct"
-        raise JudgeError(f"{where}: {self._retries + 1} replies hold no verdict, the last: {said[-200:]!r}")
+        openai, where = require("openai", "judge"), f"{self._model} at {self._url}"
+        try:
+            reply = await client.chat.completions.create(
+                model=self._model, messages=[{"role": "user", "content": text}], temperature=0
+            )
+            said = reply.choices[0].message.content or ""
+        except openai.APIStatusError as error:
+            raise JudgeError(f"{where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
+        except (openai.OpenAIError, ValueError) as error:
+            reason = error.__cause__ or error  # "Connection error." alone does not explain it
+            raise JudgeError(f"{where}: {type(error).__name__}: {reason}") from None
+        except (TypeError, IndexError, AttributeError) as error:
+            raise JudgeError(f"{where}: its reply is no chat completion: {type(error).__name__}: {error}") from None
+        if found := _VERDICT.findall(said):
+            return found[-1].lower() == "correct"
+        raise JudgeError(f"{where}: the reply holds no verdict: {said[-200:]!r}")
 
 
 def _question(prompt: Any) -> str:

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from qwenvl.data.records.presets import ASKED_FOR
-from qwenvl.rewards.functions.by_type import by_problem_type, check_problem_type
+from qwenvl.rewards.table import by_problem_type, check_problem_type
 
 ROWS = [
     ("multiple choice", "B. a lid", "<answer>B</answer>", 1.0),

@@ -171,7 +171,7 @@ def test_soft_overlong_by_hand():
     got = soft_overlong(["x"] * 6, tokens(0, 80, 85, 95, 100, 200), max_len=100, cache=20)
     assert got == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
     with pytest.raises(ValueError, match=r"cache must be at most max_len \(100\), got 101"):
-        build_rubric(["soft_overlong(max_len=100, cache=101)"])
+        soft_overlong(["x"], tokens(1), max_len=100, cache=101)
 
 
 def test_soft_overlong_by_name_ends_at_the_longest_completion():
@@ -184,4 +184,4 @@ def test_length_window_by_hand():
     got = reward(["x"] * 6, tokens(2, 3, 5, 6, 4, 4), verdict=[1, 1, 1, 1, 0, None])
     assert got == [0.0, 0.2, 0.2, 0.0, 0.0, None]
     with pytest.raises(ValueError, match="above"):
-        build_rubric(["length_window(min=6, max=5)"])
+        length_window(["x"], tokens(1), min=6, max=5)
