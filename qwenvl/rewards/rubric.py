@@ -1,20 +1,24 @@
-"""The rubric: reward functions with weights, run on completions and summed."""
+"""The rubric: reward functions with weights, called on completions and summed."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import logging
 import math
 import sysconfig
+import threading
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qwenvl.rewards.columns import Completion, field_problem, is_routed, record_name, route_problem
-from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
-from qwenvl.rewards.guard import Call, Runner
+from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished, arguments
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 
@@ -25,6 +29,7 @@ Values = list[float | None]
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.
 SKIP_LIMIT, SKIP_WINDOW, SKIP_LEAST = 0.05, 1000, 100
+_PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
 LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 
 _NOT_OF_USERS = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
@@ -33,8 +38,40 @@ TAKEN = ("total", "std", "max", "temporal_contrast")
 """What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
 
 
+class RewardExit(Exception):
+    """A reward function called ``sys.exit``, which would end the run with its status and without a model."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One function on the rows that are its own.
+
+    Attributes:
+        completions: the texts of its rows.
+        columns: lists as long as ``completions``, by name.
+        shared: arguments that are not one per row (``trainer_state``, ``log_metric``).
+    """
+
+    function: RewardFunction
+    completions: list[str]
+    columns: Mapping[str, list[Any]]
+    shared: Mapping[str, Any]
+
+    def only(self, row: int) -> Call:
+        """The same call on one of its rows."""
+        columns = {name: [values[row]] for name, values in self.columns.items()}
+        return replace(self, completions=[self.completions[row]], columns=columns)
+
+    def arguments(self) -> tuple[list, dict]:
+        """Positional and keyword arguments for the function: copies, so that it changes nothing that others see."""
+        positional, keywords = arguments(self.function, self.completions, {**self.columns, **self.shared})
+        return own(positional), {name: each if name in self.shared else own(each) for name, each in keywords.items()}
+
+
 class Rubric:
     """Scores completions with K functions and weighs them.
+
+    The functions get copies of their columns, and cannot exit the run.
 
     Args:
         functions: K, with names that differ.
@@ -75,7 +112,7 @@ class Rubric:
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._on_error = on_error
-        self._runner = Runner()
+        self._loop: asyncio.AbstractEventLoop | None = None  # of async functions
         self._skipped: Counter[str] = Counter()
         self._unfinished: Counter[str] = Counter()
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
@@ -147,8 +184,10 @@ class Rubric:
         return self.check_solution(record.solution, record.fields)
 
     def close(self) -> None:
-        """Give back threads and processes."""
-        self._runner.close()
+        """Stop the event loop, and close the functions that have processes."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
         for function in self.functions:
             if close := getattr(function.call, "close", None):
                 close()
@@ -170,12 +209,12 @@ class Rubric:
         calls: list[tuple[list[int], Call]] = []
         for function in self.functions:
             if rows := [row for row in range(n) if is_routed(routes[row], function.name)]:
-                own = {name: [values[row] for row in rows] for name, values in columns.items()}
+                columns_of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
                 shared = {"trainer_state": trainer_state, "log_metric": partial(_log, logged, function.name)}
-                calls.append((rows, Call(function, [texts[row] for row in rows], own, shared)))
+                calls.append((rows, Call(function, [texts[row] for row in rows], columns_of_rows, shared)))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
         unfinished = set()
-        for (rows, call), values in zip(calls, self._runner.run([call for _, call in calls]), strict=True):
+        for (rows, call), values in zip(calls, self._values_of([call for _, call in calls]), strict=True):
             name = call.function.name
             for row, value in zip(rows, values, strict=True):
                 if isinstance(value, Unfinished):
@@ -190,6 +229,48 @@ class Rubric:
                     self._fail(name, f"{record_name(columns, row)}: {problem}{_shown(texts[row])}", value)
         means = {name: math.fsum(values) / len(values) for name, values in logged.items()}
         return list(components.values()), means, unfinished
+
+    def _values_of(self, calls: list[Call]) -> list[list[Any]]:
+        """The values of each call, one per row. A row that failed has the exception as its value.
+
+        Async functions run beside each other and beside the others. A function that raises is called again row by row,
+        to learn which rows it fails on.
+
+        Raises:
+            RewardError: a function needs a column that is missing, or did not return one value per row.
+        """
+        begun = [self._begin(call) if call.function.is_async else None for call in calls]
+        return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
+
+    def _begin(self, call: Call) -> Callable[[], Any]:
+        """Start a call, and return a function that waits for its values."""
+        function = call.function.call
+        positional, keywords = call.arguments()
+        if call.function.is_async:
+            coroutine = _call_async(function, positional, keywords)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop()).result
+        return lambda: _call(function, positional, keywords)
+
+    def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
+        try:
+            return _one_per_row(call, result())
+        except RewardError:
+            raise
+        except Exception as error:
+            failure = error  # the second call is outside of the handler: the traceback shows one error, not two
+        if len(call.completions) == 1:
+            return [failure]
+        alone = [value for (value,) in self._values_of([call.only(row) for row in range(len(call.completions))])]
+        # A function that fails on no single row fails on several together: all of them are affected.
+        failed_alone = any(isinstance(value, Exception) for value in alone)
+        return alone if failed_alone else [failure] * len(call.completions)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        """The one loop of this runner. Clients and semaphores belong to the loop that they were first used in."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run_on, args=(self._loop,), name="async-rewards", daemon=True).start()
+        return self._loop
 
     def _fail(self, name: str, place: str, value: Any) -> None:
         """Stop, or count the row as skipped and stop after too many of them."""
@@ -238,6 +319,54 @@ def _raised_at(error: BaseException) -> str:
     places = traceback.extract_tb(error.__traceback__)
     own = [place for place in places if not place.filename.startswith(_NOT_OF_USERS)]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def _one_per_row(call: Call, values: Any) -> list[Any]:
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, (list, tuple)) and len(values) == len(call.completions):
+        return list(values)
+    got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
+    raise RewardError(
+        f'reward "{call.function.name}": expected a list of {len(call.completions)} values, one per completion '
+        f"(a number, or None where it does not apply), got {got}"
+    )
+
+
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        raise RewardExit(f"it called sys.exit({error.code!r})") from error
+
+
+def _call(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
+    with _no_exit():
+        return function(*positional, **keywords)
+
+
+async def _call_async(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
+    with _no_exit():
+        return await function(*positional, **keywords)
+
+
+def _run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped. ``sys.exit`` in a task that a function made does not stop it."""
+    while True:
+        with suppress(SystemExit):
+            return loop.run_forever()
+
+
+def own(value: Any) -> Any:
+    """A copy of lists, dicts and all that they hold. Numbers, texts and None stay as they are."""
+    if type(value) in _PLAIN or isinstance(value, str):
+        return value
+    if type(value) is list:
+        return value.copy() if _PLAIN.issuperset(map(type, value)) else [own(each) for each in value]
+    if type(value) is dict:
+        return {name: own(each) for name, each in value.items()}
+    return copy.deepcopy(value)
 
 
 def weighted_sums(components: Sequence[Values], weights: Sequence[float]) -> Values:

@@ -42,7 +42,10 @@ def by_problem_type(
     ``temporal_iou``. ``labels`` and ``actions``: ``accuracy``. Case, hyphens and underscores do not matter.
     """
     none = [None] * len(completions)
-    arguments = {"numeric": {"tolerance": numeric_tolerance}, "temporal_iou": {"boundary": temporal_iou_boundary}}
+    arguments: dict[str, dict[str, Any]] = {
+        "numeric": {"tolerance": numeric_tolerance},
+        "temporal_iou": {"boundary": temporal_iou_boundary},
+    }
     scores = []
     for text, truth, kind, seconds in zip(completions, solution, problem_type or none, duration or none, strict=True):
         name = _function_of(kind)

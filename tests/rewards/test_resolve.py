@@ -86,6 +86,10 @@ def token_budget(prompts, completions, completion_ids, solution, trainer_state, 
     return [float(len(ids) < 3) for ids in completion_ids]
 
 
+def by_position(texts, **kwargs):
+    return [float(text.startswith("<")) for text in texts]
+
+
 class CountdownORM:
     def __call__(self, completions, target, nums, **kwargs):
         return [float(str(t) in c) for c, t in zip(completions, target)]
@@ -125,7 +129,8 @@ def test_functions_by_module_and_name(tmp_path, monkeypatch):
 def test_files_written_for_other_libraries_run_unchanged(tmp_path):
     path = tmp_path / "others.py"
     path.write_text(OTHERS)
-    rubric = build_rubric([f"{path}:{name}" for name in ("format_reward", "token_budget", "CountdownORM")])
+    names = ("format_reward", "token_budget", "by_position", "CountdownORM")
+    rubric = build_rubric([f"{path}:{name}" for name in names])
     columns = {
         "prompts": [[{"role": "user", "content": "?"}]] * 2,
         "completion_ids": [[1, 2], [1, 2, 3]],
@@ -134,7 +139,7 @@ def test_files_written_for_other_libraries_run_unchanged(tmp_path):
         "nums": [[4, 6], [4, 6]],
     }
     batch = rubric.score(["<think>4</think>\n<answer>24</answer>", "no"], columns, trainer_state=object())
-    assert batch.components == [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+    assert batch.components == [[1.0, 0.0]] * 4
 
 
 def test_a_marked_function_passed_by_hand_keeps_its_name():

@@ -153,23 +153,6 @@ def test_trainer_state_reaches_those_who_ask():
     assert rubric(curriculum).score(["a"], {}, trainer_state={"step": 7}).total.tolist() == [7.0]
 
 
-def test_functions_written_for_other_libraries_read_completions_their_way():
-    def trl_chat(completions, **kwargs):
-        return [float(completion[0]["content"] == "yes") for completion in completions]
-
-    class SwiftReward:
-        def __call__(self, completions, solution, **kwargs):
-            return [float(c == s) for c, s in zip(completions, solution, strict=True)]
-
-    def by_position(texts, **kwargs):
-        return [float(text.startswith("y")) for text in texts]
-
-    batch = rubric(trl_chat, RewardFunction("swift", SwiftReward()), by_position).score(
-        ["yes", "no"], {"solution": ["yes", "yes"]}
-    )
-    assert batch.components == [[1.0, 0.0]] * 3
-
-
 def test_data_is_checked_by_the_functions_a_record_goes_to():
     def numeric(solution, fields):
         return None if solution.isdigit() else f"{solution!r} is no number"

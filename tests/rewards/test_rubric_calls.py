@@ -1,6 +1,5 @@
 import asyncio
 import sys
-import threading
 
 import pytest
 
@@ -84,17 +83,6 @@ def test_a_function_that_fails_only_in_company_affects_all_rows(rubric):
         return [float(len(steps[0]))]
 
     assert rubric(alone, on_error="skip").values(["a", "b"], {"steps": [[], []]}) == [[None, None]]
-
-
-def test_plain_functions_without_a_deadline_stay_in_this_thread(rubric):
-    threads = []
-
-    def where(completions):
-        threads.append(threading.current_thread())
-        return [0.0]
-
-    rubric(where).score(["a"], {})
-    assert threads == [threading.current_thread()]
 
 
 def leaves(completions, **columns):
