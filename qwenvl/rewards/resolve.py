@@ -184,11 +184,8 @@ def _plugin_functions(files: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in files:
         module = load_file(file)
-        marked = [
-            each
-            for each in vars(module).values()
-            if getattr(each, "__module__", None) == module.__name__ and isinstance(vars(each).get("reward_name"), str)
-        ]
+        own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
+        marked = [each for each in own if isinstance(getattr(each, "reward_name", None), str)]
         if not marked:
             raise RewardError(f'{file}: no function is marked with @reward("name") (from qwenvl.rewards import reward)')
         for each in marked:

@@ -113,8 +113,7 @@ class Rubric:
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
         self._on_error = on_error
         self._loop: asyncio.AbstractEventLoop | None = None  # of async functions
-        self._skipped: Counter[str] = Counter()
-        self._unfinished: Counter[str] = Counter()
+        self._skipped = Counter({name: 0 for name in self.names if on_error == "skip"})
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
     def score(
@@ -140,14 +139,11 @@ class Rubric:
         for row, route in enumerate(columns.get("reward", ())):
             if problem := route_problem(route, self.names):
                 raise RewardError(f"{record_name(columns, row)}: {problem}")
-        components, metrics, unfinished = self._run(completions, columns, trainer_state)
-        if self._on_error == "skip":
-            metrics |= {f"reward/{name}/skipped": float(self._skipped[name]) for name in self.names}
-        metrics |= {f"reward/{name}/unfinished": float(count) for name, count in self._unfinished.items()}
-
+        components, metrics, left_out = self._run(completions, columns, trainer_state)
+        metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
         totals = weighted_sums(components, self.weights)
         for row, total in enumerate(totals):
-            if total is None and self._on_error == "error" and row not in unfinished:
+            if total is None and self._on_error == "error" and row not in left_out:
                 raise RewardError(
                     f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
                     f"{', '.join(self.names)}{_shown(completions[row])}"
@@ -195,7 +191,7 @@ class Rubric:
     def _run(
         self, completions: Sequence[str], columns: Mapping[str, list[Any]], trainer_state: Any
     ) -> tuple[list[Values], dict[str, float], set[int]]:
-        """K lists of N values, the means of logged numbers, and the rows that a function could not finish.
+        """K lists of N values, the means of logged numbers, and the rows that a function was left out for.
 
         Each function is called once, on the rows that are its own.
         """
@@ -213,22 +209,18 @@ class Rubric:
                 shared = {"trainer_state": trainer_state, "log_metric": partial(_log, logged, function.name)}
                 calls.append((rows, Call(function, [texts[row] for row in rows], columns_of_rows, shared)))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
-        unfinished = set()
+        left_out = set()
         for (rows, call), values in zip(calls, self._values_of([call for _, call in calls]), strict=True):
             name = call.function.name
             for row, value in zip(rows, values, strict=True):
-                if isinstance(value, Unfinished):
-                    unfinished.add(row)
-                    self._unfinished[name] += 1
-                    place = f"{record_name(columns, row)}: {value}{_shown(texts[row])}"
-                    logger.warning(f'reward "{name}" has no value for {place}')
-                    continue
                 components[name][row], problem = _as_number(value)
-                self._recent_failures[name].append(problem is not None)
                 if problem:
-                    self._fail(name, f"{record_name(columns, row)}: {problem}{_shown(texts[row])}", value)
+                    left_out.add(row)
+                    self._leave_out(name, f"{record_name(columns, row)}: {problem}{_shown(texts[row])}", value)
+                elif self._on_error == "skip":
+                    self._recent_failures[name].append(False)
         means = {name: math.fsum(values) / len(values) for name, values in logged.items()}
-        return list(components.values()), means, unfinished
+        return list(components.values()), means, left_out
 
     def _values_of(self, calls: list[Call]) -> list[list[Any]]:
         """The values of each call, one per row. A row that failed has the exception as its value.
@@ -272,18 +264,22 @@ class Rubric:
             threading.Thread(target=_run_on, args=(self._loop,), name="async-rewards", daemon=True).start()
         return self._loop
 
-    def _fail(self, name: str, place: str, value: Any) -> None:
-        """Stop, or count the row as skipped and stop after too many of them."""
+    def _leave_out(self, name: str, place: str, value: Any) -> None:
+        """Count a row without a value, or stop, and with ``skip`` stop after too many failures."""
         cause = value if isinstance(value, BaseException) else None
-        if self._on_error == "error":
+        if isinstance(value, Unfinished):
+            logger.warning(f'reward "{name}" has no value for {place}')
+        elif self._on_error == "error":
             hint = "--on_reward_error skip leaves such rows without this reward"
             raise RewardError(f'reward "{name}" failed on {place}\n  ({hint})') from cause
+        else:
+            recent = self._recent_failures[name]
+            recent.append(True)
+            if sum(recent) > SKIP_LIMIT * max(len(recent), SKIP_LEAST):
+                raise RewardError(
+                    f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
+                ) from cause
         self._skipped[name] += 1
-        recent = self._recent_failures[name]
-        if sum(recent) > SKIP_LIMIT * max(len(recent), SKIP_LEAST):
-            raise RewardError(
-                f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
-            ) from cause
 
 
 def _log(logged: dict[str, list[float]], function: str, name: str, value: float) -> None:
@@ -299,6 +295,8 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
     """A reward as a float or None, and what is wrong with it."""
     if value is None:
         return None, None
+    if isinstance(value, Unfinished):
+        return None, str(value)
     if isinstance(value, BaseException):
         return None, f"{type(value).__name__}: {value}{_raised_at(value)}"
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):

@@ -40,7 +40,7 @@ class MathReward:
     LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Words, single
     letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words must be the same. An answer
     longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no
-    value: it is named in the log and counted as ``reward/math_accuracy/unfinished``.
+    value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ def test_the_rubric_names_and_counts_a_pair_without_a_value(reward, caplog):
     batch = rubric.score([answer(BOMB), answer(r"\frac12")], columns)
     assert batch.components == [[None, 1.0]]
     assert math.isnan(batch.total[0]) and batch.total[1] == 1
-    assert batch.metrics["reward/math_accuracy/unfinished"] == 1
+    assert batch.metrics["reward/math_accuracy/skipped"] == 1
     assert "reward \"math_accuracy\" has no value for record 'r1': a pair could not be verified" in caplog.text
     assert BOMB in caplog.text
 
