@@ -127,14 +127,9 @@ def test_cosine_by_hand():
 
 
 def test_cosine_with_other_values():
-    values = dict(
-        zip(
-            ("min_len_value_correct", "max_len_value_correct", "min_len_value_wrong", "max_len_value_wrong"),
-            (2.0, 1.0, -10.0, -5.0),
-            strict=True,
-        )
-    )
-    reward = partial(cosine, correctness_func=RIGHT, max_len=10, **values)
+    correct = {"min_len_value_correct": 2.0, "max_len_value_correct": 1.0}
+    wrong = {"min_len_value_wrong": -10.0, "max_len_value_wrong": -5.0}
+    reward = partial(cosine, correctness_func=RIGHT, max_len=10, **correct, **wrong)
     assert reward(["x"] * 4, tokens(0, 10, 0, 10), verdict=[1, 1, 0, 0]) == pytest.approx([2.0, 1.0, -10.0, -5.0])
 
 
@@ -149,13 +144,8 @@ def test_repetition_by_hand():
     reward = repetition
     assert reward(["a b c a b c a b c"]) == [pytest.approx(-0.571429, abs=1e-6)]
     # Six 3-grams of "a a a a a a a a", one different; none repeated; case does not matter; too short.
-    assert reward(["a a a a a a a a", "a b c d", "A b C a B c", "a b", ""]) == [
-        pytest.approx(-5 / 6),
-        0.0,
-        pytest.approx(-1 / 4),
-        0.0,
-        0.0,
-    ]
+    texts = ["a a a a a a a a", "a b c d", "A b C a B c", "a b", ""]
+    assert reward(texts) == pytest.approx([-5 / 6, 0.0, -1 / 4, 0.0, 0.0])
 
 
 def test_repetition_counts_characters_where_there_are_no_spaces():
