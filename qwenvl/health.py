@@ -275,19 +275,14 @@ class Sampled:
     Attributes:
         prompts: of a step that samples, over all processes.
         iterations: steps on the same completions.
-        comparable: total rewards of different groups can be compared. Some aggregations make them relative to their
-            group, with a mean of 0.
     """
 
     prompts: int
     iterations: int = 1
-    comparable: bool = True
 
     def entry(self, before: int, step: int, values: Mapping[str, float]) -> LogEntry:
         """The entry of a log line written after ``step``, where the previous line was written after ``before``."""
         sampled = sum(each % self.iterations == 0 for each in range(before, step))
-        if not self.comparable:
-            values = {name: value for name, value in values.items() if name != "reward/total"}
         return LogEntry(step, step - before, sampled * self.prompts, values)
 
     def history(self, rows: Sequence[Mapping[str, float]]) -> list[LogEntry]:

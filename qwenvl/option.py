@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from inspect import get_annotations
@@ -184,19 +184,35 @@ def row_of(config: Any, name: str) -> RowValue | None:
     except ValueError as error:
         raise ValueError(f"--{name} {value}: {error}") from None
     if called not in rows and None not in rows:
-        raise ValueError(f"--{name} must be one of {', '.join(rows)}, got {called!r}")
+        raise ValueError(f"--{name} {wrong_choice(called, [*filter(None, rows)])}")
     kind = rows[called if called in rows else None]
     known = [each.name for each in fields(kind)]
     for each in given:
         if each not in known:
-            near = get_close_matches(each, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise ValueError(f"--{name} {called} has no argument {each!r}: {hint}")
+            raise ValueError(f"--{name} {called} has no argument {each!r}: {nearest(each, known)}")
     try:
         return RowValue(called, kind(**given))
     except ValueError as error:
         text = re.sub(rf"--({'|'.join(known)})\b", r"\1", str(error))
         raise ValueError("\n".join(f"--{name}: {line}" for line in text.split("\n"))) from None
+
+
+def nearest(word: str, names: Sequence[str], there_are: str = "it has") -> str:
+    """The names that a misspelt one is near to, or else all of them.
+
+    Example:
+        >>> nearest("Dapoo", ["grpo", "dapo"]), nearest("x", [])
+        ('did you mean dapo?', 'it has none')
+    """
+    near = get_close_matches(word.lower(), names, n=2)
+    return f"did you mean {' or '.join(near)}?" if near else f"{there_are} {', '.join(names) or 'none'}"
+
+
+def wrong_choice(value: Any, choices: Sequence[str]) -> str:
+    """Why a value is refused that is none of the choices."""
+    near = nearest(str(value), choices)
+    hint = f": {near}" if near.startswith("did") else ""
+    return f"must be one of {', '.join(choices)}, got {value!r}{hint}"
 
 
 def row_problem(config: Any, each: Field) -> str | None:
@@ -349,7 +365,7 @@ def misfit(config: Any, name: str, hint: Any) -> str | None:
     if value is None and NoneType in kinds:
         return None
     if choices:
-        return None if value in choices else f"--{name} must be one of {', '.join(choices)}, got {value!r}"
+        return None if value in choices else f"--{name} {wrong_choice(value, choices)}"
     accepted = (*kinds, int) if float in kinds else kinds
     if isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool)):
         return None

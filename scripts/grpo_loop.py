@@ -113,7 +113,7 @@ def score(rubric: Rubric, batch: PromptBatch, rollout: RolloutBatch, group_size:
         completion_ids=real_tokens(rollout.completion_ids, rollout.completion_mask),
         finish_reasons=rollout.finish_reasons,
     )
-    return rubric.score(rollout.texts, columns, group_size=group_size)
+    return rubric.score(rollout.texts, columns)
 
 
 def batches(dataset: GRPODataset, collate: GRPOCollator, size: int, seed: int) -> Iterator[PromptBatch]:

@@ -17,10 +17,15 @@ sys.path.insert(0, str(ROOT))
 from qwenvl.config.flags import FLAG_GROUPS, arguments, describe  # noqa: E402 (works without an installed package)
 from qwenvl.config.unknown import SUCCESSORS  # noqa: E402
 from qwenvl.grpo.advantages import ESTIMATORS  # noqa: E402
-from qwenvl.grpo.kl import KL_ESTIMATORS  # noqa: E402
 from qwenvl.grpo.loss import AVERAGES, LOSSES, Objective  # noqa: E402
-from qwenvl.grpo.surrogates import LIMITS, RATIOS  # noqa: E402
-from qwenvl.grpo.weighting import CORRECTIONS, entropy_floor, off_policy  # noqa: E402
+from qwenvl.grpo.surrogates import (  # noqa: E402
+    CORRECTIONS,
+    KL_ESTIMATORS,
+    LIMITS,
+    RATIOS,
+    entropy_floor,
+    off_policy,
+)
 from qwenvl.rewards.table import BY_FLAG, TABLE, Entry  # noqa: E402
 from qwenvl.train.warmup.config import WarmupOptions  # noqa: E402
 

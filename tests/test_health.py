@@ -166,4 +166,3 @@ def test_rows_of_steps_become_entries_with_their_groups():
     found = Sampled(prompts=6, iterations=2).history(rows)
     assert [(each.step, each.steps, each.groups) for each in found] == [(1, 1, 6), (4, 3, 6), (5, 1, 6)]
     assert [each.values for each in found] == rows
-    assert "reward/total" not in Sampled(prompts=6, comparable=False).history(rows)[1].values

@@ -22,7 +22,7 @@ RECIPES = sorted((ROOT / "scripts" / "recipes").glob("*.yaml"))
 PARTLY = {"video_choice"}
 TWO_TINY_STEPS = [
     *("--max_steps", "2", "--generation_max_length", "12", "--grpo_sample_size", "2", "--use_cpu", "True"),
-    *("--gradient_accumulation_steps", "1", "--reward_workers", "0", "--save_strategy", "no"),
+    *("--gradient_accumulation_steps", "1", "--save_strategy", "no"),
 ]
 
 

@@ -7,14 +7,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 _ARGUMENTS = (
-    *("accuracy(by_name=False)", "cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
+    *("cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
     *("cosine(max_len_value_correct=0.5)", "cosine(min_len_value_wrong=-0.5)", "cosine(max_len_value_wrong=0.0)"),
     *("repetition(n_grams=3)", "repetition(max_penalty=-1.0)", "soft_overlong(max_len=512)"),
     *("soft_overlong(cache=100)", "length_window(min=320)", "length_window(max=512)", "length_window(bonus=0.2)"),
     *("numeric(tolerance=0.01)", "temporal_iou(boundary=True)", "judge(base_url='http://localhost:8000/v1')"),
     *("judge(model='NAME')", "judge(prompt='prompt.txt')", "judge(correct=1.0)", "judge(wrong=0.0)"),
     *("judge(bad_format=0.0)", "judge(timeout=60)", "judge(retries=4)", "judge(concurrency=16)"),
-    "judge(cache='FOLDER')",
 )
 """Arguments of reward functions that had a flag each, such as ``cosine_max_len``."""
 _RATIO = '--loss_type "grpo(ratio=sequence)"'
@@ -57,6 +56,9 @@ SUCCESSORS = {
     "importance_correction_max": _CORRECTION,
     "importance_correction_min": _CORRECTION,
     "multi_objective_aggregation": "--advantage_estimator gdpo",
+    "reward_aggregation": "--advantage_estimator gdpo",
+    "reward_timeout": "--stall_timeout, which ends a run that hangs and says where",
+    "reward_workers": '--reward_funcs "math_accuracy(workers=4)"',
     "use_adaptive_entropy": "--entropy_target",
     "log_completions": "--log_completions_every to see some; all are in the run folder",
     "disable_dropout": "--lora_dropout 0, the default",

@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
             check_record=rubric.check_record if rubric else None,
             sample_options=SampleOptions.of(args, on_bad_sample="error"),
             collator=collator,
-            look_for=hints_by(args, collator, rubric.functions if rubric else ()),
+            look_for=hints_by(args, collator),
             all_frames=args.all_frames,
             jobs=args.jobs,
         )

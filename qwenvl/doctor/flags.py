@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qwenvl.config.flags import FlagParser
@@ -14,8 +14,6 @@ from qwenvl.data.records.parse import ReadOptions, record_hints
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.hint import Hint
-from qwenvl.rewards.answer_form import form_hints
-from qwenvl.rewards.function import RewardFunction
 from qwenvl.types import Record
 
 if TYPE_CHECKING:
@@ -51,9 +49,7 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
     return GRPOCollator(load_processor(args.model), PromptOptions.of(args, on_long_prompt=on_long_prompt))
 
 
-def hints_by(
-    args: argparse.Namespace, collator: GRPOCollator | None, functions: Sequence[RewardFunction]
-) -> Callable[[Record, MediaSizes], list[Hint]]:
+def hints_by(args: argparse.Namespace, collator: GRPOCollator | None) -> Callable[[Record, MediaSizes], list[Hint]]:
     """A function that returns the hints about a record, given the sizes of its media."""
     from qwenvl.data.hints import size_hints, uneven_hints
 
@@ -61,7 +57,6 @@ def hints_by(
     options = PromptOptions.of(args, on_long_prompt="error")
     return lambda record, media: [
         *record_hints(record),
-        *form_hints(record, functions),
         *size_hints(media, options, processor),
         *uneven_hints(record, args.frame_sampler, processor),
     ]

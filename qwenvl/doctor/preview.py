@@ -72,7 +72,7 @@ def preview(args: argparse.Namespace) -> str:
         ruler=collator.ruler if collator else Thumbnails(THUMBNAIL_PIXELS),
     )
     rubric = build_rubric()
-    look_for = hints_by(args, collator, rubric.functions)
+    look_for = hints_by(args, collator)
     shown: list[dict[str, Any]] = []
     good = 0
     for row in rows:

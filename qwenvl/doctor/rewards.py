@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from qwenvl.rewards.function import RewardError
@@ -27,14 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def listing() -> str:
-    """Name, range and summary of each function, with a line for each argument: default, meaning, unit and bounds."""
-    entries = TABLE | {f"--{flag}": entry for flag, entry in BY_FLAG.items()}
-    spans = {name: f"{entry.low:g} to {entry.high:g}" for name, entry in entries.items()}
-    widths = [max(map(len, spans)), max(map(len, spans.values()))]
+    """Name, range and summary of each function, and its arguments with default, meaning, unit and bounds."""
+    fill = partial(textwrap.fill, width=min(shutil.get_terminal_size().columns, 100), break_on_hyphens=False)
     lines = []
-    for name, entry in entries.items():
-        lines.append(f"{name:<{widths[0]}}  {spans[name]:<{widths[1]}}  {entry.summary}")
-        lines += [f"    {each}={default}  {text}" for each, default, text in entry.arguments()]
+    for name, entry in (TABLE | {f"--{flag}": entry for flag, entry in BY_FLAG.items()}).items():
+        span = "any number" if math.isinf(entry.high) else f"{entry.low:g} to {entry.high:g}"
+        lines.append(f"{name:<21}{span}")
+        lines.append(fill(entry.summary.replace("``", "`"), initial_indent="  ", subsequent_indent="  "))
+        for each, default, text in entry.arguments():
+            lines.append(fill(f"{each}={default}: {text}", initial_indent=" " * 4, subsequent_indent=" " * 6))
     return "\n".join(lines)
 
 

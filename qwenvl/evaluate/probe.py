@@ -64,7 +64,7 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
             "data": str(config.dataset_use),
             "samples": samples,
             "group_size": config.grpo_sample_size,
-            "pass_by": pass_reward(rubric, options, config.reward_aggregation),
+            "pass_by": pass_reward(rubric, options),
             "pass_at": options.pass_at,
             "temperature": config.generation_temperature,
         }

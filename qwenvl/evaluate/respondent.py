@@ -21,7 +21,6 @@ from qwenvl.evaluate.settings import PassOptions
 from qwenvl.model.loading import base_of_adapter, evaluating, load_processor, unwrap, with_adapter
 from qwenvl.model.logprobs import Likelihood
 from qwenvl.rewards import Rubric
-from qwenvl.rewards.options import Aggregation
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, loaded_model
@@ -165,11 +164,8 @@ class ProbeAnswers:
         meter.stop("time/data_s")
 
 
-def pass_reward(rubric: Rubric, options: PassOptions, aggregation: Aggregation = "sum") -> str:
+def pass_reward(rubric: Rubric, options: PassOptions) -> str:
     """The name of the reward of ``--pass_by``, by default the first that tells right from wrong.
-
-    Args:
-        aggregation: of the rewards to their total.
 
     Raises:
         ValueError: no such reward, or one that no completion or every completion passes.
@@ -184,8 +180,6 @@ def pass_reward(rubric: Rubric, options: PassOptions, aggregation: Aggregation =
     pass_by = options.pass_by or judges[0]
     if pass_by not in names:
         raise ValueError(f"--pass_by {pass_by}: no such reward here; there are {', '.join(names)}")
-    if pass_by == TOTAL and aggregation == "normalize_then_sum":
-        raise ValueError("--pass_by total has no meaning with --reward_aggregation normalize_then_sum: its mean is 0")
     if pass_by in TABLE and pass_by not in SHAPING:
         low, high = TABLE[pass_by].low, TABLE[pass_by].high
         if not low < options.pass_at <= high:

@@ -13,7 +13,7 @@ from typing import Any
 from qwenvl.evaluate.questions import field_of
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import SAME_REWARD
-from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
+from qwenvl.rewards.functions.actions import action_numbers, action_phrases
 from qwenvl.rewards.functions.matching import affirms, letters
 from qwenvl.rewards.functions.text import normalized, solution_of
 from qwenvl.runlog import AS_IT_IS, EvaluationSample
@@ -49,7 +49,7 @@ class _Record:
             scores[PASSES] = sum(passed) / len(passed)
         if len(samples) > 1 and len(passed) == len(samples):
             answers = [sample.answer for sample in samples]
-            scores[MAJORITY] = majority(answers, known[pass_by], pass_by, samples[0].prompt)
+            scores[MAJORITY] = majority(answers, known[pass_by], pass_by)
         return cls(samples, scores, passed)
 
     @property
@@ -241,36 +241,16 @@ def stratum_of(sample: EvaluationSample, by: str) -> tuple[float, str]:
     return number, str(value)
 
 
-Prompt = Sequence[Mapping[str, str]]
-
-
-def actions(answer: str, prompt: Prompt = ()) -> Hashable:
-    """The set of actions, as the accuracy reward reads them: by number, by name in the prompt's list, as phrases.
-
-    Example:
-        >>> listed = [{"role": "user", "text": "Which?\\n(1) insert the fan\\n(2) fasten the screw"}]
-        >>> actions("Fasten the screw.", listed) == actions("(2)", listed)
-        True
-    """
-    if numbers := action_numbers(answer):
-        return frozenset(numbers)
-    listed = list_of([{"role": turn["role"], "content": turn["text"]} for turn in prompt])
-    named = None if listed is None else named_actions(answer, listed)
-    if named is None or not named.numbers:
-        return frozenset(action_phrases(answer))
-    return (named.numbers, named.unknown) if named.unknown else named.numbers
-
-
-VOTE_KEYS: dict[str, Callable[[str, Prompt], Hashable]] = {
-    "accuracy": actions,
-    "action_order": lambda answer, prompt: tuple(action_numbers(answer)),
-    "multiple_choice": lambda answer, prompt: frozenset(letters(answer)),
-    "yes_no": lambda answer, prompt: affirms(answer),
+VOTE_KEYS: dict[str, Callable[[str], Hashable]] = {
+    "accuracy": lambda answer: frozenset(action_numbers(answer) or action_phrases(answer)),
+    "action_order": lambda answer: tuple(action_numbers(answer)),
+    "multiple_choice": lambda answer: frozenset(letters(answer)),
+    "yes_no": affirms,
 }
 """The key by which two answers are equal, by the reward that judges them. Other rewards: the normalized text."""
 
 
-def majority(answers: Sequence[str], values: Sequence[float], reward: str, prompt: Prompt = ()) -> float:
+def majority(answers: Sequence[str], values: Sequence[float], reward: str) -> float:
     """Majority vote: the mean value of the answer that most completions of a prompt give.
 
     Completions without an answer ("") do not vote. In a tie it is the mean over the winners.
@@ -279,17 +259,16 @@ def majority(answers: Sequence[str], values: Sequence[float], reward: str, promp
     Args:
         answers, values: of each completion.
         reward: the reward that judges them.
-        prompt: messages with ``role`` and ``text``.
 
     Example:
         >>> majority(["(1) take the lid", "(1)", "(2)"], [1.0, 1.0, 0.0], "accuracy")
         1.0
     """
-    read = VOTE_KEYS.get(reward, lambda answer, prompt: normalized(answer))
+    read = VOTE_KEYS.get(reward, normalized)
     votes: dict[Hashable, list[float]] = {}
     for answer, value in zip(answers, values, strict=True):
         if answer:
-            votes.setdefault(read(answer, prompt), []).append(value)
+            votes.setdefault(read(answer), []).append(value)
     if not votes:
         return sum(values) / len(values)
     most = max(map(len, votes.values()))

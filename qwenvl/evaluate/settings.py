@@ -182,7 +182,7 @@ OF_A_RUN = (
         *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     }
     & READ_BY_PROBE
-) - {"stream_above_mb", "reward_workers", "reward_aggregation", "temporal_contrast"}
+) - {"stream_above_mb", "temporal_contrast"}
 """The flags whose defaults come from the run of a model: frames, prompts, sampling and scoring."""
 
 _LEARNS = "nothing learns in a probe"
@@ -201,7 +201,6 @@ NOT_READ_BY_PROBE = {
 _NOT_READ_BY_EVALUATION = {
     "temporal_contrast": "--controls shuffled compares with shuffled frames",
     "grpo_sample_size": "--samples says how many completions there are",
-    "reward_aggregation": "an evaluation compares no group: totals are weighted sums",
     "logit_memory_gb": "an evaluation computes no log-probs",
     "model_name_or_path": "give the models as MODEL",
     "dataset_use": "give the data as DATA",

@@ -64,25 +64,13 @@ def clustered_interval(values: Sequence[float], clusters: Sequence[Hashable] | N
     return Interval(mean, float(low), float(high), n)
 
 
-def zero_std_fraction(rewards: Tensor, group_size: int) -> float:
-    """Share of groups whose rewards are all equal: they have no policy gradient. See ``equal_groups``.
-
-    Args:
-        rewards: N floats, NaN for "no reward". N is a multiple of ``group_size``.
-
-    Example:
-        >>> zero_std_fraction(torch.tensor([1.0, 1.0, 0.0, 1.0]), group_size=2)
-        0.5
-    """
-    if rewards.numel() == 0:
-        return 0.0
-    return equal_groups(rewards, group_size).float().mean().item()
-
-
 def equal_groups(rewards: Tensor, group_size: int) -> Tensor:
     """Whether the rewards of each group are all equal, P bool. A group with fewer than two rewards counts as equal.
 
     Equal: they differ by ``SAME_REWARD`` at most, so that the group has no policy gradient.
+
+    Args:
+        rewards: N floats, NaN for "no reward". N is a multiple of ``group_size``.
 
     Example:
         >>> equal_groups(torch.tensor([1.0, 1.0, 0.0, 1.0]), group_size=2).tolist()
@@ -134,13 +122,6 @@ def logprob_gap(sampler: Tensor, trainer: Tensor, mask: Tensor) -> tuple[float, 
 
 
 def logprob_gaps(sampler: Tensor, trainer: Tensor, mask: Tensor) -> list[float]:
-    """The largest difference of ``logprob_gap`` for each completion. 0 for one without tokens.
-
-    Args:
-        sampler, trainer, mask: as there.
-
-    Returns:
-        N numbers.
-    """
+    """The largest difference of ``logprob_gap`` for each of N completions. 0 for one without tokens."""
     rows = zip(sampler, trainer, mask, strict=True)
     return [logprob_gap(own[None], other[None], counted[None])[0] for own, other, counted in rows]

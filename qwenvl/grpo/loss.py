@@ -14,10 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwenvl.grpo.kl import at_least_float32, kl_estimate
 from qwenvl.grpo.options import CorrectionArguments, ObjectiveOptions
-from qwenvl.grpo.surrogates import LIMITS, RATIOS, RatioBounds, Terms
-from qwenvl.grpo.weighting import Weighting
+from qwenvl.grpo.surrogates import LIMITS, RATIOS, RatioBounds, Terms, Weighting, at_least_float32, kl_estimate
 from qwenvl.option import row_of
 
 
@@ -299,23 +297,19 @@ def objective_of(options: ObjectiveOptions, max_completion_length: int) -> Objec
 
 def _check(inputs: LossInputs, objective: Objective) -> None:
     shape = tuple(inputs.logprobs.shape)
-    if len(shape) != 2 or tuple(inputs.mask.shape) != shape or tuple(inputs.advantages.shape) != shape[:1]:
-        raise ValueError(
-            "expected logprobs and mask N x T and advantages N, got "
-            f"{shape}, {tuple(inputs.mask.shape)} and {tuple(inputs.advantages.shape)}"
-        )
+    if len(shape) != 2 or tuple(inputs.advantages.shape) != shape[:1]:
+        raise ValueError(f"expected logprobs N x T and advantages N, got {shape} and {tuple(inputs.advantages.shape)}")
     if inputs.mask.dtype != torch.bool:
         raise ValueError(f"mask: expected bool, got {inputs.mask.dtype}")
-    for name in ("old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "policy_mask"):
+    for name in ("mask", "old_logprobs", "ref_logprobs", "entropies", "sampler_logprobs", "policy_mask"):
         values = getattr(inputs, name)
         if values is not None and tuple(values.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(values.shape)}")
-    if objective.beta and inputs.ref_logprobs is None:
-        raise ValueError(f"beta is {objective.beta}, but there are no ref_logprobs: give them or set beta to 0")
-    if objective.entropy_coef and inputs.entropies is None:
-        raise ValueError(
-            f"entropy_coef is {objective.entropy_coef}, but there are no entropies: give them or set it to 0"
-        )
+    for weight, name in (("beta", "ref_logprobs"), ("entropy_coef", "entropies")):
+        if getattr(objective, weight) and getattr(inputs, name) is None:
+            raise ValueError(
+                f"{weight} is {getattr(objective, weight)}, but there are no {name}: give them or set {weight} to 0"
+            )
     if objective.weighting.correction != "none" and inputs.sampler_logprobs is None and inputs.mask.any():
         raise ValueError(
             f"importance_correction {objective.weighting.correction}: the engine gave no log-probs of its own; take "
@@ -323,7 +317,7 @@ def _check(inputs: LossInputs, objective: Objective) -> None:
         )
     if objective.average == "max_length" and not (objective.max_completion_length or 0) >= 1:
         raise ValueError(
-            "dr_grpo needs max_completion_length (at least 1 token), got " + str(objective.max_completion_length)
+            f"dr_grpo needs max_completion_length (at least 1 token), got {objective.max_completion_length}"
         )
 
 

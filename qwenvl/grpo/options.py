@@ -133,7 +133,7 @@ CORRECTION_ROWS: Mapping[str | None, type[Options]] = {
     "none": NoArguments,
     **dict.fromkeys(("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"), CorrectionArguments),
 }
-"""``none``, and the rows of ``CORRECTIONS`` in ``qwenvl.grpo.weighting``."""
+"""``none``, and the rows of ``CORRECTIONS`` in ``qwenvl.grpo.surrogates``."""
 
 
 @dataclass

@@ -1,8 +1,9 @@
-"""The small functions that objectives are made of: importance ratios and limits on them.
+"""The small functions that objectives are made of: importance ratios, limits on them, estimates of the KL, weights.
 
-Notation: l and l' are the log-probs of a token under the policy and under the policy at sampling time, r is the
-importance ratio, A the advantage of the completion, |o| the number of its tokens, m the mask, sg[x] is x without
-gradient. Log ratios are clamped to [-20, 20] before they are exponentiated.
+Notation: l and l' are the log-probs of a token under the policy and under the policy before its first update on the
+completion, l_sampler under the engine that sampled it, r is the importance ratio, A the advantage of the completion,
+|o| the number of its tokens, m the mask, sg[x] is x without gradient. Log ratios are clamped to [-20, 20] before they
+are exponentiated. Weights are constants: no gradient runs through them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwenvl.grpo.kl import MAX_LOG_RATIO, bounded_exp
+MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: far outside any healthy run, far inside float32
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio), with the log ratio clamped to [-20, 20]."""
+    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """The values in float32, or in float64 where they are."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,187 @@ LIMITS: dict[str, Callable[[Terms, RatioBounds], tuple[Tensor, dict[str, Tensor]
     "none": likelihood,
 }
 """Each gives what is maximised (N x T), and by name where it was limited (N x T bool)."""
+
+
+def k1(difference: Tensor) -> Tensor:
+    """-d. Unbiased. As a term of a loss its gradient is 0 in expectation: it measures and does not hold back."""
+    return -difference
+
+
+def k2(difference: Tensor) -> Tensor:
+    """d^2 / 2. Biased, of low variance. In expectation its gradient is that of KL(policy || reference)."""
+    return difference.square() / 2
+
+
+def k3(difference: Tensor) -> Tensor:
+    """exp(d) - d - 1. Unbiased and never negative. In expectation its gradient is that of KL(reference || policy)."""
+    # expm1 keeps the digits that exp(d) - 1 loses near zero, where a run begins.
+    return torch.expm1(difference) - difference
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""Each takes d = reference - policy log-prob (Schulman, http://joschu.net/blog/kl-approx.html). GRPO uses k3."""
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:
+    """Estimate KL(policy || reference) per token from samples of the policy.
+
+    The difference is clamped to [-20, 20]. Where the clamp acts the gradient is zero.
+
+    Args:
+        logprobs: N x T, of the policy.
+        ref_logprobs: N x T, of the reference, treated as a constant.
+        estimator: a row of ``KL_ESTIMATORS``.
+
+    Returns:
+        N x T in float32 (or float64 where the input is). Positions that are infinite on both sides are NaN. Mask
+        before calling, as ``Objective`` does.
+
+    Raises:
+        ValueError: there is no such estimator.
+
+    Example:
+        >>> round(kl_estimate(torch.tensor([[-1.0]]), torch.tensor([[-2.0]])).item(), 4)  # exp(-1) + 1 - 1
+        0.3679
+    """
+    if estimator not in KL_ESTIMATORS:
+        raise ValueError(f"estimator: expected one of {', '.join(KL_ESTIMATORS)}, got {estimator!r}")
+    difference = at_least_float32(ref_logprobs.detach()) - at_least_float32(logprobs)
+    return KL_ESTIMATORS[estimator](difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def completion_kl(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """The sum over each completion's tokens of k1 = l' - q: times beta, the penalty of ``kl_in_reward``.
+
+    In expectation over completions it is KL(policy || reference) of a completion (REINFORCE++, arXiv:2501.03262).
+
+    Args:
+        logprobs, ref_logprobs: N x T, of the policy that sampled the completions and of the reference.
+        mask: N x T bool, the tokens of the completions. Log-probs where it is false are not read.
+
+    Returns:
+        N float64, in nats. A difference counts as 20 at most.
+
+    Raises:
+        ValueError: a token of a completion has a log-prob that is no number.
+
+    Example:
+        >>> completion_kl(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, False]]))
+        tensor([0.5000], dtype=torch.float64)
+    """
+    ours, theirs = (values.double().masked_fill(~mask, 0.0) for values in (logprobs, ref_logprobs))
+    total = kl_estimate(ours, theirs, "k1").sum(dim=1)
+    if total.isnan().any():
+        raise ValueError(f"completion {int(total.isnan().nonzero()[0])}: a token has a log-prob that is no number")
+    return total
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """The weight of each token in the policy term, N x T. Averages divide as they would without it.
+
+    Attributes:
+        correction: a row of ``CORRECTIONS``, or ``none``.
+        lowest, highest: bounds of its weights. A ``lowest`` of None is no bound.
+        off_policy_threshold: completions that ``off_policy`` finds at this threshold weigh nothing. None: all weigh.
+
+    Example:
+        >>> weights, _ = Weighting(off_policy_threshold=0.5)(logprobs, old, None, advantages, mask)
+    """
+
+    correction: str = "none"
+    lowest: float | None = None
+    highest: float = 3.0
+    off_policy_threshold: float | None = None
+
+    def __call__(
+        self, logprobs: Tensor, old: Tensor, sampler: Tensor | None, advantages: Tensor, mask: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weights, and by name what to log the mean of, all N x T.
+
+        Args:
+            logprobs, old, sampler: N x T of l, l' and l_sampler, finite where the mask is true. A sampler of None is
+                the policy l' itself.
+            advantages: N x 1.
+            mask: N x T bool.
+        """
+        logprobs = logprobs.detach()
+        weights, logged = torch.ones_like(logprobs), {}
+        if self.correction != "none" and sampler is not None:
+            weights, ratio = CORRECTIONS[self.correction](old - sampler, mask, self.lowest or 0.0, self.highest)
+            logged["sampler/ratio_mean"], logged["sampler/limited_frac"] = ratio, weights != ratio
+        if self.off_policy_threshold is not None:
+            sampled = old if sampler is None else sampler
+            dropped = off_policy(sampled - logprobs, advantages, mask, self.off_policy_threshold)
+            weights, logged["off_policy/dropped_frac"] = weights.masked_fill(dropped, 0.0), dropped
+        return weights, logged
+
+
+def off_policy(fallen: Tensor, advantages: Tensor, mask: Tensor, threshold: float) -> Tensor:
+    """Whether to drop a completion: A < 0 and mean(l_sampler - l) > threshold (DeepSeek-V3.2, arXiv:2512.02556).
+
+    Args:
+        fallen: N x T, l_sampler - l.
+
+    Returns:
+        N x T bool, the same for all tokens of a completion.
+    """
+    mean = (fallen * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return ((advantages < 0) & (mean > threshold)).expand_as(fallen)
+
+
+def token_truncate(log_ratio: Tensor, mask: Tensor, lowest: float, highest: float) -> tuple[Tensor, Tensor]:
+    """min(max(w, lowest), highest), w = exp(l' - l_sampler) for each token."""
+    ratio = bounded_exp(log_ratio)
+    return ratio.clamp(lowest, highest), ratio
+
+
+def token_mask(log_ratio: Tensor, mask: Tensor, lowest: float, highest: float) -> tuple[Tensor, Tensor]:
+    """w where it lies from lowest to highest, else 0, w = exp(l' - l_sampler) for each token."""
+    ratio = bounded_exp(log_ratio)
+    return ratio.masked_fill((ratio < lowest) | (ratio > highest), 0.0), ratio
+
+
+def sequence_truncate(log_ratio: Tensor, mask: Tensor, lowest: float, highest: float) -> tuple[Tensor, Tensor]:
+    """min(max(w, lowest), highest), w = exp(sum over the completion of l' - l_sampler)."""
+    return token_truncate(_summed(log_ratio, mask), mask, lowest, highest)
+
+
+def sequence_mask(log_ratio: Tensor, mask: Tensor, lowest: float, highest: float) -> tuple[Tensor, Tensor]:
+    """w where it lies from lowest to highest, else 0, w = exp(sum over the completion of l' - l_sampler)."""
+    return token_mask(_summed(log_ratio, mask), mask, lowest, highest)
+
+
+CORRECTIONS: dict[str, Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]] = {
+    "token_truncate": token_truncate,
+    "token_mask": token_mask,
+    "sequence_truncate": sequence_truncate,
+    "sequence_mask": sequence_mask,
+}
+"""Each takes l' - l_sampler, the mask and two bounds, and gives the weights and w before its bounds (N x T each)."""
+
+
+def entropy_floor(entropies: Tensor, share: float) -> float:
+    """The smallest entropy among the ``share`` of tokens with the highest (arXiv:2506.01939, equation 5).
+
+    It is the value at place (n - 1)(1 - share) of the n sorted ones, rounded up: tokens of equal entropy are taken
+    together.
+
+    Args:
+        entropies: those of all tokens of a step, in any order.
+
+    Example:
+        >>> entropy_floor(torch.tensor([0.1, 0.4, 0.2, 0.3, 0.5]), share=0.5)  # place 2 of 0 to 4
+        0.30000001192092896
+    """
+    if not len(entropies):
+        return 0.0
+    place = math.ceil((len(entropies) - 1) * (1 - share) - 1e-9)  # 1 - share is rarely exact
+    return entropies.sort().values[place].item()
+
+
+def _summed(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    return (log_ratio * mask).sum(dim=1, keepdim=True).expand_as(log_ratio)
 
 
 def _by_sign(first: Tensor, pair: tuple[float, float], like: Tensor) -> Tensor:

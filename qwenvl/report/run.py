@@ -67,7 +67,6 @@ class Run:
         sampled = Sampled(
             prompts * (setting("processes") or 1),
             setting("num_iterations") or 1,
-            comparable=setting("reward_aggregation", "sum") == "sum",
         )
         return sampled.history([row for row in self.rows if "loss" in row])
 

@@ -146,7 +146,7 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
             if isinstance(result, Mapping):
                 for name, value in result.items():
                     if log_metric and name != "score" and hasattr(value, "__float__"):
-                        log_metric(f"{reward.__name__}/{name}", float(value))
+                        log_metric(name, float(value))
                 result = result["score"]
             scores.append(result)
         return scores

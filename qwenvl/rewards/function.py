@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
-from qwenvl.option import Bounds, misfit, parse_row, row_text
+from qwenvl.option import Bounds, misfit, nearest, parse_row
 
 _POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -38,16 +37,12 @@ class RewardFunction:
         name: under which its values are logged (``reward/<name>``).
         call: ``f(completions, **columns) -> list[float | None]``, plain or async.
         check: ``check(solution, fields)`` says why a record cannot be scored, or None. It is called when data is read.
-        spec: a text by which a worker process finds ``call`` again. None: the function itself is pickled.
-        cpu_heavy: run it in a worker process if there are any.
         arguments: the arguments that are bound in ``call``.
     """
 
     name: str
     call: Callable[..., Any]
     check: Callable[[str, Mapping[str, Any]], str | None] | None = None
-    spec: Any = None
-    cpu_heavy: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,9 +133,7 @@ def bound_arguments(
     known = arguments_of(value)
     for each in given:
         if each not in known:
-            near = get_close_matches(each, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
-            raise RewardError(f"reward {name!r} has no argument {each!r}: {hint}")
+            raise RewardError(f"reward {name!r} has no argument {each!r}: {nearest(each, [*known])}")
     bound = dict(given)
     for each, (parameter, hint, declared) in known.items():
         if declared is None:
@@ -160,31 +153,15 @@ def bound_arguments(
 
 
 def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of ``name(argument=value, ...)``. Values are literals of Python.
+    """The name and the arguments of ``name(argument=value, ...)``. See ``parse_row``.
 
     Raises:
         RewardError: the brackets hold anything else.
-
-    Example:
-        >>> parsed("cosine(max_len=512)"), parsed("format")
-        (('cosine', {'max_len': 512}), ('format', {}))
     """
     try:
         return parse_row(text)
     except ValueError as error:
         raise RewardError(f"reward {text!r}: {error}") from None
-
-
-def written(reward: str | Mapping[str, Any]) -> str:
-    """See ``row_text``.
-
-    Raises:
-        RewardError: a mapping of several names.
-    """
-    try:
-        return row_text(reward)
-    except ValueError as error:
-        raise RewardError(f"--reward_funcs: {error}") from None
 
 
 def arguments(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> tuple[list, dict]:

@@ -10,7 +10,6 @@ from qwenvl.option import Options, option
 
 ResponseFormat = Literal["think_answer", "answer_only"]
 BoxUnits = Literal["same", "thousandths"]
-Aggregation = Literal["sum", "normalize_then_sum"]
 OnError = Literal["error", "skip"]
 
 
@@ -48,23 +47,10 @@ class RewardOptions(Options):
     reward_model: list[str] | None = option(
         None, "Reward models, a folder or hub name each, appended after --reward_funcs.", unset="none"
     )
-    reward_aggregation: Aggregation = option(
-        "sum",
-        "sum: weight x value, summed. normalize_then_sum: each function's values are first brought to mean 0 and "
-        "spread 1 in each group.",
-        needs="advantage_estimator != 'gdpo': it normalises each reward function and sums them itself",
-    )
     on_reward_error: OnError = option(
         "error",
         "A reward function that fails. error: stop, naming function, record and completion. skip: leave the function "
         "out for the rows, count them, and stop when more than 5 % of its rows fail.",
-    )
-    reward_timeout: float | None = option(
-        None, "Seconds that one call of a reward function may take.", unset="no limit", above=0
-    )
-
-    reward_workers: int = option(
-        0, "Processes for math_accuracy and for rewards that are marked cpu_heavy, at least 0.", least=0
     )
     response_format: ResponseFormat = option(
         "think_answer",
@@ -95,4 +81,3 @@ class RewardSettings:
 
     response_format: ResponseFormat = RewardOptions.response_format
     generation_max_length: int = 512
-    reward_workers: int = RewardOptions.reward_workers

@@ -1,20 +1,25 @@
-"""The rubric: reward functions with weights, run on completions and summed."""
+"""The rubric: reward functions with weights, called on completions and summed."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import logging
 import math
 import sysconfig
+import threading
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from qwenvl.rewards.columns import Completion, field_problem, is_routed, record_name, route_problem
-from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished
-from qwenvl.rewards.guard import Call, Runner
-from qwenvl.rewards.options import Aggregation, OnError
+from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished, arguments
+from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 
 logger = logging.getLogger(__name__)
@@ -24,71 +29,56 @@ Values = list[float | None]
 # With on_error "skip": the share of failed rows at which a run stops, over how many rows it is taken, and over how many
 # at least, so that one failure on the first step is not all of them.
 SKIP_LIMIT, SKIP_WINDOW, SKIP_LEAST = 0.05, 1000, 100
+_PLAIN = frozenset((str, bytes, int, float, complex, bool, type(None)))
 LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 
 _NOT_OF_USERS = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
 
-OWN = frozenset(
-    {"step", "epoch", "loss", "grad_norm", "learning_rate", "kl", "entropy", "total_flos", "num_input_tokens_seen"}
-)
-"""Columns of ``metrics.jsonl`` that the run writes."""
-OWN_FAMILIES = (
-    *("group/", "completion/", "prompt/", "time/", "memory/", "data/", "dataset/", "loss/", "ratio/"),
-    *("parity/", "filter/"),
-    *("frame_cache/", "nonfinite/", "eval_", "train_"),
-)
-"""Beginnings of the names of its other columns. Of ``reward/`` only some names are taken."""
-OWN_REWARDS = ("total", "std", "max", "temporal_contrast")
+TAKEN = ("total", "std", "max", "temporal_contrast")
 """What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
 
 
-class Logged:
-    """The numbers that functions log by ``log_metric``, averaged by name.
+class RewardExit(Exception):
+    """A reward function called ``sys.exit``, which would end the run with its status and without a model."""
 
-    Args:
-        functions: names of the reward functions, whose values the run logs itself.
+
+@dataclass(frozen=True)
+class Call:
+    """One function on the rows that are its own.
+
+    Attributes:
+        completions: the texts of its rows.
+        columns: lists as long as ``completions``, by name.
+        shared: arguments that are not one per row (``trainer_state``, ``log_metric``).
     """
 
-    def __init__(self, functions: Iterable[str]) -> None:
-        ends = ("", "/skipped", "/unfinished")
-        self._rewards = {f"reward/{name}{end}" for name in (*OWN_REWARDS, *functions) for end in ends}
-        self._values: dict[str, list[float]] = defaultdict(list)
+    function: RewardFunction
+    completions: list[str]
+    columns: Mapping[str, list[Any]]
+    shared: Mapping[str, Any]
 
-    def __call__(self, name: str, value: float) -> None:
-        """Log one number.
+    def only(self, row: int) -> Call:
+        """The same call on one of its rows."""
+        columns = {name: [values[row]] for name, values in self.columns.items()}
+        return replace(self, completions=[self.completions[row]], columns=columns)
 
-        Raises:
-            ValueError: the run writes a column of this name itself.
-        """
-        name = str(name)
-        if name in OWN or name in self._rewards or name.startswith(OWN_FAMILIES):
-            raise ValueError(f"log_metric({name!r}, ...): the run logs a column of that name itself; log another name")
-        self._values[name].append(float(value))
-
-    def __deepcopy__(self, memo: dict) -> Logged:
-        """Functions get copies of their arguments, but all log here."""
-        return self
-
-    def means(self) -> dict[str, float]:
-        """The mean of the values logged under each name."""
-        return {name: math.fsum(values) / len(values) for name, values in self._values.items()}
+    def arguments(self) -> tuple[list, dict]:
+        """Positional and keyword arguments for the function: copies, so that it changes nothing that others see."""
+        positional, keywords = arguments(self.function, self.completions, {**self.columns, **self.shared})
+        return own(positional), {name: each if name in self.shared else own(each) for name, each in keywords.items()}
 
 
 class Rubric:
     """Scores completions with K functions and weighs them.
 
+    The functions get copies of their columns, and cannot exit the run.
+
     Args:
         functions: K, with names that differ.
         weights: K finite numbers.
-        aggregation: ``sum`` adds weight * value. ``normalize_then_sum`` first centres each function's values on the
-            group's mean and divides them by its standard deviation (n-1) + 1e-4, so that a function with a wide range
-            does not drown the others.
         on_error: ``error`` stops at the first row that a function fails on. ``skip`` makes the value None, counts it,
             and stops when a function fails on more than 5 % of its last 1,000 rows (of 100 early on). A row that is
             left without any value has no reward: its total is NaN.
-        timeout: seconds for one call of a function. None sets no limit.
-        workers: processes in which functions that say ``cpu_heavy`` run, one completion at a time. With 0 they run in
-            this process.
 
     Example:
         >>> def short(completions, **columns):
@@ -103,10 +93,7 @@ class Rubric:
         functions: Sequence[RewardFunction],
         weights: Sequence[float],
         *,
-        aggregation: Aggregation = "sum",
         on_error: OnError = "error",
-        timeout: float | None = None,
-        workers: int = 0,
     ) -> None:
         self.functions = tuple(functions)
         self.names = tuple(function.name for function in functions)
@@ -117,17 +104,16 @@ class Rubric:
             raise RewardError(f"{len(weights)} reward weights for {len(functions)} functions: {', '.join(self.names)}")
         if repeated := [name for name in self.names if self.names.count(name) > 1]:
             raise RewardError(f'two reward functions are named "{repeated[0]}": rename one')
-        if taken := [name for name in self.names if name in OWN_REWARDS]:
+        if taken := [name for name in self.names if name in TAKEN]:
             raise RewardError(
                 f'a reward function is named "{taken[0]}", and the run\'s own metric reward/{taken[0]} has this name: '
                 'rename it, or name it in a plugin by @reward("another_name")'
             )
         if not all(math.isfinite(weight) for weight in self.weights):
             raise RewardError(f"reward weights must be finite numbers, got {self.weights}")
-        self._aggregation, self._on_error = aggregation, on_error
-        self._runner = Runner(timeout, workers)
-        self._skipped: Counter[str] = Counter()
-        self._unfinished: Counter[str] = Counter()
+        self._on_error = on_error
+        self._loop: asyncio.AbstractEventLoop | None = None  # of async functions
+        self._skipped = Counter({name: 0 for name in self.names if on_error == "skip"})
         self._recent_failures: dict[str, deque[bool]] = {name: deque(maxlen=SKIP_WINDOW) for name in self.names}
 
     def score(
@@ -135,7 +121,6 @@ class Rubric:
         completions: Sequence[str],
         columns: Mapping[str, list[Any]],
         *,
-        group_size: int | None = None,
         trainer_state: Any = None,
     ) -> RewardBatch:
         """Score N completions.
@@ -144,8 +129,6 @@ class Rubric:
             completions: N texts.
             columns: lists of N values, from ``reward_columns``. Column ``reward``, where a record has it, names the
                 functions that score the row.
-            group_size: completions per prompt. None where rows are no groups (evaluation): values are then summed as
-                they are, whatever the aggregation.
             trainer_state: an argument of functions that name it.
 
         Raises:
@@ -156,17 +139,11 @@ class Rubric:
         for row, route in enumerate(columns.get("reward", ())):
             if problem := route_problem(route, self.names):
                 raise RewardError(f"{record_name(columns, row)}: {problem}")
-        components, metrics, unfinished = self._run(completions, columns, trainer_state)
-        if self._on_error == "skip":
-            metrics |= {f"reward/{name}/skipped": float(self._skipped[name]) for name in self.names}
-        metrics |= {f"reward/{name}/unfinished": float(count) for name, count in self._unfinished.items()}
-
-        weighted = components
-        if self._aggregation == "normalize_then_sum" and group_size is not None:
-            weighted = [normalized(values, group_size) for values in components]
-        totals = weighted_sums(weighted, self.weights)
+        components, metrics, left_out = self._run(completions, columns, trainer_state)
+        metrics |= {f"reward/{name}/skipped": float(count) for name, count in self._skipped.items()}
+        totals = weighted_sums(components, self.weights)
         for row, total in enumerate(totals):
-            if total is None and self._on_error == "error" and row not in unfinished:
+            if total is None and self._on_error == "error" and row not in left_out:
                 raise RewardError(
                     f"{record_name(columns, row)}: no reward function scored it; each record needs at least one of "
                     f"{', '.join(self.names)}{_shown(completions[row])}"
@@ -203,8 +180,10 @@ class Rubric:
         return self.check_solution(record.solution, record.fields)
 
     def close(self) -> None:
-        """Give back threads and processes."""
-        self._runner.close()
+        """Stop the event loop, and close the functions that have processes."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
         for function in self.functions:
             if close := getattr(function.call, "close", None):
                 close()
@@ -212,7 +191,7 @@ class Rubric:
     def _run(
         self, completions: Sequence[str], columns: Mapping[str, list[Any]], trainer_state: Any
     ) -> tuple[list[Values], dict[str, float], set[int]]:
-        """K lists of N values, the means of logged numbers, and the rows that a function could not finish.
+        """K lists of N values, the means of logged numbers, and the rows that a function was left out for.
 
         Each function is called once, on the rows that are its own.
         """
@@ -220,44 +199,92 @@ class Rubric:
         for name, values in columns.items():
             if len(values) != n:
                 raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
-        logged = Logged(self.names)
-        shared = {"trainer_state": trainer_state, "log_metric": logged}
+        logged: dict[str, list[float]] = defaultdict(list)
         routes = columns.get("reward", [None] * n)
         texts = [Completion(text) for text in completions]
         calls: list[tuple[list[int], Call]] = []
         for function in self.functions:
             if rows := [row for row in range(n) if is_routed(routes[row], function.name)]:
-                own = {name: [values[row] for row in rows] for name, values in columns.items()}
-                calls.append((rows, Call(function, [texts[row] for row in rows], own, shared)))
+                columns_of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
+                shared = {"trainer_state": trainer_state, "log_metric": partial(_log, logged, function.name)}
+                calls.append((rows, Call(function, [texts[row] for row in rows], columns_of_rows, shared)))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
-        unfinished = set()
-        for (rows, call), values in zip(calls, self._runner.run([call for _, call in calls]), strict=True):
+        left_out = set()
+        for (rows, call), values in zip(calls, self._values_of([call for _, call in calls]), strict=True):
             name = call.function.name
             for row, value in zip(rows, values, strict=True):
-                if isinstance(value, Unfinished):
-                    unfinished.add(row)
-                    self._unfinished[name] += 1
-                    place = f"{record_name(columns, row)}: {value}{_shown(texts[row])}"
-                    logger.warning(f'reward "{name}" has no value for {place}')
-                    continue
                 components[name][row], problem = _as_number(value)
-                self._recent_failures[name].append(problem is not None)
                 if problem:
-                    self._fail(name, f"{record_name(columns, row)}: {problem}{_shown(texts[row])}", value)
-        return list(components.values()), logged.means(), unfinished
+                    left_out.add(row)
+                    self._leave_out(name, f"{record_name(columns, row)}: {problem}{_shown(texts[row])}", value)
+                elif self._on_error == "skip":
+                    self._recent_failures[name].append(False)
+        means = {name: math.fsum(values) / len(values) for name, values in logged.items()}
+        return list(components.values()), means, left_out
 
-    def _fail(self, name: str, place: str, value: Any) -> None:
-        """Stop, or count the row as skipped and stop after too many of them."""
+    def _values_of(self, calls: list[Call]) -> list[list[Any]]:
+        """The values of each call, one per row. A row that failed has the exception as its value.
+
+        Async functions run beside each other and beside the others. A function that raises is called again row by row,
+        to learn which rows it fails on.
+
+        Raises:
+            RewardError: a function needs a column that is missing, or did not return one value per row.
+        """
+        begun = [self._begin(call) if call.function.is_async else None for call in calls]
+        return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
+
+    def _begin(self, call: Call) -> Callable[[], Any]:
+        """Start a call, and return a function that waits for its values."""
+        function = call.function.call
+        positional, keywords = call.arguments()
+        if call.function.is_async:
+            coroutine = _call_async(function, positional, keywords)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop()).result
+        return lambda: _call(function, positional, keywords)
+
+    def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
+        try:
+            return _one_per_row(call, result())
+        except RewardError:
+            raise
+        except Exception as error:
+            failure = error  # the second call is outside of the handler: the traceback shows one error, not two
+        if len(call.completions) == 1:
+            return [failure]
+        alone = [value for (value,) in self._values_of([call.only(row) for row in range(len(call.completions))])]
+        # A function that fails on no single row fails on several together: all of them are affected.
+        failed_alone = any(isinstance(value, Exception) for value in alone)
+        return alone if failed_alone else [failure] * len(call.completions)
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        """The one loop of this runner. Clients and semaphores belong to the loop that they were first used in."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run_on, args=(self._loop,), name="async-rewards", daemon=True).start()
+        return self._loop
+
+    def _leave_out(self, name: str, place: str, value: Any) -> None:
+        """Count a row without a value, or stop, and with ``skip`` stop after too many failures."""
         cause = value if isinstance(value, BaseException) else None
-        if self._on_error == "error":
+        if isinstance(value, Unfinished):
+            logger.warning(f'reward "{name}" has no value for {place}')
+        elif self._on_error == "error":
             hint = "--on_reward_error skip leaves such rows without this reward"
             raise RewardError(f'reward "{name}" failed on {place}\n  ({hint})') from cause
+        else:
+            recent = self._recent_failures[name]
+            recent.append(True)
+            if sum(recent) > SKIP_LIMIT * max(len(recent), SKIP_LEAST):
+                raise RewardError(
+                    f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
+                ) from cause
         self._skipped[name] += 1
-        recent = self._recent_failures[name]
-        if sum(recent) > SKIP_LIMIT * max(len(recent), SKIP_LEAST):
-            raise RewardError(
-                f'reward "{name}" failed on {sum(recent)} of its last {len(recent)} rows, the latest: {place}'
-            ) from cause
+
+
+def _log(logged: dict[str, list[float]], function: str, name: str, value: float) -> None:
+    """``log_metric`` of a function: the mean of the values is logged as ``reward/FUNCTION/NAME``."""
+    logged[f"reward/{function}/{name}"].append(float(value))
 
 
 def _shown(completion: str) -> str:
@@ -268,6 +295,8 @@ def _as_number(value: Any) -> tuple[float | None, str | None]:
     """A reward as a float or None, and what is wrong with it."""
     if value is None:
         return None, None
+    if isinstance(value, Unfinished):
+        return None, str(value)
     if isinstance(value, BaseException):
         return None, f"{type(value).__name__}: {value}{_raised_at(value)}"
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
@@ -290,6 +319,54 @@ def _raised_at(error: BaseException) -> str:
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
+def _one_per_row(call: Call, values: Any) -> list[Any]:
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, (list, tuple)) and len(values) == len(call.completions):
+        return list(values)
+    got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
+    raise RewardError(
+        f'reward "{call.function.name}": expected a list of {len(call.completions)} values, one per completion '
+        f"(a number, or None where it does not apply), got {got}"
+    )
+
+
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        raise RewardExit(f"it called sys.exit({error.code!r})") from error
+
+
+def _call(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
+    with _no_exit():
+        return function(*positional, **keywords)
+
+
+async def _call_async(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
+    with _no_exit():
+        return await function(*positional, **keywords)
+
+
+def _run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped. ``sys.exit`` in a task that a function made does not stop it."""
+    while True:
+        with suppress(SystemExit):
+            return loop.run_forever()
+
+
+def own(value: Any) -> Any:
+    """A copy of lists, dicts and all that they hold. Numbers, texts and None stay as they are."""
+    if type(value) in _PLAIN or isinstance(value, str):
+        return value
+    if type(value) is list:
+        return value.copy() if _PLAIN.issuperset(map(type, value)) else [own(each) for each in value]
+    if type(value) is dict:
+        return {name: own(each) for name, each in value.items()}
+    return copy.deepcopy(value)
+
+
 def weighted_sums(components: Sequence[Values], weights: Sequence[float]) -> Values:
     """For each of N rows the sum of weight * value over the functions that apply, or None where none does.
 
@@ -302,23 +379,3 @@ def weighted_sums(components: Sequence[Values], weights: Sequence[float]) -> Val
         own = [weight * value for weight, value in zip(weights, row, strict=True) if value is not None]
         totals.append(math.fsum(own) if own else None)
     return totals
-
-
-def normalized(values: Values, group_size: int) -> Values:
-    """Each value minus its group's mean, divided by the group's standard deviation (n-1) + 1e-4.
-
-    None stays None and counts in neither.
-
-    Example:
-        >>> [round(value, 2) for value in normalized([1.0, 2.0, 3.0, 5.0, 5.0, 5.0], group_size=3)]
-        [-1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-    """
-    result: Values = []
-    for start in range(0, len(values), group_size):
-        group = values[start : start + group_size]
-        known = [value for value in group if value is not None]
-        mean = math.fsum(known) / max(len(known), 1)
-        variance = math.fsum((value - mean) ** 2 for value in known) / max(len(known) - 1, 1)
-        spread = math.sqrt(variance) + 1e-4
-        result += [None if value is None else (value - mean) / spread for value in group]
-    return result

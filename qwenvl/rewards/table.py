@@ -1,4 +1,4 @@
-"""The explicit table of the reward functions that a run can name."""
+"""The explicit table of the reward functions that a run can name, and the function that selects one by record."""
 
 from __future__ import annotations
 
@@ -9,17 +9,75 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.rewards.function import RewardFunction, arguments_of
-from qwenvl.rewards.functions import (
-    actions,
-    by_type,
-    grounding,
-    judge,
-    matching,
-    maths,
-    numbers,
-    reward_model,
-    shaping,
-)
+from qwenvl.rewards.functions import actions, grounding, judge, matching, maths, numbers, reward_model, shaping
+
+KINDS: dict[str, str] = {  # the function of each kind of problem
+    "multiple choice": "multiple_choice",
+    "numerical": "numeric",
+    "regression": "regression",
+    "ocr": "ocr",
+    "free form": "rouge",
+    "open ended": "rouge",
+    "yes or no": "yes_no",
+    "temporal grounding": "temporal_iou",
+    "labels": "accuracy",
+    "actions": "accuracy",
+}
+
+
+def by_problem_type(
+    completions: list[str],
+    solution: list[str],
+    problem_type: list[str | None] | None = None,
+    duration: list[float | None] | None = None,
+    *,
+    numeric_tolerance: numbers.Tolerance = 1e-6,
+    temporal_iou_boundary: grounding.Boundary = False,
+    **columns: Any,
+) -> list[float]:
+    """The value of the function that fits the record's field ``problem_type``.
+
+    ``multiple choice``: ``multiple_choice``. ``numerical``: ``numeric``. ``regression``: ``regression``. ``OCR``:
+    ``ocr``. ``free-form`` and ``open-ended``: ``rouge``. ``yes or no``: ``yes_no``. ``temporal grounding``:
+    ``temporal_iou``. ``labels`` and ``actions``: ``accuracy``. Case, hyphens and underscores do not matter.
+    """
+    none = [None] * len(completions)
+    arguments: dict[str, dict[str, Any]] = {
+        "numeric": {"tolerance": numeric_tolerance},
+        "temporal_iou": {"boundary": temporal_iou_boundary},
+    }
+    scores = []
+    for text, truth, kind, seconds in zip(completions, solution, problem_type or none, duration or none, strict=True):
+        name = _function_of(kind)
+        scores += TABLE[name].made_of([text], [truth], duration=[seconds], **arguments.get(name, {}))
+    return scores
+
+
+def check_problem_type(solution: str, fields: Mapping[str, Any], temporal_iou_boundary: bool = False) -> str | None:
+    """Why a record cannot be scored: its type is not known, or the function of its type cannot score it."""
+    kind = fields.get("problem_type")
+    try:
+        name = _function_of(kind)
+    except ValueError as error:
+        return str(error)
+    check = TABLE[name].check
+    own = {"boundary": temporal_iou_boundary} if name == "temporal_iou" else {}
+    problem = check and check(solution, fields, **own)
+    return problem and f"problem_type {kind!r}: {problem}"
+
+
+def _function_of(kind: Any) -> str:
+    """The name of the function that scores a kind of problem.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    plain = " ".join(str(kind or "").casefold().replace("-", " ").replace("_", " ").split())
+    if plain not in KINDS:
+        raise ValueError(
+            f"by_problem_type needs the field 'problem_type', one of {', '.join(KINDS)}, got {kind or 'none'!r}"
+        )
+    return KINDS[plain]
 
 
 @dataclass(frozen=True)
@@ -30,7 +88,6 @@ class Entry:
         made_of: the function, or a class whose instances are called. See ``arguments_of`` for its arguments.
         low, high: range of the values with the default arguments, None for "does not apply" aside.
         check: see ``RewardFunction``. It gets those arguments that it names. A class may have it as a method.
-        refuses: says of the arguments why they do not fit together, or None.
         remote: it sends requests to a server, or runs a model.
     """
 
@@ -39,7 +96,6 @@ class Entry:
     high: float
     check: Callable[[str, Mapping[str, Any]], str | None] | None = None
     remote: bool = False
-    refuses: Callable[..., str | None] | None = None
 
     @property
     def rule(self) -> str:
@@ -73,8 +129,8 @@ TABLE: dict[str, Entry] = {
     "countdown": Entry(numbers.countdown, 0, 1, numbers.check_countdown),
     "cosine": Entry(shaping.cosine, -0.5, 1),
     "repetition": Entry(shaping.repetition, -1, 0),
-    "soft_overlong": Entry(shaping.soft_overlong, -1, 0, refuses=shaping.too_long_a_fall),
-    "length_window": Entry(shaping.length_window, 0, 0.2, refuses=shaping.empty_window),
+    "soft_overlong": Entry(shaping.soft_overlong, -1, 0),
+    "length_window": Entry(shaping.length_window, 0, 0.2),
     "multiple_choice": Entry(matching.multiple_choice, 0, 1, matching.check_letters),
     "yes_no": Entry(matching.yes_no, 0, 1, matching.check_yes_no),
     "exact_match": Entry(matching.exact_match, 0, 1, matching.check_text),
@@ -85,7 +141,7 @@ TABLE: dict[str, Entry] = {
     "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans),
     "box_iou": Entry(grounding.box_iou, 0, 1, grounding.check_boxes),
     "box_giou": Entry(grounding.box_giou, -1, 1, grounding.check_boxes),
-    "by_problem_type": Entry(by_type.by_problem_type, 0, 1, by_type.check_problem_type),
+    "by_problem_type": Entry(by_problem_type, 0, 1, check_problem_type),
     "judge": Entry(judge.JudgeReward, 0, 1, remote=True),
 }
 

@@ -143,14 +143,9 @@ def build_rewards(
         weights,
         *(getattr(args, name) if default_pair or was_set(args, name) else None for name in named),
         reward_models=args.reward_model or (),
-        aggregation=args.reward_aggregation,
     )
     if was_set(args, "response_format") and not {"format", "strict_format"} & {*rubric.names, correctness_of(args)}:
         raise ValueError("--response_format has no effect: only format and strict_format read it")
-    used = [*rubric.functions, *(each for function in rubric.functions for each in function.arguments.values())]
-    heavy = any(getattr(each, "cpu_heavy", False) or getattr(each, "name", "") == "math_accuracy" for each in used)
-    if args.reward_workers and not heavy and not args.temporal_contrast:
-        raise ValueError("--reward_workers has no effect: only math_accuracy and functions marked cpu_heavy use them")
     return rubric
 
 
@@ -161,7 +156,6 @@ def _rubric(args: GRPOConfig, *given: Any, **more: Any) -> Rubric:
         external_plugins=args.external_plugins or (),
         settings=RewardSettings(**{each.name: getattr(args, each.name) for each in fields(RewardSettings)}),
         on_error=args.on_reward_error,
-        timeout=args.reward_timeout,
         **more,
     )
 

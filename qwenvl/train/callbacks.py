@@ -121,7 +121,7 @@ class HealthWarnings(TrainerCallback):
 
     def _add(self, args, step: int, values: Mapping[str, float]) -> None:
         prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        sampled = Sampled(prompts, args.num_iterations, comparable=args.reward_aggregation == "sum")
+        sampled = Sampled(prompts, args.num_iterations)
         self._history.append(sampled.entry(self._step, step, values))
         self._step = step
 

@@ -23,9 +23,8 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings, bounds_whole_clips
 from qwenvl.failure import counted
 from qwenvl.model.loading import unwrap
-from qwenvl.option import all_options, was_set
+from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
-from qwenvl.rewards.function import parsed, written
 from qwenvl.runlog import installed_versions
 
 CARD = "README.md"
@@ -195,9 +194,9 @@ def _settings_of(args: GRPOConfig) -> dict[str, Any]:
     names = dict.fromkeys(each.name for group in FLAG_GROUPS for each in all_options(group))
     values = {name: getattr(args, name) for name in names if name not in _PRIVATE and was_set(args, name)}
     if values.get("reward_funcs"):
-        rewards = [parsed(written(each)) for each in values["reward_funcs"]]
+        rewards = [parse_row(each) for each in values["reward_funcs"]]
         public = [{key: value for key, value in given.items() if key not in _PRIVATE_ARGUMENTS} for _, given in rewards]
-        values["reward_funcs"] = [written({name: given}) for (name, _), given in zip(rewards, public, strict=True)]
+        values["reward_funcs"] = [row_text({name: given}) for (name, _), given in zip(rewards, public, strict=True)]
     values |= {name: getattr(args, name) for name in _OF_THE_TRAINER}
     return {name: getattr(value, "value", value) for name, value in values.items() if value is not None}
 

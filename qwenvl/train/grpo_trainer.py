@@ -16,8 +16,8 @@ from transformers import ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.kl import completion_kl
 from qwenvl.grpo.loss import objective_of
+from qwenvl.grpo.surrogates import completion_kl
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import unwrap
 from qwenvl.model.logprobs import EntropyUse, Likelihood

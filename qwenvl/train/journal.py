@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.grpo.diagnostics import reward_std, unique_fraction, zero_std_fraction
+from qwenvl.grpo.diagnostics import equal_groups, reward_std, unique_fraction
 from qwenvl.grpo.loss import LossOutput
 from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
@@ -152,7 +152,8 @@ class Journal:
         self._rewards_by_dataset(batch, rewards)
         self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
         self._meter.mean("group/unique_frac", unique_fraction(rollout.texts, size), weight=len(batch))
-        self._meter.mean("group/zero_std_frac", zero_std_fraction(rewards.total, size), weight=len(batch))
+        equal_share = equal_groups(rewards.total, size).float().mean().item() if len(batch) else 0.0
+        self._meter.mean("group/zero_std_frac", equal_share, weight=len(batch))
         self._completions(rollout)
         self.seen(batch)
 

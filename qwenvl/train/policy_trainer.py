@@ -109,7 +109,7 @@ class PolicyTrainer(Trainer):
         frame_cache = build_frame_cache(args, collator)
         build = partial(build_dataset, args=args, checker=rewards, collator=collator, frame_cache=frame_cache)
         train = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
-        first_look(train, collator, rewards)
+        first_look(train, collator)
         evaluation = build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False)
         self.prompt_settings = PromptSettings.of(args, train, bare.name_or_path)
         super().__init__(

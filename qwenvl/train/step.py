@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.loss import LossInputs, StepCounts
-from qwenvl.grpo.weighting import entropy_floor
+from qwenvl.grpo.surrogates import entropy_floor
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch

@@ -30,7 +30,7 @@ if [[ "${TINY-}" == 1 ]]; then
     MODEL="$out/tiny"
     prepare "$PYTHON" -c "import sys; from qwenvl.demo.tiny import save_tiny; save_tiny(sys.argv[1])" "$MODEL"
     tiny=(--max_steps 2 --generation_max_length 16 --grpo_sample_size 2 --gradient_accumulation_steps 1 --use_cpu
-          --learning_rate 1e-4 --reward_workers 0 --save_strategy no)
+          --learning_rate 1e-4 --save_strategy no)
 fi
 if [[ -z "${DATASET-}" ]]; then
     count=(--train 400 --heldout 100)

@@ -194,8 +194,8 @@ def test_arguments_of_rewards_in_a_file_and_on_the_command_line(parse, write):
     assert parse(write(text)).reward_funcs == expected
     assert parse("--reward_funcs", *expected).reward_funcs == expected
     assert parse(
-        write("reward_funcs: [format, {box_iou: {units: thousandths}}, {accuracy: {by_name: false}}]")
-    ).reward_funcs[1:] == ["box_iou(units='thousandths')", "accuracy(by_name=False)"]
+        write("reward_funcs: [format, {box_iou: {units: thousandths}}, {temporal_iou: {boundary: true}}]")
+    ).reward_funcs[1:] == ["box_iou(units='thousandths')", "temporal_iou(boundary=True)"]
 
 
 @pytest.mark.parametrize(

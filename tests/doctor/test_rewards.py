@@ -4,13 +4,15 @@ from qwenvl.doctor.rewards import main
 from qwenvl.rewards.table import TABLE
 
 
-def test_list_shows_every_function_with_its_range(capsys):
+def test_list_shows_every_function_with_its_range(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert names == [*TABLE, "--reward_model", "--temporal_contrast"]
     assert next(line for line in lines if line.startswith("cosine ")).split()[1:4] == ["-0.5", "to", "1"]
-    assert "    n_grams=3  Words in a row that are compared (words, at least 1)." in lines
+    assert "    n_grams=3: Words in a row that are compared (words, at least 1)." in lines
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_try_with_a_plugin(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text("def f(completions, log_metric):\n    log_metric('seen', 2)\n    return [3.5]\n")
     assert main(["try", f"{path}:f", "--completion", "x"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["f: 3.5", "seen: 2"]
+    assert capsys.readouterr().out.splitlines() == ["f: 3.5", "reward/f/seen: 2"]
 
 
 @pytest.mark.parametrize(

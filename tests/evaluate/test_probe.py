@@ -171,11 +171,6 @@ def test_entropy_is_that_of_the_plain_forward(model, flags, tmp_path):
         (["MODEL", "example", "--pass_by", "accuracyy"], 2, "--pass_by accuracyy: no such reward here; there are form"),
         (["MODEL", "example", "--pass_at", "2"], 2, "--pass_at 2: expected above 0 and at most 1 of accuracy"),
         (["MODEL", "example", "--reward_funcs", "format", "cosine"], 2, "none of the rewards format, cosine tells"),
-        (
-            ["MODEL", "example", "--reward_aggregation", "normalize_then_sum", "--pass_by", "total"],
-            2,
-            "no meaning with",
-        ),
         (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no probe wrote; give a new folder"),
     ],
 )

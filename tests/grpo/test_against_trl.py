@@ -12,10 +12,8 @@ import torch
 from accelerate import Accelerator
 
 from qwenvl.grpo.advantages import group_advantages
-from qwenvl.grpo.kl import completion_kl
 from qwenvl.grpo.loss import LOSSES, LossInputs, StepCounts
-from qwenvl.grpo.surrogates import RatioBounds
-from qwenvl.grpo.weighting import Weighting, entropy_floor
+from qwenvl.grpo.surrogates import RatioBounds, Weighting, completion_kl, entropy_floor
 
 trl = pytest.importorskip("trl.trainer.grpo_trainer")
 

@@ -7,10 +7,9 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from qwenvl.grpo.kl import KL_ESTIMATORS
 from qwenvl.grpo.loss import LOSSES, LossInputs, StepCounts
 from qwenvl.grpo.options import CLIPPED_LOSSES, LOSS_ROWS, ObjectiveOptions, RatioArguments
-from qwenvl.grpo.surrogates import RATIOS, RatioBounds
+from qwenvl.grpo.surrogates import KL_ESTIMATORS, RATIOS, RatioBounds
 from qwenvl.option import choices_of
 from tests.grpo.by_hand import ADVANTAGES, LENGTHS, Case, by_hand, random_case, settled
 
@@ -72,13 +71,11 @@ def test_bnpo_is_a_mean_over_micro_batches(case):
     """By definition it depends on how a step is split."""
     objective = replace(settled(LOSSES["bnpo"]), beta=0.0)
     counts = StepCounts(len(LENGTHS), sum(LENGTHS), micro_batches=2)
-    shares = [objective(case.inputs(rows), counts).loss.item() for rows in (slice(0, 2), slice(2, 6))]
-    alone = [
-        objective(case.inputs(rows), replace(counts, micro_batches=1)).loss.item()
-        for rows in (slice(0, 2), slice(2, 6))
-    ]
+    halves, one = (slice(0, 2), slice(2, 6)), replace(counts, micro_batches=1)
+    shares = [objective(case.inputs(rows), counts).loss.item() for rows in halves]
+    alone = [objective(case.inputs(rows), one).loss.item() for rows in halves]
     assert sum(shares) == pytest.approx(sum(alone) / 2)
-    assert sum(shares) != pytest.approx(objective(case.inputs(), replace(counts, micro_batches=1)).loss.item())
+    assert sum(shares) != pytest.approx(objective(case.inputs(), one).loss.item())
 
 
 def test_where_each_limit_acts_is_counted(case):

@@ -10,7 +10,7 @@ import torch
 
 from qwenvl.grpo.loss import LOSSES, StepCounts, objective_of
 from qwenvl.grpo.options import CORRECTION_ROWS, ObjectiveOptions
-from qwenvl.grpo.weighting import CORRECTIONS, Weighting, entropy_floor
+from qwenvl.grpo.surrogates import CORRECTIONS, Weighting, entropy_floor
 from tests.grpo.by_hand import ADVANTAGES, LENGTHS, Case, by_hand, random_case, settled
 
 COUNTS = StepCounts(len(LENGTHS), sum(LENGTHS))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from qwenvl.grpo.diagnostics import zero_std_fraction
+from qwenvl.grpo.diagnostics import equal_groups
 from qwenvl.report.groups import (
     DROPPED,
     EQUAL,
@@ -60,7 +60,7 @@ def test_marks_are_added_up():
     assert marks(Group((rollout(),))) == 0, "an evaluation has one completion of each prompt"
     for totals, equal in (([0.5, 0.5 + 2e-7], 1), ([0.5, None], 1), ([None, None], 1), ([0.5, 0.51], 0)):  # as the log
         made = Group(tuple(rollout(sample=n, completion=str(n), total=total) for n, total in enumerate(totals)))
-        logged = zero_std_fraction(torch.tensor([math.nan if each is None else each for each in totals]), 2)
+        logged = equal_groups(torch.tensor([math.nan if each is None else each for each in totals]), 2).item()
         assert marks(made) & EQUAL == equal == logged
     assert marks(Group(tuple(group([0.5, 0.5], dropped=True)))) == EQUAL | DROPPED
 

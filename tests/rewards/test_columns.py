@@ -66,7 +66,7 @@ def file(tmp_path):
 def test_a_dict_gives_the_score_and_metrics(file):
     batch = build_rubric([f"verl:{file}:compute_score"]).score(["= 4", "four"], {"solution": ["4", "4"]})
     assert batch.names == ("compute_score",) and batch.total.tolist() == [1.0, 0.0]
-    assert batch.metrics == {"compute_score/length": 3.5}
+    assert batch.metrics == {"reward/compute_score/length": 3.5}
 
 
 def test_the_fields_that_verl_data_has_are_used(file):

@@ -7,7 +7,8 @@ def test_the_default_rubric_by_hand():
     batch = build_rubric().score(["<think>a</think><answer>(1)</answer>", "(1)"], {"solution": ["(1)(2)"] * 2})
     assert batch.names == ("format", "accuracy")
     assert batch.total.tolist() == [pytest.approx(0.3 * 1 + 0.7 * 0.5), 0.0]
-    answer_only = build_rubric(response_format="answer_only", format_reward_weight=1.0, accuracy_reward_weight=0.0)
+    settings = RewardSettings(response_format="answer_only")
+    answer_only = build_rubric(settings=settings, format_reward_weight=1.0, accuracy_reward_weight=0.0)
     assert answer_only.score(["<answer>(3)</answer>"], {"solution": ["(1)"]}).total.tolist() == [1.0]
 
 
@@ -85,6 +86,10 @@ def token_budget(prompts, completions, completion_ids, solution, trainer_state, 
     return [float(len(ids) < 3) for ids in completion_ids]
 
 
+def by_position(texts, **kwargs):
+    return [float(text.startswith("<")) for text in texts]
+
+
 class CountdownORM:
     def __call__(self, completions, target, nums, **kwargs):
         return [float(str(t) in c) for c, t in zip(completions, target)]
@@ -124,7 +129,8 @@ def test_functions_by_module_and_name(tmp_path, monkeypatch):
 def test_files_written_for_other_libraries_run_unchanged(tmp_path):
     path = tmp_path / "others.py"
     path.write_text(OTHERS)
-    rubric = build_rubric([f"{path}:{name}" for name in ("format_reward", "token_budget", "CountdownORM")])
+    names = ("format_reward", "token_budget", "by_position", "CountdownORM")
+    rubric = build_rubric([f"{path}:{name}" for name in names])
     columns = {
         "prompts": [[{"role": "user", "content": "?"}]] * 2,
         "completion_ids": [[1, 2], [1, 2, 3]],
@@ -133,7 +139,7 @@ def test_files_written_for_other_libraries_run_unchanged(tmp_path):
         "nums": [[4, 6], [4, 6]],
     }
     batch = rubric.score(["<think>4</think>\n<answer>24</answer>", "no"], columns, trainer_state=object())
-    assert batch.components == [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+    assert batch.components == [[1.0, 0.0]] * 4
 
 
 def test_a_marked_function_passed_by_hand_keeps_its_name():
@@ -142,32 +148,6 @@ def test_a_marked_function_passed_by_hand_keeps_its_name():
         return [1.0] * len(completions)
 
     assert build_rubric([function]).names == ("mine",)
-
-
-def test_heavy_functions_run_in_worker_processes_one_completion_at_a_time(tmp_path):
-    import os
-
-    path = tmp_path / "heavy.py"
-    path.write_text(
-        "import os, time\nfrom qwenvl.rewards import reward\n\n"
-        '@reward("pid", cpu_heavy=True)\ndef pid(completions, **columns):\n'
-        "    assert len(completions) == 1\n"
-        "    time.sleep(6000 if completions[0] == 'slow' else 0)\n"
-        "    return [float(os.getpid())]\n"
-    )
-    here = build_rubric(["pid"], external_plugins=[str(path)])
-    assert here.score(["a"], {}).total.tolist() == [float(os.getpid())]
-    there = build_rubric(
-        ["pid"],
-        external_plugins=[str(path)],
-        settings=RewardSettings(reward_workers=2),
-        timeout=15,  # of which a fresh worker on a busy machine takes some seconds
-        on_error="skip",
-    )
-    pids, skipped = there.score(["a", "slow", "b"], {}, group_size=3), there.score(["c"], {}, group_size=1)
-    assert pids.components[0][1] is None and pids.metrics["reward/pid/skipped"] == 1
-    assert os.getpid() not in pids.components[0] and skipped.components[0][0] is not None
-    there.close()
 
 
 def test_refusals_of_users_functions(plugin, tmp_path):
@@ -188,10 +168,11 @@ def test_refusals_of_users_functions(plugin, tmp_path):
         (["short"], [str(broken)], "ZeroDivisionError while it was loaded"),
         (["short"], [str(script)], "script.py: SystemExit while it was loaded"),
         (["short"], ["missing.py"], "missing.py: no such Python file"),
-        (["short"], [plugin, str(twin)], "'short' is there twice"),
-        (["short"], [str(clash)], "'accuracy' has the name of one in the table"),
+        (["short"], [plugin, str(twin)], "there is another reward 'short': rename this one"),
+        (["short"], [str(clash)], "there is another reward 'accuracy'"),
         (["shart"], [plugin], "did you mean short"),
-        ([f"{plugin}:nothing"], [], "has no 'nothing'; it has .*shortness"),
+        ([f"{plugin}:nothing"], [], "has no 'nothing': it has .*shortness"),
+        ([f"{plugin}:shortnes"], [], "has no 'shortnes': did you mean shortness"),
         ([f"{plugin}:not_a_function"], [], "expected a function"),
         ([f"{needy}:Needy"], [], "cannot be made without arguments"),
         (["no.such.module:f"], [], "cannot import no.such.module"),

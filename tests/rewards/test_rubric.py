@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from qwenvl.rewards import RewardError, build_rubric
+from qwenvl.rewards import RewardError
 from qwenvl.rewards.function import RewardFunction
-from qwenvl.rewards.rubric import Logged, Rubric, normalized, weighted_sums
+from qwenvl.rewards.rubric import Rubric, weighted_sums
 from qwenvl.types import Message, Record
 
 
@@ -110,25 +110,6 @@ def test_a_record_chooses_its_functions():
         rubric(first).score(["a"], {"id": ["r1"], "reward": ["third"]})
 
 
-def test_normalize_then_sum_by_hand():
-    def small(completions, value):
-        return [v / 100 for v in value]
-
-    def large(completions, value):
-        return [-v for v in value]
-
-    both = rubric(small, large, weights=[2, 1], aggregation="normalize_then_sum")
-    columns = {"value": [1.0, 2.0, 3.0, 5.0, 5.0, 5.0]}
-    batch = both.score(["x"] * 6, columns, group_size=3)
-    # small: deviations -+0.01 over 0.01 + 1e-4; large: +-1 over 1 + 1e-4; weights 2 and 1.
-    edge = 2 * -0.01 / 0.0101 + 1 / 1.0001
-    torch.testing.assert_close(batch.total, torch.tensor([edge, 0.0, -edge, 0.0, 0.0, 0.0]))
-    assert batch.components[0][0] == 0.01  # components stay as the functions gave them
-    torch.testing.assert_close(
-        both.score(["x"] * 6, columns).total, torch.tensor([-0.98, -1.96, -2.94, -4.9, -4.9, -4.9])
-    )
-
-
 def test_skip_makes_rows_none_counts_them_and_stops_above_five_percent():
     def fussy(completions, bad):
         if any(bad):
@@ -136,34 +117,33 @@ def test_skip_makes_rows_none_counts_them_and_stops_above_five_percent():
         return [1.0] * len(completions)
 
     lenient = rubric(fussy, length, on_error="skip")
-    batch = lenient.score(["aa", "bb"], {"bad": [False, True]}, group_size=2)
+    batch = lenient.score(["aa", "bb"], {"bad": [False, True]})
     assert batch.components == [[1.0, None], [2.0, 2.0]] and batch.total.tolist() == [3.0, 2.0]
     assert batch.metrics == {"reward/fussy/skipped": 1.0, "reward/length/skipped": 0.0}
     for _ in range(4):
-        lenient.score(["aa", "bb"], {"bad": [False, True]}, group_size=2)
+        lenient.score(["aa", "bb"], {"bad": [False, True]})
     with pytest.raises(RewardError, match=r'"fussy" failed on 6 of its last 12 rows, the latest: record'):
-        lenient.score(["aa", "bb"], {"bad": [False, True], "id": ["r1", "r2"]}, group_size=2)
+        lenient.score(["aa", "bb"], {"bad": [False, True], "id": ["r1", "r2"]})
 
 
 def test_a_row_left_without_values_by_skipping_has_no_reward():
     def fussy(completions):
         return [float(text) for text in completions]
 
-    batch = rubric(fussy, on_error="skip").score(["1", "x", "4", "5"], {}, group_size=2)
+    batch = rubric(fussy, on_error="skip").score(["1", "x", "4", "5"], {})
     assert batch.totals() == [1.0, None, 4.0, 5.0] and batch.components == [[1.0, None, 4.0, 5.0]]
     assert batch.total.isnan().tolist() == [False, True, False, False]
     assert rubric(fussy, on_error="skip").score(["1", "x"], {}).totals() == [1.0, None]
-    normal = rubric(fussy, on_error="skip", aggregation="normalize_then_sum")
-    assert normal.score(["1", "x", "x", "x"], {}, group_size=2).totals() == [0.0, None, None, None]
 
 
 def test_logged_metrics_are_averaged():
     def logs(completions, log_metric, **columns):
         for text in completions:
-            log_metric("my/length", len(text))
+            log_metric("length", len(text))
         return [0.0] * len(completions)
 
-    assert rubric(logs).score(["a", "bbb"], {}).metrics == {"my/length": 2.0}
+    metrics = rubric(logs, RewardFunction("other", logs)).score(["a", "bbb"], {}).metrics
+    assert metrics == {"reward/logs/length": 2.0, "reward/other/length": 2.0}
 
 
 def test_trainer_state_reaches_those_who_ask():
@@ -171,23 +151,6 @@ def test_trainer_state_reaches_those_who_ask():
         return [float(trainer_state["step"])] * len(completions)
 
     assert rubric(curriculum).score(["a"], {}, trainer_state={"step": 7}).total.tolist() == [7.0]
-
-
-def test_functions_written_for_other_libraries_read_completions_their_way():
-    def trl_chat(completions, **kwargs):
-        return [float(completion[0]["content"] == "yes") for completion in completions]
-
-    class SwiftReward:
-        def __call__(self, completions, solution, **kwargs):
-            return [float(c == s) for c, s in zip(completions, solution, strict=True)]
-
-    def by_position(texts, **kwargs):
-        return [float(text.startswith("y")) for text in texts]
-
-    batch = rubric(trl_chat, RewardFunction("swift", SwiftReward()), by_position).score(
-        ["yes", "no"], {"solution": ["yes", "yes"]}
-    )
-    assert batch.components == [[1.0, 0.0]] * 3
 
 
 def test_data_is_checked_by_the_functions_a_record_goes_to():
@@ -219,39 +182,8 @@ def test_refusals():
 
 
 def test_no_completions():
-    assert rubric(length).score([], {"id": []}, group_size=4).total.shape == (0,)
+    assert rubric(length).score([], {"id": []}).total.shape == (0,)
 
 
 def test_weighted_sums_leave_out_what_does_not_apply():
     assert weighted_sums([[1.0, None, 2.0, None], [3.0, 4.0, None, None]], [0.5, 2.0]) == [6.5, 8.0, 1.0, None]
-
-
-def test_normalized_by_hand():
-    # Group (0, 3, None): mean 1.5, std sqrt(4.5). Group (7, None, None): one value has no spread.
-    got = normalized([0.0, 3.0, None, 7.0, None, None], group_size=3)
-    assert got == [pytest.approx(-1.5 / (math.sqrt(4.5) + 1e-4)), pytest.approx(-got[0]), None, 0.0, None, None]
-
-
-def test_means_by_name():
-    log = Logged(["format"])
-    for value in (1, 2, 6):
-        log("my/length", value)
-    log("reward/my_part", 0.5)
-    assert log.means() == {"my/length": 3.0, "reward/my_part": 0.5}
-
-
-@pytest.mark.parametrize("name", ["loss", "step", "kl", "reward/total", "reward/format", "time/sample_s", "eval_x"])
-def test_a_column_of_the_run_is_not_replaced(name):
-    log = Logged(["format"])
-    with pytest.raises(ValueError, match=rf"log_metric\('{name}', ...\): the run logs a column of that name itself"):
-        log(name, 1.0)
-    assert log.means() == {}
-
-
-def test_the_function_that_does_so_is_named():
-    def greedy(completions, log_metric, **columns):
-        log_metric("loss", 0.0)
-        return [0.0] * len(completions)
-
-    with pytest.raises(RewardError, match=r'reward "greedy" failed on .*log_metric\(.loss'):
-        build_rubric([greedy]).score(["a"], {})

@@ -43,15 +43,6 @@ def test_every_row_of_the_reward_table_can_be_named_on_the_command_line(name, tm
     rubric.close()
 
 
-def test_workers_without_anything_to_run_in_them_are_refused(tmp_path):
-    needed = ["--model_name_or_path", "m", "--dataset_use", "d.json", "--output_dir", str(tmp_path), "--use_cpu"]
-    args = parse_args([*needed, "--reward_workers", "2"])
-    with pytest.raises(ValueError, match="--reward_workers has no effect"):
-        build_rewards(args, ["count"], None)
-    for name in ("math_accuracy", "cosine(correctness_func='math_accuracy')"):
-        build_rewards(args, [name], None).close()
-
-
 @pytest.mark.parametrize("name", BY_FLAG)
 def test_what_has_a_flag_of_its_own_is_no_name(name):
     assert name in {option.name for option in fields(RewardOptions)}

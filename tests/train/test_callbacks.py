@@ -17,7 +17,7 @@ from qwenvl.train.callbacks import HealthWarnings, require_trackers
 
 def args_of(tmp_path=None, **settings):
     defaults = {"num_iterations": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    defaults |= {"world_size": 1, "reward_aggregation": "sum", "output_dir": str(tmp_path)}
+    defaults |= {"world_size": 1, "output_dir": str(tmp_path)}
     return SimpleNamespace(**defaults | settings)
 
 
@@ -51,11 +51,8 @@ def test_only_steps_that_sample_have_groups(caplog):
     assert "the last 24 groups" in caplog.text
 
 
-def test_totals_that_are_0_by_definition_are_no_flat_reward(caplog):
-    rows = [{"reward/total": 0.0, "reward/max": 1.0}] * 120
-    watched(args_of(gradient_accumulation_steps=4, reward_aggregation="normalize_then_sum"), rows)
-    assert not caplog.text
-    watched(args_of(gradient_accumulation_steps=4), rows)
+def test_a_flat_reward(caplog):
+    watched(args_of(gradient_accumulation_steps=4), [{"reward/total": 0.0, "reward/max": 1.0}] * 120)
     assert "the reward has not risen in 100 steps: 0.000 over their first quarter" in caplog.text
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import lru_cache, partial
-from typing import Annotated, Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from qwenvl.files import require
-from qwenvl.rewards.function import Argument
-from qwenvl.rewards.functions.text import normalized, pairs, unified, unreadable
+from qwenvl.rewards.functions.text import normalized, pairs, unreadable
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
-_LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
-_BETWEEN = re.compile(r"(?:[\s.:,;&\"'*\-\u2022]|\b(?:and|then)\b)+")
-_WORD = re.compile(r"\S[^\s,;]*")
 
 
 def action_numbers(text: str) -> list[int]:
@@ -39,36 +34,14 @@ def action_phrases(text: str) -> list[str]:
     return [phrase for phrase in phrases if phrase]
 
 
-def accuracy(
-    completions: list[str],
-    solution: list[str],
-    prompts: list[list[dict[str, Any]]] | None = None,
-    *,
-    by_name: Annotated[
-        bool, Argument("Read an answer without (k) numbers by the names of the prompt's numbered list.")
-    ] = True,
-    **columns: Any,
-) -> list[float]:
+def accuracy(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
     """Overlap (intersection over union) of the actions that the answer names with the solution's.
 
     It compares the set of ``(k)`` numbers in the first answer block with that of the solution. A solution without
     numbers is compared as a set of phrases: the text between commas, semicolons and new lines. The same set scores 1.
     Without an answer block, or with no action in it, the score is 0.
-
-    An answer without any number is read by the names of the prompt's list, unless ``by_name`` is False. The list
-    is the lines of the last user turn that begin with ``(k)``. It must be unambiguous: no number and no name occurs
-    twice. A name counts only to the letter, upper and lower case, spaces and final dots aside. Signs, "and"
-    and "then" may separate names. Any other words, up to the next comma, semicolon, line or name, count as one
-    wrong action. With the list ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
-
-    - ``Insert the fan, then fasten the screw.`` scores 1, as ``(1) (2)`` does
-    - ``insert the fan`` scores 1/2, and ``insert the fan, take the lid`` 1/3: one of two, and one that is wrong
-    - ``inserts a fan`` scores 0: it is no name of the list
-    - ``(1) insert the fan, fasten the screw`` scores 1/2: it has a number, so numbers alone count
     """
-    lists = [list_of(prompt) for prompt in prompts] if prompts and by_name else [None] * len(completions)
-    answers = pairs(completions, solution)
-    return [_overlap(answer, truth, listed) for (answer, truth), listed in zip(answers, lists, strict=True)]
+    return [_overlap(answer, truth) for answer, truth in pairs(completions, solution)]
 
 
 def action_order(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -84,84 +57,13 @@ check_action_numbers = partial(unreadable, action_numbers, 'names no action: exp
 check_actions = partial(unreadable, action_phrases, 'names no action: expected "(1) ..." numbers or phrases')
 
 
-def _overlap(answer: str | None, truth: str, listed: dict[str, int] | None) -> float:
+def _overlap(answer: str | None, truth: str) -> float:
     parsed = action_numbers if action_numbers(truth) else action_phrases
-    named, expected, unknown = set(parsed(answer or "")), set(parsed(truth)), 0
-    if not named and answer and listed is not None and parsed is action_numbers:
-        by_name = named_actions(answer, listed)
-        named, unknown = set(by_name.numbers), by_name.unknown
-    return len(named & expected) / (len(named | expected) + unknown) if named and expected else 0.0
+    named, expected = set(parsed(answer or "")), set(parsed(truth))
+    return len(named & expected) / len(named | expected) if named and expected else 0.0
 
 
 def _order(answer: str | None, truth: str) -> float:
     levenshtein = require("rapidfuzz.distance", "rewards").Levenshtein
     named, expected = action_numbers(answer or ""), action_numbers(truth)
     return levenshtein.normalized_similarity(named, expected) if named and expected else 0.0
-
-
-class NamedActions(NamedTuple):
-    """What an answer names.
-
-    Attributes:
-        numbers: of the listed actions that it names.
-        unknown: how many of its phrases are no listed action.
-    """
-
-    numbers: frozenset[int]
-    unknown: int
-
-
-def list_of(prompt: Sequence[dict[str, Any]] | None) -> dict[str, int] | None:
-    """The actions of the last user turn by name: lines that begin with ``(k)`` and give the rest of the line a number.
-
-    Args:
-        prompt: messages, as reward functions get them.
-
-    Returns:
-        Names as ``text.normalized`` writes them. None where there is no such list of two actions or more, or where it
-        is ambiguous: a number or a name occurs twice, a number has no name, or a line holds two numbers.
-    """
-    asked = [message["content"] for message in prompt or () if message.get("role") == "user"]
-    return _list_in(asked[-1]) if asked and isinstance(asked[-1], str) else None
-
-
-@lru_cache(maxsize=256)
-def _list_in(text: str) -> dict[str, int] | None:
-    found = [match for line in unified(text).splitlines() if (match := _LINE.match(line))]
-    names = {normalized(match[2]): int(match[1]) for match in found}
-    whole = all(names) and len(names) == len(set(names.values())) == len(found) > 1
-    return names if whole and not any(_NUMBER.search(match[2]) for match in found) else None
-
-
-def named_actions(answer: str, listed: dict[str, int]) -> NamedActions:
-    """The listed actions that an answer without numbers names, read from left to right, the longest name first.
-
-    Signs, "and" and "then" may separate names. Any other words up to the next comma, semicolon, line or name count
-    as one unknown action.
-
-    Example:
-        >>> named_actions("Insert the fan, then fasten the screw; wait", {"insert the fan": 1, "fasten the screw": 2})
-        NamedActions(numbers=frozenset({1, 2}), unknown=1)
-    """
-    names = sorted(listed, key=len, reverse=True)
-    numbers: set[int] = set()
-    unknown = 0
-    for line in answer.splitlines():
-        text, at, in_unknown = " ".join(line.casefold().split()), 0, False
-        while at < len(text):
-            if name := next((name for name in names if _stands_at(text, at, name)), None):
-                numbers.add(listed[name])
-                at, in_unknown = at + len(name), False
-            elif between := _BETWEEN.match(text, at):
-                in_unknown = in_unknown and not set(between[0]) & {",", ";"}
-                at = between.end()
-            else:
-                unknown += not in_unknown
-                word = _WORD.match(text, at)
-                at, in_unknown = word.end() if word else at + 1, True
-    return NamedActions(frozenset(numbers), unknown)
-
-
-def _stands_at(text: str, at: int, name: str) -> bool:
-    end = at + len(name)
-    return text.startswith(name, at) and not (end < len(text) and text[end].isalnum() and name[-1].isalnum())

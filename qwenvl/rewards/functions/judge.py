@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from qwenvl.files import cache_root, check_installed, plain_file, require, written_whole
+from qwenvl.files import check_installed, plain_file, require
 from qwenvl.rewards.function import Argument, RewardError, RewardFunction, call_plain
 from qwenvl.rewards.functions.shaping import ACCURACY
 from qwenvl.rewards.functions.text import answer_of, solution_of
@@ -50,9 +47,9 @@ class JudgeReward:
     gets ``correct`` without a request. The others are requests to ``model`` at the OpenAI-compatible server
     ``base_url``, with the key in JUDGE_API_KEY or OPENAI_API_KEY of the environment. The prompt is the file
     ``prompt``, whose {question}, {solution} and {answer} are filled in. It must make the judge end with "VERDICT:
-    correct" or "VERDICT: wrong". Verdicts are cached in the folder ``cache``. The client of
-    the package ``openai`` repeats a failed request ``retries`` times with growing pauses, where that may help. A
-    reply without a verdict is requested again as often. After that the row fails: it never gets a value in silence.
+    correct" or "VERDICT: wrong". The client of the package ``openai`` repeats a failed request ``retries`` times with
+    growing pauses, where that may help. After that the row fails, and so it does where the reply has no verdict: it
+    never gets a value in silence.
     With the values 1, -1, -1 this is the reward of verifier-based recipes. Needs ``pip install 'qwenvl[judge]'``.
     """
 
@@ -75,10 +72,6 @@ class JudgeReward:
         timeout: Annotated[float, Argument("Limit of one request.", "seconds", above=0)] = 60.0,
         retries: Annotated[int, Argument("Requests after a failed one, with growing pauses.", least=0)] = 4,
         concurrency: Annotated[int, Argument("Requests at a time.", least=1)] = 16,
-        cache: Annotated[
-            str | None,
-            Argument("Folder of cached verdicts. None: the folder judge of $QWENVL_CACHE (~/.cache/qwenvl)."),
-        ] = None,
     ) -> None:
         if not base_url or not model:
             raise RewardError(
@@ -94,7 +87,6 @@ class JudgeReward:
         self._values = {True: correct, False: wrong, None: bad_format}
         check_installed("openai", "judge")
         self._timeout, self._retries, self._concurrency = timeout, retries, concurrency
-        self._cache = Path(cache) if cache else cache_root() / "judge"
 
     async def __call__(
         self, completions: list[str], solution: list[str], prompts: list[Any], **columns: Any
@@ -124,47 +116,37 @@ class JudgeReward:
         solution: str,
         prompt: Any,
     ) -> bool | None:
+        """Whether an answer is correct, by the rule or by the judge. None without an answer.
+
+        Raises:
+            JudgeError: the server gave no reply, or one without a verdict.
+        """
         if answer is None:
             return None
         if rule is not None and rule >= 1:
             return True
         values = {"question": _question(prompt), "solution": solution_of(solution), "answer": answer}
         text = _PLACE.sub(lambda place: values[place[1]], self._prompt)
-        request = json.dumps([f"{self._url}/chat/completions", self._model, text])
-        key = hashlib.sha256(request.encode()).hexdigest()
-        path = self._cache / key[:2] / key
-        if path.is_file():
-            return path.read_text() == "correct"
         async with slots:
-            verdict = await self._ask(client, text)
-        with written_whole(path) as partial:
-            partial.write_text("correct" if verdict else "wrong")
-        return verdict
+            return await self._request(client, text)
 
-    async def _ask(self, client: AsyncOpenAI, text: str) -> bool:
-        """Ask until a reply holds a verdict.
-
-        Raises:
-            JudgeError: the server gave no reply, or none of the replies holds a verdict.
-        """
-        openai = require("openai", "judge")
-        where = f"{self._model} at {self._url}"
-        for _ in range(self._retries + 1):
-            try:
-                reply = await client.chat.completions.create(
-                    model=self._model, messages=[{"role": "user", "content": text}], temperature=0
-                )
-                said = reply.choices[0].message.content or ""
-            except openai.APIStatusError as error:
-                raise JudgeError(f"{where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
-            except (openai.OpenAIError, ValueError) as error:
-                reason = error.__cause__ or error  # "Connection error." alone does not explain it
-                raise JudgeError(f"{where}: {type(error).__name__}: {reason}") from None
-            except (TypeError, IndexError, AttributeError) as error:
-                raise JudgeError(f"{where}: its reply is no chat completion: {type(error).__name__}: {error}") from None
-            if found := _VERDICT.findall(said):
-                return found[-1].lower() == "correct"
-        raise JudgeError(f"{where}: {self._retries + 1} replies hold no verdict, the last: {said[-200:]!r}")
+    async def _request(self, client: AsyncOpenAI, text: str) -> bool:
+        openai, where = require("openai", "judge"), f"{self._model} at {self._url}"
+        try:
+            reply = await client.chat.completions.create(
+                model=self._model, messages=[{"role": "user", "content": text}], temperature=0
+            )
+            said = reply.choices[0].message.content or ""
+        except openai.APIStatusError as error:
+            raise JudgeError(f"{where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
+        except (openai.OpenAIError, ValueError) as error:
+            reason = error.__cause__ or error  # "Connection error." alone does not explain it
+            raise JudgeError(f"{where}: {type(error).__name__}: {reason}") from None
+        except (TypeError, IndexError, AttributeError) as error:
+            raise JudgeError(f"{where}: its reply is no chat completion: {type(error).__name__}: {error}") from None
+        if found := _VERDICT.findall(said):
+            return found[-1].lower() == "correct"
+        raise JudgeError(f"{where}: the reply holds no verdict: {said[-200:]!r}")
 
 
 def _question(prompt: Any) -> str:

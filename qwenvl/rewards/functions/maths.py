@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
-from qwenvl.child import ChildDied, ChildFailed, ChildTimeout
+from qwenvl.child import Child, ChildDied, ChildFailed, ChildTimeout
 from qwenvl.files import check_installed, require
 from qwenvl.rewards.function import Argument, Unfinished
 from qwenvl.rewards.functions.text import answer_of, normalized, solution_of
-from qwenvl.rewards.workers import Workers
 
 LONGEST = 500  # characters of an expression
 CPU_SECONDS = 2.0  # of computing that a pair may take, whatever else the machine does
 HANGING_SECONDS = 300.0  # after which a pair that neither computes nor ends is given up
 MEMORY = 3 * 2**30
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # of a child process
 
 _PLAIN = re.compile(r"[-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:/[0-9]{1,30})?")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s{0,4}\{([^{}]*)\}")
@@ -39,22 +40,29 @@ class MathReward:
     LaTeX and verified by math-verify, gold first: 1/2 is 0.5, the square root of 8 is twice that of 2. Words, single
     letters and what holds a colon ("A", "yes", "12:30") compare as text. A unit in words must be the same. An answer
     longer than 500 characters scores 0. A pair that takes more than 2 s of computing, or 3 GiB of memory, gets no
-    value: it is named in the log and counted as ``reward/math_accuracy/unfinished``.
+    value: it is named in the log and counted as ``reward/math_accuracy/skipped``.
     """
 
     def __init__(
         self,
-        workers: Annotated[int, Argument("Worker processes; 0 is 1.", least=0, default_of="reward_workers")] = 0,
+        workers: Annotated[int, Argument("Processes that verify pairs.", least=1)] = 1,
     ) -> None:
         check_installed("math_verify", "rewards")
-        self._workers = Workers(max(1, workers), MEMORY, preload=f"{__name__}:warm_up")
+        self._pool = ThreadPoolExecutor(workers, "math-worker")
+        self._thread = threading.local()  # each thread has a child process
+        self._children: list[Child] = []
+        self._closed = False
 
     def __call__(self, completions: list[str], solution: list[str], **columns: Any) -> list[float | Unfinished]:
         verdicts: list[bool | Future] = []
         for text, truth in zip(completions, solution, strict=True):
             verdict = compare_as_text(solution_of(truth), answer_of(text))
-            verdicts.append(self._verify(*verdict) if isinstance(verdict, tuple) else verdict)
-        return [_value(each.result) if isinstance(each, Future) else float(each) for each in verdicts]
+            verdicts.append(self._pool.submit(self._verify, *verdict) if isinstance(verdict, tuple) else verdict)
+        try:
+            return [_value(each.result) if isinstance(each, Future) else float(each) for each in verdicts]
+        except KeyboardInterrupt:  # a run that is interrupted does not wait for its pairs
+            self.close()
+            raise
 
     def check(self, solution: str, fields: Mapping[str, Any]) -> str | None:
         """Why a record cannot be scored, or None: its solution is empty, or is mathematics that cannot be parsed."""
@@ -66,7 +74,7 @@ class MathReward:
         expression, _ = split_unit(gold)
         if not is_mathematical(expression) or _PLAIN.fullmatch(plain(expression)):
             return None
-        value = _value(self._verify(expression, expression).result)
+        value = _value(partial(self._verify, expression, expression))
         if isinstance(value, Unfinished):
             return f"{value}: choose a simpler solution than {gold!r}"
         if value:
@@ -74,13 +82,26 @@ class MathReward:
         return f"the solution cannot be parsed as mathematics: {gold!r}"
 
     def close(self) -> None:
-        """End the worker processes."""
-        self._workers.close()
+        """End the child processes, those with a pair too."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for child in self._children:
+            child.abort()
+        self._pool.shutdown()
+        for child in self._children:
+            child.kill()
 
-    def _verify(self, gold: str, answer: str) -> Future:
-        return self._workers.submit(
-            f"{__name__}:equivalent", gold, answer, seconds=HANGING_SECONDS, cpu_seconds=CPU_SECONDS
-        )
+    def _verify(self, gold: str, answer: str) -> bool:
+        """``equivalent`` in the child process of this thread, which is replaced when it has died."""
+        child: Child | None = getattr(self._thread, "child", None)
+        if child is None or not child.alive:
+            if child is not None:
+                self._children.remove(child)
+            child = self._thread.child = Child(f"{__name__}:serve", memory_bytes=MEMORY, environment=ENVIRONMENT)
+            self._children.append(child)
+            if self._closed:
+                child.abort()
+        return child.ask((gold, answer), HANGING_SECONDS, CPU_SECONDS)
 
 
 def compare_as_text(gold: str, answer: str | None) -> bool | tuple[str, str]:
@@ -138,9 +159,10 @@ def equivalent(gold: str, answer: str) -> bool:
     return bool(require("math_verify", "rewards").verify(parsed_gold, parsed_answer, timeout_seconds=None))
 
 
-def warm_up() -> None:
-    """Load what ``equivalent`` needs, which takes a process longer than most pairs do."""
+def serve() -> Callable[[tuple[str, str]], bool]:
+    """The child's side. Loading what ``equivalent`` needs takes longer than most pairs do."""
     equivalent(r"\frac{1}{2}", "0.5")
+    return lambda pair: equivalent(*pair)
 
 
 @lru_cache(maxsize=1024)

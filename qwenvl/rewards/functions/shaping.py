@@ -128,12 +128,9 @@ def soft_overlong(
     """
     assert max_len is not None
     fall = cache or max(1, max_len // 5)
+    if fall > max_len:
+        raise ValueError(f"cache must be at most max_len ({max_len}), got {cache}")
     return [max(-1.0, min(0.0, (max_len - fall - len(ids)) / fall)) for ids in completion_ids]
-
-
-def too_long_a_fall(max_len: int, cache: int | None) -> str | None:
-    """Why arguments of ``soft_overlong`` do not fit together, or None."""
-    return None if cache is None or cache <= max_len else f"cache must be at most max_len ({max_len}), got {cache}"
 
 
 def length_window(
@@ -152,15 +149,13 @@ def length_window(
     gives 1. Where that gives None, so does this. Video-R1, arXiv:2503.21776: 0.2 for 320 to 512 tokens.
     """
 
+    if min > max:
+        raise ValueError(f"min {min} is above max {max}")
+
     def score(correct: bool, tokens: int) -> float:
         return bonus * (correct and min <= tokens <= max)
 
     return _by_correctness(score, correctness_func, completions, completion_ids, columns)
-
-
-def empty_window(min: int, max: int, **others: Any) -> str | None:
-    """Why arguments of ``length_window`` do not fit together, or None."""
-    return f"min {min} is above max {max}" if min > max else None
 
 
 def _by_correctness(

@@ -134,7 +134,7 @@ class Collector:
         with self.clock("time/sample_s"), lost_together(self.engine):
             rollouts = self._sample(model, batches, prompts, self.group_size, self.params, *purpose)
         with self.clock("time/reward_s"):
-            rewards = self._score(batches, rollouts, state, group_size=self.group_size)
+            rewards = self._score(batches, rollouts, state)
         if self.contrast is not None:
             rewards = self._contrast(self.contrast, model, batches, rollouts, rewards, state, *purpose)
         rows = iter(range(sum(sizes)))
@@ -245,15 +245,11 @@ class Collector:
         return stable_random(self.args.seed, self.process, *drawn, *purpose).getrandbits(63)
 
     def _score(
-        self,
-        batches: Sequence[PromptBatch],
-        rollouts: Sequence[RolloutBatch],
-        state: TrainerState | None,
-        group_size: int | None = None,
+        self, batches: Sequence[PromptBatch], rollouts: Sequence[RolloutBatch], state: TrainerState | None
     ) -> RewardBatch:
-        """Rewards of all completions in one call; ``group_size`` where they are groups to be compared."""
+        """Rewards of all completions in one call."""
         texts, columns = _texts_and_columns(batches, rollouts)
-        return self.rubric.score(texts, columns, group_size=group_size, trainer_state=state)
+        return self.rubric.score(texts, columns, trainer_state=state)
 
     def _advantages(self, rewards: RewardBatch) -> Tensor:
         """N advantages. An estimator that needs the rewards of the whole step has those of all processes."""

@@ -39,7 +39,7 @@ def dry_run(args: GRPOConfig) -> str:
     rubric = build_rewards(args, None, None)
     collator = GRPOCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args))
     dataset: Any = build_dataset(args.dataset_use, args, rubric, collator, training=True)
-    first_look(dataset, collator, rubric)
+    first_look(dataset, collator)
     say_sizes(args, dataset, build_dataset(args.eval_dataset_use, args, rubric, collator, training=False))
     sections = {
         "settings": settings_lines(args, FLAG_GROUPS),

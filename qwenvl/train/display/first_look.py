@@ -1,4 +1,4 @@
-"""Hints before a run begins: unused keys, small pictures, answer forms without a reward, sizes that do not fit."""
+"""Hints before a run begins: unused keys, small pictures, sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.parse import record_hints
 from qwenvl.data.records.record_file import spot_checked
 from qwenvl.hint import Hint
-from qwenvl.rewards import Rubric
-from qwenvl.rewards.answer_form import form_hints
 from qwenvl.train.display.console import say
 from qwenvl.types import Record
 
@@ -26,23 +24,17 @@ MEASURED = 8  # records whose media headers are read
 COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared
 
 
-def first_look(dataset: Any, collator: GRPOCollator, checker: Any) -> None:
-    """Print the hints of ``qwenvl data check`` on a few records of a data set.
-
-    Args:
-        checker: of the run. The reward functions of a rubric read answers of some forms.
-    """
+def first_look(dataset: Any, collator: GRPOCollator) -> None:
+    """Print the hints of ``qwenvl data check`` on a few records of a data set."""
     records: Sequence[Record] = getattr(dataset, "records", ())
     if not records or os.environ.get("RANK", "0") != "0":
         return
-    functions = checker.functions if isinstance(checker, Rubric) else ()
     found: Counter[Hint] = Counter()
     first: dict[Hint, str] = {}
     sampler = getattr(getattr(dataset, "options", None), "frame_sampler", "uniform")
     looked = 0
     for looked, record in enumerate(spot_checked(records), start=1):
-        hints = [*record_hints(record), *form_hints(record, functions)]
-        hints += uneven_hints(record, sampler, collator.processor)
+        hints = [*record_hints(record), *uneven_hints(record, sampler, collator.processor)]
         if looked <= MEASURED:
             hints += size_hints(_sizes(record), collator.options, collator.processor)
         for hint in hints:

@@ -114,7 +114,6 @@ class WarmupConfig(WarmupOptions, PolicyConfig):
     auto_fit = sync_ref_model = engine_has_own_weights = compile_decoding = False
     auto_fitted = ref_model_name_or_path = entropy_target = None
     ds3_gather_for_generation = True
-    reward_aggregation = "sum"
     rollout_token_budget = SamplingOptions.rollout_token_budget  # bounds the forwards of evaluation too
     generation_max_length, generation_top_p = SamplingOptions.generation_max_length, 1.0
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from qwenvl.data.records.presets import ASKED_FOR
-from qwenvl.rewards.functions.by_type import by_problem_type, check_problem_type
+from qwenvl.rewards.table import by_problem_type, check_problem_type
 
 ROWS = [
     ("multiple choice", "B. a lid", "<answer>B</answer>", 1.0),
@@ -36,11 +36,9 @@ def test_settings_reach_the_functions():
 
 
 def test_records_are_checked_by_their_kind():
-    check = check_problem_type
-    assert check("<answer>B</answer>", {"problem_type": "multiple choice"}) is None
-    assert "problem_type 'multiple choice': the solution must choose letters" in check(
-        "?", {"problem_type": "multiple choice"}
-    )
+    check, choice = check_problem_type, {"problem_type": "multiple choice"}
+    assert check("<answer>B</answer>", choice) is None
+    assert "problem_type 'multiple choice': the solution must choose letters" in check("?", choice)
     assert "needs the field 'problem_type', one of multiple choice, numerical" in check("B", {})
     with pytest.raises(ValueError, match="got 'riddle'"):
         by_problem_type(["B"], ["B"], problem_type=["riddle"])

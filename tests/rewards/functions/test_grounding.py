@@ -1,6 +1,5 @@
 from functools import partial
 
-import numpy as np
 import pytest
 
 from qwenvl.rewards.functions.grounding import (
@@ -9,7 +8,6 @@ from qwenvl.rewards.functions.grounding import (
     boxes_in,
     check_boxes,
     check_spans,
-    geometry,
     spans_in,
     temporal_contrast,
     temporal_iou,
@@ -83,13 +81,6 @@ def test_box_giou_by_hand(answer, solution, giou):
 def test_boxes_without_area_by_hand(answer, solution, iou, giou):
     assert score(box_iou, answer, solution) == iou
     assert score(box_giou, answer, solution) == giou
-
-
-def test_measures_by_hand_for_several_pairs():
-    left, right = np.array([[0.0, 0, 10, 10], [20, 0, 30, 10]]), np.array([[5.0, 0, 15, 10]])
-    np.testing.assert_allclose(geometry("box_iou", left, right), [[50 / 150], [0]])
-    # Hulls 15 x 10 and 25 x 10: 1/3 - (150 - 150) / 150, and 0 - (250 - 200) / 250.
-    np.testing.assert_allclose(geometry("generalized_box_iou", left, right), [[1 / 3], [-0.2]])
 
 
 def test_thousandths_are_scaled_to_pixels():

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from qwenvl.option import row_text
 from qwenvl.rewards import RewardError, build_rubric
 
 PROMPTS = [{"role": "system", "content": "s"}, {"role": "user", "content": "what is it?"}]
@@ -65,15 +66,15 @@ def server(monkeypatch):
 
 
 @pytest.fixture
-def ask(server, tmp_path):
+def ask(server):
     rubrics = []
 
     def run(*answers, solution="the truth", on_error="error", **settings):
-        chosen = {"base_url": server.url, "model": "m", "cache": str(tmp_path / "cache"), "retries": 2} | settings
-        rubrics.append(build_rubric({"judge": {"correctness_func": "exact_match"} | chosen}, on_error=on_error))
+        chosen = {"base_url": server.url, "model": "m", "retries": 2, "correctness_func": "exact_match"} | settings
+        rubrics.append(build_rubric(row_text({"judge": chosen}), on_error=on_error))
         columns = {"solution": [solution] * len(answers), "prompts": [PROMPTS] * len(answers)}
         columns["id"] = [f"r{row}" for row in range(len(answers))]
-        return rubrics[-1].score(list(answers), columns, group_size=len(answers)).components[0]
+        return rubrics[-1].score(list(answers), columns).components[0]
 
     yield run
     for rubric in rubrics:
@@ -92,24 +93,16 @@ def test_the_values_of_the_verifier_recipe(ask):
     assert ask("<answer>good</answer>", "<answer>bad</answer>", "good", **values) == [1.0, -1.0, -1.0]
 
 
-def test_verdicts_are_kept_on_disk(ask, server):
-    assert ask("<answer>good</answer>", "<answer>bad</answer>") == [1.0, 0.0]
-    assert ask("<answer>bad</answer>", "<answer>good</answer>") == [0.0, 1.0]
-    assert len(server.questions) == 2
-    ask("<answer>good</answer>", model="another")
-    assert len(server.questions) == 3
-
-
 def test_failures_are_repeated(ask, server):
-    server.replies = [(503, "busy"), (429, "slowly"), (200, "no idea")]
+    server.replies = [(503, "busy"), (429, "slowly")]
     assert ask("<answer>good</answer>") == [1.0]
-    assert len(server.questions) == 4
+    assert len(server.questions) == 3
 
 
 @pytest.mark.parametrize(
     ("replies", "message", "requests"),
     [
-        ([(200, "no idea")] * 100, r"JudgeError: m at http.*: 3 replies hold no verdict, the last: 'no idea'", 3),
+        ([(200, "no idea")] * 100, r"JudgeError: m at http.*: the reply holds no verdict: 'no idea'", 1),
         ([(503, "busy")] * 100, r"(?s)\"judge\" failed on record 'r0': JudgeError: m at .*: HTTP 503: .*busy", 3),
         ([(401, "key?")], r"HTTP 401: .*key", 1),  # what cannot get better is not repeated
     ],
@@ -163,10 +156,4 @@ def test_refusals(tmp_path):
         ({**url, "prompt": str(tmp_path / "bad.txt")}, "must contain {solution}"),
     ):
         with pytest.raises(RewardError, match=message):
-            build_rubric([{"judge": settings}])
-
-
-def test_verdicts_are_kept_in_the_cache_folder(ask, monkeypatch, tmp_path):
-    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "elsewhere"))
-    ask("<answer>good</answer>", cache=None)
-    assert [path.read_text() for path in (tmp_path / "elsewhere" / "judge").glob("*/*")] == ["correct"]
+            build_rubric([row_text({"judge": settings})])

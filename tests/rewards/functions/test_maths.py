@@ -2,9 +2,11 @@ import math
 import os
 import signal
 import threading
+import time
 
 import pytest
 
+from qwenvl.child import Child, ChildDied
 from qwenvl.rewards.function import RewardFunction, Unfinished
 from qwenvl.rewards.functions import maths
 from qwenvl.rewards.functions.maths import CPU_SECONDS, MathReward, compare_as_text, split_unit
@@ -86,36 +88,41 @@ def test_a_solution_that_takes_too_long_is_refused(reward, monkeypatch):
 
 def test_waiting_for_a_busy_machine_does_not_count(reward, monkeypatch):
     """The worker stands still for longer than it may compute, as it does where others have the machine."""
-    submit = reward._workers.submit
+    ask = Child.ask
 
-    def pausing(*task, **bounds):
-        future = submit("os:getpid")
-        os.kill(future.result(), signal.SIGSTOP)
-        threading.Timer(CPU_SECONDS + 1, os.kill, (future.result(), signal.SIGCONT)).start()
-        return submit(*task, **bounds)
+    def pausing(child, *task):
+        os.kill(child.pid, signal.SIGSTOP)
+        threading.Timer(CPU_SECONDS + 1, os.kill, (child.pid, signal.SIGCONT)).start()
+        return ask(child, *task)
 
-    monkeypatch.setattr(reward._workers, "submit", pausing)
+    monkeypatch.setattr(Child, "ask", pausing)
     assert reward([answer(r"\sin^2(x) + \cos^2(x)")], solution=["1"]) == [1.0]
 
 
-def test_the_rubric_names_and_counts_a_pair_without_a_value(caplog):
-    rubric = Rubric([RewardFunction("math_accuracy", MathReward())], [1.0])
+def test_the_rubric_names_and_counts_a_pair_without_a_value(reward, caplog):
+    rubric = Rubric([RewardFunction("math_accuracy", reward)], [1.0])
     columns = {"solution": ["0.5", "0.5"], "id": ["r1", "r2"]}
-    batch = rubric.score([answer(BOMB), answer(r"\frac12")], columns, group_size=2)
-    rubric.close()
+    batch = rubric.score([answer(BOMB), answer(r"\frac12")], columns)
     assert batch.components == [[None, 1.0]]
     assert math.isnan(batch.total[0]) and batch.total[1] == 1
-    assert batch.metrics["reward/math_accuracy/unfinished"] == 1
+    assert batch.metrics["reward/math_accuracy/skipped"] == 1
     assert "reward \"math_accuracy\" has no value for record 'r1': a pair could not be verified" in caplog.text
     assert BOMB in caplog.text
 
 
-def test_works_in_a_thread(reward):
-    got = []
-    thread = threading.Thread(target=lambda: got.extend(reward([answer(r"\frac{3}{6}")], solution=["0.5"])))
-    thread.start()
-    thread.join()
-    assert got == [1.0]
+def test_several_processes_verify_and_closing_ends_them_at_once(monkeypatch):
+    monkeypatch.setattr(maths, "CPU_SECONDS", 600.0)
+    reward = MathReward(workers=2)
+    assert reward([answer(rf"\frac{{{n}}}{{6}}") for n in range(6)], solution=["0.5"] * 6) == [0, 0, 0, 1, 0, 0]
+    children = list(reward._children)
+    assert 1 <= len(children) <= 2
+    running, *waiting = [reward._pool.submit(reward._verify, BOMB, "1") for _ in range(4)]
+    while not running.running():
+        time.sleep(0.01)
+    reward.close()
+    with pytest.raises(ChildDied, match="exit code -9"):
+        running.result()
+    assert waiting[-1].cancelled() and not any(child.alive for child in reward._children)
 
 
 def test_solutions_are_checked_when_data_is_read(reward):

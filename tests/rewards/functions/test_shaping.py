@@ -98,7 +98,7 @@ def test_each_prompt_for_itself():
 def test_no_thinking_cannot_be_asked_of_a_prompt_that_opens_a_think_block():
     columns = {"id": ["plain", "thinking"], "opened_think": [False, True]}
     for name in ("format", "strict_format"):
-        rubric = build_rubric([name], response_format="answer_only")
+        rubric = build_rubric([f"{name}(response_format=answer_only)"])
         with pytest.raises(
             RewardError, match=f"\"{name}\" failed on record 'thinking'.*--response_format think_answer"
         ):
@@ -127,14 +127,9 @@ def test_cosine_by_hand():
 
 
 def test_cosine_with_other_values():
-    values = dict(
-        zip(
-            ("min_len_value_correct", "max_len_value_correct", "min_len_value_wrong", "max_len_value_wrong"),
-            (2.0, 1.0, -10.0, -5.0),
-            strict=True,
-        )
-    )
-    reward = partial(cosine, correctness_func=RIGHT, max_len=10, **values)
+    correct = {"min_len_value_correct": 2.0, "max_len_value_correct": 1.0}
+    wrong = {"min_len_value_wrong": -10.0, "max_len_value_wrong": -5.0}
+    reward = partial(cosine, correctness_func=RIGHT, max_len=10, **correct, **wrong)
     assert reward(["x"] * 4, tokens(0, 10, 0, 10), verdict=[1, 1, 0, 0]) == pytest.approx([2.0, 1.0, -10.0, -5.0])
 
 
@@ -149,13 +144,8 @@ def test_repetition_by_hand():
     reward = repetition
     assert reward(["a b c a b c a b c"]) == [pytest.approx(-0.571429, abs=1e-6)]
     # Six 3-grams of "a a a a a a a a", one different; none repeated; case does not matter; too short.
-    assert reward(["a a a a a a a a", "a b c d", "A b C a B c", "a b", ""]) == [
-        pytest.approx(-5 / 6),
-        0.0,
-        pytest.approx(-1 / 4),
-        0.0,
-        0.0,
-    ]
+    texts = ["a a a a a a a a", "a b c d", "A b C a B c", "a b", ""]
+    assert reward(texts) == pytest.approx([-5 / 6, 0.0, -1 / 4, 0.0, 0.0])
 
 
 def test_repetition_counts_characters_where_there_are_no_spaces():
@@ -171,7 +161,7 @@ def test_soft_overlong_by_hand():
     got = soft_overlong(["x"] * 6, tokens(0, 80, 85, 95, 100, 200), max_len=100, cache=20)
     assert got == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
     with pytest.raises(ValueError, match=r"cache must be at most max_len \(100\), got 101"):
-        build_rubric(["soft_overlong(max_len=100, cache=101)"])
+        soft_overlong(["x"], tokens(1), max_len=100, cache=101)
 
 
 def test_soft_overlong_by_name_ends_at_the_longest_completion():
@@ -184,4 +174,4 @@ def test_length_window_by_hand():
     got = reward(["x"] * 6, tokens(2, 3, 5, 6, 4, 4), verdict=[1, 1, 1, 1, 0, None])
     assert got == [0.0, 0.2, 0.2, 0.0, 0.0, None]
     with pytest.raises(ValueError, match="above"):
-        build_rubric(["length_window(min=6, max=5)"])
+        length_window(["x"], tokens(1), min=6, max=5)

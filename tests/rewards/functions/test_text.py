@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from qwenvl.rewards.functions.text import answer_of, first_block, pairs, solution_of, unified
 
-ALL_OF_UNICODE = [chr(point) for point in range(sys.maxunicode + 1)]
+ALL_OF_UNICODE = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c) not in ("Cn", "Co")]
 KEPT = {c for c in ALL_OF_UNICODE if unicodedata.decomposition(c).startswith(("<super>", "<sub>", "<fraction>"))}
 
 

@@ -121,21 +121,19 @@ def test_the_second_group_is_drawn_by_itself(make_trainer, sop_data):
 
 
 def test_correctness_may_be_a_plugin_that_does_not_apply_to_every_record(make_trainer, sop_data, tmp_path):
-    """Nor need it be heavy for other functions to have workers; a record may be routed past it."""
-    marked = '@reward("{0}", cpu_heavy={1})\ndef {0}(completions, id, **columns):\n    return {2}\n'
+    marked = '@reward("{0}")\ndef {0}(completions, id, **columns):\n    return {1}\n'
     plugin = tmp_path / "plugin.py"
     plugin.write_text(
         "from qwenvl.rewards import reward\n"
-        + marked.format("clips", False, "[1.0 if name.startswith('clip') else None for name in id]")
-        + marked.format("heavy", True, "[float(len(text)) for text in completions]")
+        + marked.format("clips", "[1.0 if name.startswith('clip') else None for name in id]")
+        + marked.format("length", "[float(len(text)) for text in completions]")
     )
     rows = json.loads(sop_data.read_text())
-    rows[0]["reward"] = "heavy"
+    rows[0]["reward"] = "length"
     (sop_data.parent / "routed.json").write_text(json.dumps(rows))
     trainer = make_trainer(
-        functions=("clips", "heavy"),
+        functions=("clips", "length"),
         external_plugins=[str(plugin)],
-        reward_workers=1,
         dataset_use=str(sop_data.parent / "routed.json"),
         temporal_contrast="clips",
         per_device_train_batch_size=8,

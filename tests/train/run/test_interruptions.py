@@ -208,19 +208,17 @@ def test_a_step_that_outlasts_the_time_limit_is_ended_without_a_checkpoint(start
     [
         ("raises", 2, ["--dataloader_num_workers=1"]),
         ("spoils_the_save", 1, ["--dataloader_num_workers=1", "--save_strategy=steps", "--save_steps=1"]),
-        ("interrupts", 130, ["--reward_workers=1"]),
+        ("interrupts", 130, ["--dataloader_num_workers=1"]),
     ],
 )
 def test_an_error_ends_the_command_while_its_workers_live(reward, status, flags, start, tmp_path):
     (tmp_path / "own.py").write_text(
         "import os, pathlib, signal, time\n"
-        "from qwenvl.rewards import reward\n"
         "def raises(completions, **columns):\n    raise ValueError('no')\n"
         "def spoils_the_save(completions, **columns):\n"
         f"    pathlib.Path('{tmp_path}/out/checkpoint-1').touch()\n"
         "    return [0.0] * len(completions)\n"
-        "@reward('interrupts', cpu_heavy=True)\n"
-        "def interrupts(completions, **columns):\n    os.kill(os.getppid(), signal.SIGINT)\n    time.sleep(600)\n"
+        "def interrupts(completions, **columns):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(600)\n"
     )
     with start(f"--reward_funcs={tmp_path}/own.py:{reward}", *flags, out=tmp_path / "out") as process:
         try:
