@@ -84,10 +84,10 @@ def test_rollouts_come_back(tmp_path):
 
 def test_rows_of_earlier_versions_have_the_defaults_of_what_they_lack(tmp_path):
     log = RunLog(tmp_path)
-    log.log_rollouts([rollout(1, fitted={"frames": [[16, 10]], "sizes": [[[112, 168], [84, 168]]]})])
+    log.log_rollouts([rollout(1, fitted={"frames": [[16, 10]]})])
     path = tmp_path / "rollouts" / "rank-0.jsonl"
     row = json.loads(path.read_text())
-    assert row.pop("fitted") == {"frames": [[16, 10]], "sizes": [[[112, 168], [84, 168]]]}
+    assert row.pop("fitted") == {"frames": [[16, 10]]}
     path.write_text(json.dumps(row) + "\n")
     assert list(read_rollouts(tmp_path)) == [rollout(1)]
     assert list(read_rollouts(tmp_path, step=1, split="eval")) == []

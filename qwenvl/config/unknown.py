@@ -23,6 +23,8 @@ _CORRECTION = '--importance_correction "token_truncate(max=3, min=0.5)"'
 _CONTRAST = '--temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"'
 _FILTER = '--filter_groups "total(max_rounds=3, unfilled=stop)"'
 _DIFFICULTY = '--difficulty_band "accuracy(low=0.1, high=0.9, window=3, weight=0.1)"'
+_DECODING = "--dataloader_num_workers: more processes decode clips while a step runs"
+_LARGE_FILES = "no flag: files of more than 512 MB or 20,000 records are read one record at a time"
 SUCCESSORS = {
     **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
@@ -49,7 +51,11 @@ SUCCESSORS = {
     "vllm_server_timeout": "--vllm_patience",
     "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
     "vllm_weights": "no flag: a server on this machine reads weights from memory, another gets messages",
-    "vision_cache": "--frame_cache, which spares the decoding; the tower runs once per prompt and step",
+    "vision_cache": "no flag: the vision tower runs once per prompt and step",
+    **dict.fromkeys(("frame_cache", "cache_gb", "frame_cache_gb"), _DECODING),
+    "allow_remote_media": "no flag: download the files, and write the paths of the copies into the records",
+    "video_backend": "no flag: PyAV decodes, which gave the right frames of all clips that were tried",
+    "frame_sampler": "--video_fps and --video_max_frames, or video_start and video_end in the record's `meta`",
     "vllm_importance_sampling_mode": "--importance_correction",
     "vllm_importance_sampling_clip_max": _CORRECTION,
     "vllm_importance_sampling_clip_min": _CORRECTION,
@@ -84,8 +90,7 @@ SUCCESSORS = {
     "difficulty_by": _DIFFICULTY,
     "difficulty_window": _DIFFICULTY,
     "difficulty_weight": _DIFFICULTY,
-    "frame_cache_gb": "--cache_gb",
-    "stream_above_records": "--stream_above_mb; data sets of more than 20,000 records are always read one by one",
+    **dict.fromkeys(("stream_above_mb", "stream_above_records"), _LARGE_FILES),
     "model": "--model_name_or_path",
     "dataset": "--dataset_use",
     "dataset_name": "--dataset_use",

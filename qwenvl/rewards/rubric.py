@@ -35,7 +35,7 @@ OWN = frozenset(
 OWN_FAMILIES = (
     *("group/", "completion/", "prompt/", "time/", "memory/", "data/", "dataset/", "loss/", "ratio/"),
     *("parity/", "filter/", "difficulty/"),
-    *("frame_cache/", "nonfinite/", "eval_", "train_"),
+    *("nonfinite/", "eval_", "train_"),
 )
 """Beginnings of the names of its other columns. Of ``reward/`` only some names are taken."""
 OWN_REWARDS = ("total", "std", "max", "temporal_contrast")

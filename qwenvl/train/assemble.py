@@ -40,7 +40,7 @@ from qwenvl.rewards import RewardSettings, Rubric, build_rubric
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.train.collect.collector import Collector, KlPenalty
 from qwenvl.train.collect.contrast import TemporalContrast
-from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache
+from qwenvl.train.data_sets import ChecksRecords, build_dataset
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look
 from qwenvl.train.fast_paths import Paths, build_paths
@@ -280,28 +280,26 @@ def build_parts(
         )
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
     set_seed(args.seed)
-    policy = build_policy(model, args, peft_config)
-    bare = unwrap(policy)
-    processor = processor or load_processor(bare.name_or_path)
-    paths = build_paths(args, policy, processor.tokenizer)
+    source = args.model_name_or_path if model is None else model
+    # Bad records are reported before the weights of a checkpoint are loaded, which takes minutes.
+    policy = None if isinstance(source, (str, Path)) else build_policy(source, args, peft_config)
+    settle_output()
+    processor = processor or load_processor(str(source) if policy is None else unwrap(policy).name_or_path)
     collator = GRPOCollator(processor, PromptOptions.of(args))
-    frame_cache = build_frame_cache(args, collator)
-    build = partial(
-        build_dataset,
-        args=args,
-        checker=checker,
-        collator=collator,
-        frame_cache=frame_cache,
-    )
+    build = partial(build_dataset, args=args, checker=checker, collator=collator)
     trained_on: Any = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
+    evaluated_on = build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False)
     first_look(trained_on, collator, checker)
+    policy = policy or build_policy(source, args, peft_config)
+    bare = unwrap(policy)
+    paths = build_paths(args, policy, processor.tokenizer)
     return Parts(
         policy=policy,
         processor=processor,
         paths=paths,
         collator=collator,
         train_dataset=trained_on,
-        eval_dataset=build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False),
+        eval_dataset=evaluated_on,
         prompt_settings=PromptSettings.of(args, trained_on, bare.name_or_path),
         rewards=checker,
     )

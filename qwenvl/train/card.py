@@ -33,7 +33,7 @@ TASK = "video-text-to-text"
 EVALUATE = {"made by": "qwenvl evaluate"}  # marks its results in the metadata of a card
 _TOTAL = "_total_reward"
 # Of a machine or a person, and not of the training.
-_PRIVATE = {"dataset_catalog", "frame_cache", "overwrite_output_dir"}
+_PRIVATE = {"dataset_catalog", "overwrite_output_dir"}
 _PRIVATE_ARGUMENTS = ("base_url", "cache")
 _OF_THE_TRAINER = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "weight_decay", "seed")
 

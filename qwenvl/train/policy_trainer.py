@@ -28,7 +28,7 @@ from qwenvl.model.sharding import settle_fsdp
 from qwenvl.train.assemble import Parts
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
+from qwenvl.train.data_sets import build_dataset, build_sampler
 from qwenvl.train.display.console import say
 from qwenvl.train.display.first_look import size_warnings
 from qwenvl.train.display.install import display_closed
@@ -307,8 +307,7 @@ class PolicyTrainer(Trainer):
         by_name = isinstance(given, str) and isinstance(self.eval_dataset, dict) and given in self.eval_dataset
         if given is None or by_name or isinstance(given, GRPODataset):
             return given
-        frame_cache = build_frame_cache(self.args, self.data_collator)
-        return build_dataset(given, self.args, self.rewards, self.data_collator, frame_cache, training=False)
+        return build_dataset(given, self.args, self.rewards, self.data_collator, training=False)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # In order, whatever the order of training; several processes get their shares of it from accelerate.

@@ -98,7 +98,7 @@ def evaluated_run(make_trainer, sop_data, tmp_path):
         save_strategy="steps",
         save_steps=1,
         grpo_beta=0.2,
-        frame_cache=str(tmp_path / "private"),
+        dataset_catalog=str(tmp_path / "private"),
     )
     trainer.train()
     trainer.save_model()
@@ -115,7 +115,7 @@ def test_it_says_what_the_run_was_and_what_came_of_it(evaluated_run, tmp_path, s
     assert "- What learned: the language model, the merger." in card
     shown = settings_in(run)
     assert shown["grpo_beta"] == 0.2 and shown["base_interval"] == 0.5 and shown["learning_rate"] == 1e-3
-    assert "frame_cache" not in shown and "private" not in card
+    assert "dataset_catalog" not in shown and "private" not in card
     rows = {row["step"]: row for row in evaluated_run.state.log_history if "eval_total_reward" in row}
     assert sorted(rows) == [0, 1, 2]
     for step in (0, 2):
@@ -214,15 +214,6 @@ def test_a_checkpoint_and_the_model_make_the_inputs_of_training(make_trainer, tm
         card = (folder / "README.md").read_text()
         assert "- Frames: 2 per second of a clip, 4 to 6 in all" in card and card.count("## Inputs") == 1
         assert ("PEFT" in card) == lora, "what peft writes of an adapter stays"
-
-
-def test_the_card_says_where_frames_are_taken():
-    processor = make_processor("qwen3_vl")
-    assert "4 to 8 in all, evenly from the first to the last." in inputs_section(SETTINGS, processor)
-    change = PromptSettings(FrameOptions(frame_sampler="change"), PromptOptions())
-    assert "4 to 8 in all, half of them evenly and half where the picture changes (`" in inputs_section(
-        change, processor
-    )
 
 
 def test_the_frames_are_those_of_the_data_set(make_trainer, sop_data):

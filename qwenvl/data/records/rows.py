@@ -36,14 +36,12 @@ class Rows:
         length: the number of rows.
         size: bytes of all rows, unpacked. 0 for rows that a program holds in memory.
         row: returns the row of a number.
-        read_as: the preset whose rows they are. None: they may be in any form.
         damage: why the source can't be read to its end, where that is so. The rows are those before the damage.
     """
 
     length: int
     size: int
     row: Callable[[int], Row]
-    read_as: str | None = None
     damage: RecordError | None = None
 
 

@@ -79,7 +79,7 @@ def test_the_command_checks_it_too(downloaded, capsys):
     [
         ("hf:org/name:tset", "hf:org/name:tset: can't be loaded: Unknown split"),
         ("hf:org/other", "Couldn't reach"),
-        ("empty", "empty: expected a data set written by `save_to_disk`"),
+        ("empty", "empty: expected a folder written by `save_to_disk`; of clips, qwenvl data from-folder "),
         ("splits", "holds the splits train; name the folder of one of them"),
         ("bad.parquet", "bad.parquet: not a readable parquet file"),
     ],

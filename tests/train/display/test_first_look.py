@@ -42,17 +42,6 @@ def test_other_processes_say_nothing(tiny_checkpoint, write_rows, make_row, caps
     assert capsys.readouterr().err == ""
 
 
-def test_uneven_frames_are_said_where_the_model_is_not_told(tiny_checkpoint, make_clip, write_rows, make_row, capsys):
-    make_clip("a.mp4", 4)
-    row = make_row(prompt="<video>Which? <answer>(1) ...</answer>", solution="<answer>(1)</answer>", video="a.mp4")
-    dataset = load_dataset(str(write_rows([row])), frame_sampler="change")
-    for family, told in (("qwen2_5_vl", 1), ("qwen3_vl", 0)):
-        collator = GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint(family)))
-        capsys.readouterr()
-        first_look(dataset, collator, build_rubric())
-        assert capsys.readouterr().err.count("worth a look: --frame_sampler change: frames do not lie evenly") == told
-
-
 class TestSizes:
     """What would be paid for and be of no use is said before a run begins."""
 
