@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
 from qwenvl.data.chat import opens_think
-from qwenvl.data.errors import LongPromptError, place_of
+from qwenvl.data.errors import RecordError, place_of
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import PromptOptions
 from qwenvl.data.prompt_length import MediaSizes, Ruler, timed_metadata
@@ -44,7 +44,7 @@ class GRPOCollator:
         changes: single options by name, such as ``max_pixels``, in place of those of ``options``.
 
     Raises:
-        LongPromptError: when called, for a prompt above ``max_prompt_length``, naming the record.
+        RecordError: when called, for a prompt above ``max_prompt_length``, naming the record.
 
     Example:
         >>> batch = GRPOCollator(processor)([dataset[0], dataset[1]])["prompts"]
@@ -109,7 +109,7 @@ class GRPOCollator:
         """What is wrong with a prompt above ``max_prompt_length``, empty for others.
 
         Raises:
-            LongPromptError: with ``on_long_prompt`` "error", saying what to do.
+            RecordError: with ``on_long_prompt`` "error", saying what to do.
         """
         tokens, longest = len(prompt.input_ids), self.options.max_prompt_length
         if longest is None or tokens <= longest:
@@ -121,9 +121,10 @@ class GRPOCollator:
             f"{' even with the fewest frames,' if prompt.sample.fitted else ''} but max_prompt_length is {longest}"
         )
         if self.options.on_long_prompt == "error":
-            raise LongPromptError(
-                f"{problem}; raise it, show less (--video_max_frames, --video_max_frame_pixels, --max_pixels, or the "
-                "bounds in `meta`), or pass --on_long_prompt skip"
+            raise RecordError(
+                f"{problem}; raise it, show less (--fit_frames, --video_max_frames, --video_max_frame_pixels, "
+                "--max_pixels, or the bounds in `meta`), or pass --on_long_prompt skip",
+                "too long",
             )
         return problem
 

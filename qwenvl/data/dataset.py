@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.data.chat import chat_messages
-from qwenvl.data.errors import BadMediaError, FramePlanError, full_memory_at, place_of
+from qwenvl.data.errors import BadMediaError, full_memory_at, place_of
 from qwenvl.data.frames import FrameRule, Timeline
 from qwenvl.data.media.images import load_image
 from qwenvl.data.media.open import open_clip
@@ -24,9 +24,10 @@ from qwenvl.data.media.source import check_media_exist
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part
 from qwenvl.data.prompt_length import MediaSizes, Ruler
+from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile, spot_checked
-from qwenvl.data.records.sources import sources_of
+from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.types import BadSample, ClipMeta, FrameInfo, Record, Sample, VideoClip
 
 
@@ -98,7 +99,7 @@ class GRPODataset(Dataset):
         """The sample of a record, or why there is none where ``on_bad_sample`` allows it."""
         try:
             return self.load(record, epoch)
-        except (BadMediaError, FramePlanError) as error:
+        except BadMediaError as error:
             message = f"{place_of(record)}: {error}"
             if self.options.on_bad_sample == "skip":
                 return BadSample(record, message)
@@ -119,7 +120,7 @@ class GRPODataset(Dataset):
         """Return the sample of a record.
 
         Raises:
-            BadMediaError, FramePlanError: the media can't be used, whatever ``on_bad_sample`` says.
+            BadMediaError: the media can't be used, whatever ``on_bad_sample`` says.
             MemoryError: memory is full.
         """
         chat, numbers = chat_messages(record), range(len(record.videos))
@@ -210,11 +211,6 @@ def load_dataset(
     *,
     name: str = "rows",
     catalog_path: str | Path | None = None,
-    allow_outside_media: bool = False,
-    columns: dict[str, str] | None = None,
-    prompt_template: str | None = None,
-    system: str | None = None,
-    format: str | None = None,
     check_record: RecordCheck | None = None,
     seed: int = 0,
     **more: Any,
@@ -225,19 +221,25 @@ def load_dataset(
         dataset_use: as for ``resolve_datasets``, or rows that ``given_rows`` takes, such as a list of dicts. Paths in
             rows start at the working folder.
         name: what rows that are given are called in errors.
-        allow_outside_media, columns, prompt_template, system, format: as ``ReadOptions`` has them.
         check_record: as for ``RecordFile``.
         seed: of the frames drawn in training, and of the rows of ``name%NN``.
-        options, more: of ``GRPODataset``.
+        more: of ``ReadOptions``, such as ``columns``, and of ``GRPODataset``.
+        options: of ``GRPODataset``.
 
     Raises:
         RecordError, ValueError, FileNotFoundError: as its parts do. With ``on_bad_sample`` "error" also for media
             files that do not exist, before anything is decoded. Of a large file a few records are looked at.
     """
-    reading = ReadOptions(allow_outside_media, columns or {}, prompt_template, system, format)
+    reading = ReadOptions(**{each.name: more.pop(each.name) for each in fields(ReadOptions) if each.name in more})
     read: list[Sequence[Record]] = []
     parts: list[Part] = []
-    for source, rows in sources_of(dataset_use, catalog_path, name):
+    sources = [DatasetSource(name, Path(name), Path.cwd())]
+    rows = None
+    if isinstance(dataset_use, str | Path):
+        sources = resolve_datasets(str(dataset_use), catalog_path)
+    elif (rows := given_rows(dataset_use, name)) is None:
+        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset_use).__name__}")
+    for source in sources:
         file = RecordFile(source, seed=seed, options=reading, check_record=check_record, rows=rows)
         read.append(file.load())
         parts.append(Part(source.name, len(read[-1]), source.weight, file.read_as))

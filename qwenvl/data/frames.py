@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from random import Random
 from typing import NamedTuple
 
-from qwenvl.data.errors import FramePlanError
+from qwenvl.data.errors import BadMediaError
 from qwenvl.data.options import FrameOptions
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import ClipMeta, Record
@@ -64,7 +64,7 @@ class FrameRule:
         """Choose the frames of the record's clip ``number``, at most ``most`` of them.
 
         Raises:
-            FramePlanError: the clip and its ``meta`` contradict each other.
+            BadMediaError: the clip and its ``meta`` contradict each other.
         """
         meta = record.clip_meta[number] or ClipMeta()
         draw = stable_random(self.seed, epoch, record.id, number) if self.training else None
@@ -72,8 +72,8 @@ class FrameRule:
             first, stop = _stretch_of(meta, timeline.times)
             duration = timeline.duration * (stop - first) / len(timeline.times)
             plan = plan_frames(stop - first, duration, self.options, meta, draw, most)
-        except FramePlanError as error:
-            raise FramePlanError(f"{record.videos[number]}: {error}") from None
+        except ValueError as error:
+            raise BadMediaError(record.videos[number], str(error), "meta and clip disagree") from None
         return replace(plan, indices=tuple(first + index for index in plan.indices))
 
 
@@ -82,7 +82,7 @@ def _stretch_of(meta: ClipMeta, times: Sequence[float]) -> tuple[int, int]:
     first = 0 if meta.video_start is None else bisect_left(times, meta.video_start)
     stop = len(times) if meta.video_end is None else bisect_right(times, meta.video_end)
     if first >= stop:
-        raise FramePlanError(
+        raise ValueError(
             f"no frames from video_start {meta.video_start} to video_end {meta.video_end}; its frames lie from 0 to "
             f"{times[-1]:.3f} s"
         )
@@ -112,7 +112,7 @@ def plan_frames(
         most: at most so many frames (of each segment with ``dynamic_sample``), but never fewer than the lower bound.
 
     Raises:
-        FramePlanError: the segments differ from ``frame_count`` by more than two frames and more than 10 %, or the
+        ValueError: the segments differ from ``frame_count`` by more than two frames and more than 10 %, or the
             bounds of ``meta`` and the options together are empty.
 
     Example:
@@ -120,7 +120,7 @@ def plan_frames(
         (0, 20, 40, 59, 79, 99)
     """
     if frame_count < 1:
-        raise FramePlanError("the clip has no frames")
+        raise ValueError("the clip has no frames")
     meta = meta or ClipMeta()
     low, high = _bounds(options, meta)
     most = high if most is None else max(most, low)
@@ -167,7 +167,7 @@ def _bounds(options: FrameOptions, meta: ClipMeta) -> tuple[int, int]:
     elif low > high and meta.max_frames is None:
         high = low
     if not 1 <= low <= high:
-        raise FramePlanError(f"expected 1 <= min_frames <= max_frames, got {low} and {high}")
+        raise ValueError(f"expected 1 <= min_frames <= max_frames, got {low} and {high}")
     return low, high
 
 
@@ -199,7 +199,7 @@ def _segment_edges(frame_count: int, counts: tuple[float, ...] | None) -> tuple[
     total = sum(counts)
     mismatch = abs(total - frame_count)
     if mismatch > MAX_FRAME_MISMATCH and mismatch > MAX_RELATIVE_MISMATCH * frame_count:
-        raise FramePlanError(
+        raise ValueError(
             f"meta.frame_cnts {list(counts)} sum to {total:g} frames but the clip has {frame_count}; expected at most "
             f"{MAX_FRAME_MISMATCH} frames or {MAX_RELATIVE_MISMATCH:.0%} of difference: correct the counts or the clip"
         )

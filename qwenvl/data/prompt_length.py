@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.video_utils import VideoMetadata
 
 from qwenvl.data.chat import chat_messages, check_template_arguments, render_prompt
-from qwenvl.data.errors import BadMediaError, FramePlanError
+from qwenvl.data.errors import BadMediaError
 from qwenvl.data.frames import FrameRule, Timeline
 from qwenvl.data.media.container import frame_size, open_video
 from qwenvl.data.media.images import FrameFolder, image_size
@@ -251,7 +251,7 @@ class LengthEstimate:
             count, duration, size = read_header(record.videos[number], (meta or ClipMeta()).frames_fps)
             timeline = Timeline([i * duration / count for i in range(count)], duration)
             plan = self.rule.plan(record, number, turn, timeline)
-        except (BadMediaError, FramePlanError):
+        except BadMediaError:
             most = self.rule.options.video_max_frames
             return range(most + most % 2), self.ruler.frame_size(_square(self.ruler.frame_bounds[1]), meta)
         return [timeline.times[i] for i in plan.indices], self.ruler.frame_size(size, meta)

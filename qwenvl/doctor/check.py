@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
-from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError, place_of
+from qwenvl.data.errors import BadMediaError, RecordError, place_of
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
@@ -241,7 +241,7 @@ def _check_one(
         for number in range(len(record.videos) if all_frames else 0):
             with dataset.open(record, number) as clip:
                 clip.check_all()
-    except (BadMediaError, FramePlanError) as error:
+    except BadMediaError as error:
         return {"kind": error.kind, "message": f"{where}: {error}"}
     tokens = None
     if collator is not None:

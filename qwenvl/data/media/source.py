@@ -18,7 +18,6 @@ import re
 import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
         )
         raise RecordError(f"{place}: {path[:200]!r}: media can't be read from {scheme[1]}://; {advice}", "media path")
     root = str(media_root)
-    full = _resolved(os.path.join(root, path))
+    full = os.path.realpath(os.path.join(root, path))
     if not allow_outside and not full.startswith(root.rstrip("/") + "/") and full != root:
         link = "" if os.path.normpath(os.path.join(root, path)) == full else f" by a link, to {full}"
         raise RecordError(
@@ -116,25 +115,6 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
             "media path",
         )
     return full
-
-
-def _resolved(path: str) -> str:
-    """``os.path.realpath`` of a path, which looks at each folder once: records share their folders."""
-    folder, name = os.path.split(path)
-    if name in ("", ".", ".."):
-        return os.path.realpath(path)
-    full = os.path.join(_resolved_folder(folder), name)
-    return os.path.realpath(full) if os.path.islink(full) else full
-
-
-@lru_cache(maxsize=10_000)
-def _resolved_folder(folder: str) -> str:
-    return os.path.realpath(folder)
-
-
-def forget_folders() -> None:
-    """Look at folders anew: they may have been moved or linked since."""
-    _resolved_folder.cache_clear()
 
 
 def _is_base64(text: str) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.media.source import forget_folders
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions, RecordCheck, format_of, parse_row
 from qwenvl.data.records.presets import OURS
@@ -56,7 +55,6 @@ class RecordFile(Sequence[Record]):
         check_record: RecordCheck | None = None,
         rows: Rows | None = None,
     ) -> None:
-        forget_folders()
         self.source = source
         options = options or ReadOptions()
         named = source.format or options.format

@@ -15,7 +15,7 @@ from typing import Any
 from PIL.Image import Image
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.data.records.catalog import HUB_PREFIX, DatasetSource, resolve_datasets
+from qwenvl.data.records.catalog import HUB_PREFIX
 from qwenvl.data.records.rows import Row, Rows, stem_of
 from qwenvl.data.records.text import BOM, bytes_of, text_rows
 from qwenvl.files import cache_root, require
@@ -153,16 +153,6 @@ def _table_values(data: Any, index: int) -> dict[str, Any]:
     """The values of a row. Tables give every row every column: one without a value counts as missing."""
     (values,) = data[index].to_pylist()
     return {name: value for name, value in values.items() if value is not None}
-
-
-def sources_of(dataset_use: Any, catalog_path: str | Path | None, name: str) -> list[tuple[DatasetSource, Rows | None]]:
-    """The sources that are named or given, with the rows of those that are in no file. See ``load_dataset``."""
-    if isinstance(dataset_use, str | Path):
-        return [(source, None) for source in resolve_datasets(str(dataset_use), catalog_path)]
-    rows = given_rows(dataset_use, name)
-    if rows is None:
-        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset_use).__name__}")
-    return [(DatasetSource(name, Path(name), Path.cwd()), rows)]
 
 
 def given_rows(given: Any, name: str) -> Rows | None:

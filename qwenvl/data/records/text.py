@@ -228,19 +228,18 @@ def _value(text: bytes, where: str, is_csv: bool) -> Any:
         if "\\ud" in decoded or "\\uD" in decoded:  # perhaps half of a pair, which no text can hold
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        message = f"{where}: not valid JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}"
-        raise RecordError(message, "JSON") from None
+        reason = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
     except RecursionError:
-        raise RecordError(f"{where}: not readable JSON: nested too deeply", "JSON") from None
+        reason = "nested too deeply"
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise RecordError(f"{where}: expected text, found {half}, half of a pair without the other", "JSON") from None
+        reason = f"found \\u{ord(error.object[error.start]):04x}, half of a pair without the other"
     except ValueError as error:  # a key twice, or a number that Python refuses to read
-        reason = "an integer of more than 4,300 digits" if "digits" in str(error) else error
-        raise RecordError(f"{where}: not readable JSON: {reason}", "JSON") from None
-    if is_csv and isinstance(value, str):
-        raise RecordError(f"{where}: {value}", "CSV")
-    return value
+        reason = "an integer of more than 4,300 digits" if "digits" in str(error) else str(error)
+    else:
+        if is_csv and isinstance(value, str):
+            raise RecordError(f"{where}: {value}", "CSV")
+        return value
+    raise RecordError(f"{where}: not valid JSON: {reason}", "JSON")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def workbook():
         ("s.json", json.dumps(ROWS).encode("utf-16"), "no file of records: it is UTF-16 text: save it as UTF-8"),
         ("s.json", b"\x28\xb5\x2f\xfd....", "no file of records: it is a zstd file: unpack it"),
         ("s.json", b"\x01\x02\0\0", r"it holds binary data, such as b'\\x01\\x02\\x00\\x00'"),
-        ("s.jsonl", b"1" * 5000, "s.jsonl:1: not readable JSON: an integer of more than 4,300 digits"),
+        ("s.jsonl", b"1" * 5000, "s.jsonl:1: not valid JSON: an integer of more than 4,300 digits"),
         ("s.json", b"[%s]" % (b"1" * 5000), r"s.json\[0\]: not valid JSON: an integer of .* at line 1 column 1;"),
         ("s.jsonl", b'{}\n{"a": "\\ud800"}\n', r"s.jsonl:2: .*found \\ud800, half of a pair without the other"),
         ("s.jsonl", b'"\\uD83D\\uDE00\\uDE00"', r"s.jsonl:1: .*found \\ude00, half of a pair"),
