@@ -15,8 +15,7 @@ from qwenvl.config.command_line import config_from, split_file, tokens_of
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.forms import MEDIA_TAG
-from qwenvl.data.records.parse import ReadOptions, parse_row, text_or_file
-from qwenvl.data.records.rows import Row
+from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.option import Options, all_options, option

@@ -152,16 +152,6 @@ class TestBadSamples:
         with pytest.raises(BadMediaError, match="it is text"):
             next(iter(loader))
 
-    def test_missing_files_stop_the_run_before_it_starts(self, write_rows, make_row):
-        rows = [make_row(prompt="<video>", video=f"{i}.mp4") for i in range(7)]
-        path = str(write_rows(rows))
-        with pytest.raises(
-            RecordError, match=r"7 media files are missing(.|\n)*data.json\[0\]: no such file: .*/0.mp4"
-        ):
-            load_dataset(path)
-        dataset = load_dataset(path, on_bad_sample="skip")
-        assert "No such file" in dataset[3].error
-
     def test_a_strip_that_the_models_refuse(self, write_rows, make_row, tmp_path):
         from PIL import Image
 

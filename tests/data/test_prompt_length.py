@@ -1,6 +1,5 @@
 """Against the prompts that the collator makes of the media themselves."""
 
-
 import pytest
 import torch
 from PIL import Image

@@ -15,9 +15,8 @@ import numpy as np
 
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
-from qwenvl.data.records.parse import ReadOptions, RecordCheck, format_of, parse_row
+from qwenvl.data.records.parse import ReadOptions, RecordCheck, Rows, format_of, parse_row
 from qwenvl.data.records.presets import OURS
-from qwenvl.data.records.rows import Rows
 from qwenvl.data.records.sources import open_rows
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record

@@ -16,7 +16,7 @@ from PIL.Image import Image
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.catalog import HUB_PREFIX
-from qwenvl.data.records.rows import Row, Rows, stem_of
+from qwenvl.data.records.parse import Row, Rows, stem_of
 from qwenvl.data.records.text import BOM, bytes_of, text_rows
 from qwenvl.files import cache_root, require
 

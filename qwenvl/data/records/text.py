@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TextIO, cast
 import numpy as np
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.rows import Row, Rows, stem_of
+from qwenvl.data.records.parse import Row, Rows, stem_of
 
 BOM = b"\xef\xbb\xbf"
 MAX_ROW_BYTES = 256 * 2**20

@@ -233,7 +233,7 @@ def hang(clip):
     clip._deadline = time.monotonic()
 
 
-@pytest.mark.parametrize("gigabytes", [0.01, 0.02, 0.06])
+@pytest.mark.parametrize("gigabytes", [0.02])
 def test_a_clip_that_there_is_no_memory_for_is_not_called_damaged(make_clip, gigabytes):
     """FFmpeg itself says that a packet is damaged, or gives no frame, where it has no memory for that."""
     path = str(make_clip("large.mp4", 2, size=(3840, 2160), codec_options={"preset": "ultrafast"}))
@@ -283,16 +283,6 @@ def test_a_child_that_is_killed_twice_is_a_lack_of_memory_and_no_fault_of_the_cl
     dataset = load_dataset(path, on_bad_sample="skip", decode_timeout=60, decode_memory_gb=3)
     with pytest.raises(MemoryError, match=r"json\[0\] \(id data-0\): \S*clip\.mp4: .*--decode_memory_gb, now 3"):
         dataset[0]
-
-
-def test_an_idle_child_that_died_is_replaced(make_clip, number_of):
-    path = str(make_clip())
-    with open_clip(path, timeout=60) as clip:
-        child = clip._child
-    os.kill(child._process.pid, signal.SIGKILL)
-    child._process.wait()
-    with open_clip(path, timeout=60) as clip:
-        assert number_of(clip.read([4])[0]) == 4
 
 
 class HangsOnSlow(GuardedClip):

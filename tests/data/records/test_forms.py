@@ -7,9 +7,8 @@ import pytest
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.forms import draft_of, with_types
-from qwenvl.data.records.parse import ReadOptions, parse_columns, parse_row, record_hints
+from qwenvl.data.records.parse import ReadOptions, Row, parse_columns, parse_row, record_hints
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.data.records.rows import Row
 from qwenvl.types import ClipMeta, Message
 
 PARTS = [
