@@ -240,45 +240,6 @@ def test_columns_template_and_system_turn(write_rows):
         load_dataset(path, prompt_template="no place")
 
 
-def test_the_same_records_in_every_format_give_the_same_prompts(tmp_path, write_rows, make_clip, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    import base64
-    import csv
-
-    from PIL import Image
-
-    monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
-    make_clip("a.mp4", 25)
-    Image.new("RGB", (30, 20), (9, 8, 7)).save(tmp_path / "b.png")
-    png = (tmp_path / "b.png").read_bytes()
-    question, solution = "<video>\nThen <image>?", "<answer>(1) a</answer>"
-    user = {"role": "user", "content": question}
-    media = {"videos": ["a.mp4"], "images": ["b.png"]}
-    parts = [
-        {"type": "video", "video": "a.mp4"},
-        {"type": "text", "text": "\nThen "},
-        {"type": "image", "image": "data:image/png;base64," + base64.b64encode(png).decode()},
-        {"type": "text", "text": "?"},
-    ]
-    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": solution}]
-    write_rows([{"conversations": turns, "video": "a.mp4", "image": "b.png"}], "conversations.json")
-    write_rows([{"messages": [user, {"role": "assistant", "content": solution}], **media}], "messages.jsonl")
-    write_rows([{"messages": [{"role": "user", "content": parts}], "solution": solution}], "parts.json")
-    verl = {"prompt": [user], "videos": ["a.mp4"], "images": [{"bytes": png, "path": None}]}
-    table = datasets.Dataset.from_list([verl | {"reward_model": {"ground_truth": solution}}])
-    table.to_parquet(tmp_path / "verl.parquet")
-    with open(tmp_path / "table.csv", "w", newline="") as file:
-        csv.writer(file).writerows([["prompt", "solution", "video", "image"], [question, solution, "a.mp4", "b.png"]])
-    names = ["conversations.json", "messages.jsonl", "parts.json", "verl.parquet", "table.csv"]
-    samples = [load_dataset(str(tmp_path / name), training=False)[0] for name in names]
-    for sample in samples[1:]:
-        assert sample.chat == samples[0].chat
-        assert sample.record.solution == samples[0].record.solution
-        assert sample.videos[0].info == samples[0].videos[0].info
-        assert torch.equal(sample.videos[0].frames, samples[0].videos[0].frames)
-        assert torch.equal(sample.images[0], samples[0].images[0])
-
-
 def test_clips_resized_while_decoded_make_the_same_prompts(tiny_pair, make_clip, write_rows, make_row):
     make_clip("a.mp4", 25, size=(320, 240))
     rows = [make_row(prompt="<video>?", video="a.mp4", meta=meta) for meta in (None, {"max_pixels": 56 * 56})]
