@@ -82,8 +82,8 @@ class Rollout:
         clips, images: of the prompt, in order.
         epoch: of the prompt. With weights: how often the record was drawn before.
         split: ``train``, or the name of the evaluation.
-        fitted: what was lowered to make the prompt fit, each before and after: the ``frames`` of each clip, and the
-            ``sizes`` (height, width) of the frames of each clip and then of each image. None: nothing was lowered.
+        fitted: for each clip the ``frames`` that it would have had, and those that it has so that the prompt fits
+            into ``max_prompt_length``. None where none was left out.
     """
 
     step: int

@@ -47,7 +47,7 @@ class ClipMeta:
         min_frames, max_frames: bounds on the frames taken, of each segment with ``dynamic_sample``, else of the clip.
         dynamic_sample: draw the number of frames and their places anew each epoch.
         video_fps: frames per second to take, in place of the flags'. frames_fps: those of a clip stored as images.
-        video_start, video_end: seconds between which frames are taken. spans: several of these, rising, in their place.
+        video_start, video_end: seconds between which frames are taken.
         min_pixels, max_pixels: bounds on the pixels of a frame, in place of the flags'.
     """
 
@@ -61,7 +61,6 @@ class ClipMeta:
     min_pixels: int | None = None
     max_pixels: int | None = None
     frames_fps: float | None = None
-    spans: tuple[tuple[float, float], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,9 @@ class FrameInfo:
         path: the clip.
         indices: F source frame numbers, rising. Where their number would be odd, the last one is repeated.
         times: F presentation times in seconds, from the stream and not from index / rate.
-        segments: for each frame the number of its segment or span, from 0, or None where the clip has neither.
+        segments: for each frame the number of its segment, from 0, or None where the clip has none.
         seconds_per_frame: mean distance of neighbouring frames before any repeat (1 / effective frame rate).
         rescaled: the segments of ``meta`` did not sum to the clip's frames and were rescaled.
-        cached: found in the frame cache, not decoded.
-        notes: what the file says wrongly of its frames, in words.
     """
 
     path: str
@@ -113,8 +110,6 @@ class FrameInfo:
     segments: tuple[int, ...] | None
     seconds_per_frame: float
     rescaled: bool = False
-    cached: bool = False
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,26 +118,12 @@ class VideoClip:
 
     Attributes:
         frames: F x 3 x H x W, uint8.
-        decoded_size: H and W in the file, where the frames are resized already (``--frame_cache``), else None.
+        decoded_size: H and W in the file, where the frames are resized already, else None.
     """
 
     frames: Tensor
     info: FrameInfo
     decoded_size: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What was shown less of a prompt so that it fits into ``max_prompt_length`` (``--fit_frames``).
-
-    Attributes:
-        frames: for each clip, the frames that it would have had and those that it has.
-        sizes: for each clip and then each image, the height and width that its pixels would have been resized to and
-            those that they are resized to.
-    """
-
-    frames: tuple[tuple[int, int], ...]
-    sizes: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
 
 
 @dataclass(frozen=True)
@@ -155,7 +136,8 @@ class Sample:
         images: each 3 x H x W, uint8.
         epoch: how often its data set was gone through before. It is part of every random seed that concerns the
             sample.
-        fitted: what was lowered to make the prompt fit, or None.
+        fitted: for each clip the frames that it would have had, and those that it has so that the prompt fits into
+            ``max_prompt_length`` (``--fit_frames``). None where none was left out.
     """
 
     record: Record
@@ -163,7 +145,7 @@ class Sample:
     videos: tuple[VideoClip, ...] = ()
     images: tuple[Tensor, ...] = ()
     epoch: int = 0
-    fitted: Fitted | None = None
+    fitted: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -187,7 +169,7 @@ class PromptBatch:
         image_grid_thw, video_grid_thw: images x 3 and videos x 3, in patches.
         seconds_per_grid: one float32 per video, seconds between its temporal patches.
         images_per_prompt, videos_per_prompt: P counts. Media are stored in the order of the prompts.
-        fitted: P, what was lowered to make each prompt fit.
+        fitted: P, of the samples.
         opened_think: P, whether the prompt ends inside a think block, which the completion then goes on with.
         bad: samples left out of this batch.
     """
@@ -204,7 +186,7 @@ class PromptBatch:
     seconds_per_grid: Tensor | None = None
     images_per_prompt: list[int] = field(default_factory=list)
     videos_per_prompt: list[int] = field(default_factory=list)
-    fitted: list[Fitted | None] = field(default_factory=list)
+    fitted: list[tuple[tuple[int, int], ...] | None] = field(default_factory=list)
     opened_think: list[bool] = field(default_factory=list)
     bad: list[BadSample] = field(default_factory=list)
 

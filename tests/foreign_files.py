@@ -15,10 +15,7 @@ from PIL import Image
 
 from qwenvl.demo.clips import encode
 
-CLIPS = (
-    *("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4"),
-    *("upload/1/0a1b-clip.mp4", "v_QOlSCBRmfWY.mkv", "3MSZA.mp4", "star/ZS9XR.mp4"),
-)
+CLIPS = ("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4")
 FORM = "First think, within <think> </think>. Then give"
 LETTER = f"{FORM} the letter of the right option within <answer> </answer>."
 
@@ -80,58 +77,14 @@ def video_r1(
 CHOICES = ["A. moves left", "B. moves right"]
 CHOICES_ASKED = f"<video>What is asked 0?\nA. moves left\nB. moves right\n{LETTER}"
 SAYS = [{"from": "human", "value": "<image>\nWhat is shown?"}, {"from": "gpt", "value": "A square."}]
-ANNOTATION = {
-    "id": 7,
-    "completed_by": 1,
-    "was_cancelled": False,
-    "ground_truth": False,
-    "result": [
-        {
-            "id": "b",
-            "type": "timelinelabels",
-            "from_name": "steps",
-            "to_name": "video",
-            "value": {"ranges": [{"start": 61, "end": 90}], "timelinelabels": ["fasten the screw"]},
-        },
-        {
-            "id": "a",
-            "type": "timelinelabels",
-            "from_name": "steps",
-            "to_name": "video",
-            "value": {"ranges": [{"start": 1, "end": 60}], "timelinelabels": ["insert the fan"]},
-        },
-    ],
-    "lead_time": 12.5,
-}
-TASK = {
-    "id": 3,
-    "annotations": [ANNOTATION | {"was_cancelled": True, "result": []}, ANNOTATION],
-    "file_upload": "0a1b-clip.mp4",
-    "drafts": [],
-    "predictions": [],
-    "data": {"video": "/data/upload/1/0a1b-clip.mp4"},
-    "meta": {},
-    "created_at": "2024-01-01T00:00:00Z",
-    "inner_id": 1,
-    "project": 1,
-}
-VIDEO_MME = {
-    "video_id": "001",
-    "duration": "short",
-    "domain": "Knowledge",
-    "sub_category": "Humanity",
-    "url": "https://www.youtube.com/watch?v=fFjv93ACGo8",
-    "videoID": "fFjv93ACGo8",
-    "question_id": "001-1",
-    "task_type": "Counting Problem",
+CHOICE = {
     "question": "What moves?",
     "options": ["A. Apples.", "B. Squares."],
     "answer": "B",
+    "video": "clip.mp4",
+    "task_type": "Counting Problem",
 }
-VIDEO_MME_ASKED = f"<video>What moves?\nA. Apples.\nB. Squares.\n{LETTER}"
-SENTENCE = '<video>When does the following happen in the video? "{}"\n' + (
-    f"{FORM} start and end in seconds, with the word to between them, within <answer> </answer>."
-)
+CHOICE_ASKED = f"<video>What moves?\nA. Apples.\nB. Squares.\n{LETTER}"
 
 FILES: dict[str, Foreign] = {
     "llava-video": Foreign(
@@ -177,12 +130,6 @@ FILES: dict[str, Foreign] = {
         "<answer>2.1</answer>",
         count=2,
     ),
-    "label-studio": Foreign(
-        "label-studio",
-        [TASK],
-        f"<video>What does the video show?\n{FORM} the labels, with commas between them, within <answer> </answer>.",
-        "<answer>insert the fan, fasten the screw</answer>",
-    ),
     "sharegpt": Foreign(
         "sharegpt",
         [
@@ -221,19 +168,6 @@ FILES: dict[str, Foreign] = {
         f"<video>How many?\n{FORM} a number within <answer> </answer>.",
         "<answer>3</answer>",
     ),
-    "activitynet": Foreign(
-        "activitynet",
-        {
-            "v_QOlSCBRmfWY": {
-                "duration": 2.0,
-                "timestamps": [[0.28, 1.15], [1.9, 0.5]],
-                "sentences": ["A square appears.", " It leaves."],
-            }
-        },
-        SENTENCE.format("A square appears."),
-        "<answer>0.28 to 1.15</answer>",
-        count=2,
-    ),
     "easyr1": Foreign(
         "easyr1",
         [{"images": ["part.png"], "problem": "<image>How many lids?", "answer": "1"}],
@@ -241,32 +175,7 @@ FILES: dict[str, Foreign] = {
         "<answer>1</answer>",
         ".parquet",
     ),
-    "charades-sta": Foreign(
-        "charades-sta",
-        "3MSZA 24.3 30.4##person turn a light on.\n3MSZA 0.0 8.5##person sits down.\n",
-        SENTENCE.format("person turn a light on."),
-        "<answer>24.3 to 30.4</answer>",
-        ".txt",
-        count=2,
-    ),
-    "videomme": Foreign("videomme", [VIDEO_MME], VIDEO_MME_ASKED, "<answer>B</answer>", ".parquet"),
-    "videomme, json": Foreign("videomme", [VIDEO_MME], VIDEO_MME_ASKED, "<answer>B</answer>"),
-    "mvbench": Foreign(
-        "mvbench",
-        [
-            {
-                "video": "star/ZS9XR.mp4",
-                "question": "What happens?",
-                "candidates": ["It falls.", "It moves."],
-                "answer": "It moves.",
-                "question_id": "Interaction_T1_13",
-                "start": 0.5,
-                "end": 1.5,
-            }
-        ],
-        f"<video>What happens?\nA. It falls.\nB. It moves.\n{LETTER}",
-        "<answer>B</answer>",
-    ),
+    "options": Foreign("question-answer", [CHOICE], CHOICE_ASKED, "<answer>B</answer>"),
 }
 
 

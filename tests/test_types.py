@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import torch
 
-from qwenvl.types import BadSample, Fitted, FrameInfo, Message, PromptBatch, Record
+from qwenvl.types import BadSample, FrameInfo, Message, PromptBatch, Record
 
 
 def record(name: str) -> Record:
@@ -30,7 +30,7 @@ def batch() -> PromptBatch:
         seconds_per_grid=torch.tensor([0.5, 1.0, 1.5]),
         images_per_prompt=[0, 1, 0, 0],
         videos_per_prompt=[0, 2, 0, 1],
-        fitted=[None, Fitted(((8, 2), (8, 2)), ()), None, None],
+        fitted=[None, ((8, 2), (8, 2)), None, None],
         opened_think=[False, True, False, True],
         bad=[BadSample(record("x"), "broken")],
     )
@@ -49,7 +49,7 @@ def test_chosen_prompts_keep_their_media_in_the_order_asked():
     assert part.video_grid_thw.tolist() == [[1, 1, 3], [1, 2, 2], [2, 1, 1]]
     assert part.seconds_per_grid.tolist() == [1.5, 0.5, 1.0]
     assert (part.images_per_prompt, part.videos_per_prompt) == ([0, 1], [1, 2])
-    assert part.fitted == [None, Fitted(((8, 2), (8, 2)), ())] and part.opened_think == [True, True]
+    assert part.fitted == [None, ((8, 2), (8, 2))] and part.opened_think == [True, True]
     assert part.bad == []
 
 

@@ -22,6 +22,8 @@ _CORRECTION = '--importance_correction "token_truncate(max=3, min=0.5)"'
 _CONTRAST = '--temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"'
 _FILTER = '--filter_groups "total(max_rounds=3)"'
 _DIFFICULTY = "--filter_groups, or take out records that are too easy or too hard by the pass rates of qwenvl probe"
+_DECODING = "--dataloader_num_workers: more processes decode clips while a step runs"
+_LARGE_FILES = "no flag: files of more than 512 MB or 20,000 records are read one record at a time"
 SUCCESSORS = {
     **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
@@ -49,7 +51,11 @@ SUCCESSORS = {
     "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
     "compile_decoding": "no flag: on a GPU decoding is a CUDA graph; --rollout_engine vllm_colocate is faster still",
     "vllm_weights": "no flag: a server on this machine reads weights from memory, another gets messages",
-    "vision_cache": "--frame_cache, which spares the decoding; the tower runs once per prompt and step",
+    "vision_cache": "no flag: the vision tower runs once per prompt and step",
+    **dict.fromkeys(("frame_cache", "cache_gb", "frame_cache_gb"), _DECODING),
+    "allow_remote_media": "no flag: download the files, and write the paths of the copies into the records",
+    "video_backend": "no flag: PyAV decodes, which gave the right frames of all clips that were tried",
+    "frame_sampler": "--video_fps and --video_max_frames, or video_start and video_end in the record's `meta`",
     "vllm_importance_sampling_mode": "--importance_correction",
     "vllm_importance_sampling_clip_max": _CORRECTION,
     "vllm_importance_sampling_clip_min": _CORRECTION,
@@ -90,8 +96,7 @@ SUCCESSORS = {
     "difficulty_by": _DIFFICULTY,
     "difficulty_window": _DIFFICULTY,
     "difficulty_weight": _DIFFICULTY,
-    "frame_cache_gb": "--cache_gb",
-    "stream_above_records": "--stream_above_mb; data sets of more than 20,000 records are always read one by one",
+    **dict.fromkeys(("stream_above_mb", "stream_above_records"), _LARGE_FILES),
     "model": "--model_name_or_path",
     "dataset": "--dataset_use",
     "dataset_name": "--dataset_use",

@@ -30,13 +30,6 @@ class RecordError(DataError):
         self.kind = kind
 
 
-class LongPromptError(RecordError):
-    """A prompt above ``max_prompt_length``. The message names the record and both lengths."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, "too long")
-
-
 class BadMediaError(DataError):
     """A media file that can't be used. ``str`` is ``path: reason``.
 
@@ -48,12 +41,6 @@ class BadMediaError(DataError):
     def __init__(self, path: str, reason: str = "", kind: str = "unreadable media") -> None:
         super().__init__(f"{path}: {reason}" if reason else path)
         self.kind = kind
-
-
-class FramePlanError(DataError):
-    """``meta`` and the clip contradict each other."""
-
-    kind = "meta and clip disagree"
 
 
 @contextmanager
@@ -91,7 +78,7 @@ def _beginning(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-DATA_ERRORS = (RecordError, BadMediaError, FramePlanError)
+DATA_ERRORS = (RecordError, BadMediaError)
 """What can be wrong with a user's data."""
 
 

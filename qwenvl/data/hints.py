@@ -1,17 +1,17 @@
-"""Hints about what the model sees: media that are shrunk a lot, and frames whose uneven times it does not know."""
+"""Hints about what the model sees: media that are shrunk a lot, and clips that show few frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from transformers import Qwen3VLVideoProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from qwenvl.data.options import PromptOptions
+from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import MediaSizes, Size
 from qwenvl.hint import Hint
-from qwenvl.types import Record
+from qwenvl.types import ClipMeta, FrameInfo
 
 DEFAULT_FACTOR = 28
 """Pixels of a side that a vision token covers, with Qwen2-VL and Qwen2.5-VL. 32 from Qwen3-VL on."""
@@ -54,20 +54,35 @@ def _size_hint(size: Size, factor: int, bounds: tuple[int, int], what: str, flag
     )
 
 
-def uneven_hints(record: Record, sampler: str, processor: Any) -> Iterator[Hint]:
-    """Warn if the frames of a record's clips are unevenly spaced and the model has no timestamps.
+def clip_lengths(infos: Iterable[FrameInfo], metas: Iterable[ClipMeta | None]) -> list[tuple[float, int]]:
+    """Seconds and frames of each clip whose record does not say how many are shown, for ``few_frames``."""
+    return [
+        (info.times[-1] - info.times[0], info.indices[-1] - info.indices[0] + 1)
+        for info, meta in zip(infos, metas, strict=True)
+        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps)
+    ]
+
+
+def few_frames(clips: Sequence[tuple[float, int]], options: FrameOptions) -> list[Hint]:
+    """Name --video_fps where at least half of the clips are so short that --video_min_frames decides on their frames.
 
     Args:
-        sampler: ``frame_sampler`` of the data set.
-        processor: of the model, or None if unknown. That of Qwen3-VL and Qwen3.5 writes timestamps into the prompt.
+        clips: seconds and frames of each.
     """
-    if processor is None or isinstance(processor.video_processor, Qwen3VLVideoProcessor):
-        return
-    several = any(meta is not None and len(meta.spans or ()) > 1 for meta in record.clip_meta)
-    if several or (record.videos and sampler == "change"):
-        why = "several spans of a clip" if several else "--frame_sampler change"
-        yield Hint(
-            "times not told",
-            f"{why}: frames do not lie evenly, and this model is not told when each is shown (Qwen2.5-VL is told their "
-            "mean distance, Qwen2-VL their order); for questions about seconds take Qwen3-VL or Qwen3.5",
+    rate, low, high = options.video_fps or 1 / options.base_interval, options.video_min_frames, options.video_max_frames
+    short = sorted(clip for clip in clips if clip[0] > 0 and round(clip[0] * rate) < low)
+    if not short or 2 * len(short) < len(clips):
+        return []
+    seconds, frames = short[len(short) // 2]
+    fps = min(math.ceil(high / seconds), int(frames / seconds))
+    shown = min(max(round(seconds * fps), low), high, frames)
+    if shown - shown % 2 <= low:
+        return []
+    return [
+        Hint(
+            "few frames",
+            f"{len(short):,} of {len(clips):,} clips are so short that they show {low} frames (--video_min_frames): "
+            f"--base_interval and --video_max_frames change nothing there; --video_fps {fps} shows {shown - shown % 2} "
+            f"of a clip of {seconds:.1f} s",
         )
+    ]

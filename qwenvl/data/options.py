@@ -20,7 +20,6 @@ class ReadingOptions(Options):
         unset="data/datasets.yaml of the repository",
     )
     allow_outside_media: bool = option(False, "Let records name media outside of their media root.")
-    allow_remote_media: bool = option(False, "Let records name media by http and https addresses.")
     columns: str | None = option(
         None, "Names of fields as the files have them, and as they are known here: question=prompt,answer=solution."
     )
@@ -33,13 +32,6 @@ class ReadingOptions(Options):
     prompt_template: str | None = option(None, "File with {prompt} in it, which each prompt's last user turn replaces.")
     system: str | None = option(
         None, "System turn of every prompt, in place of its own: a text, or a file that holds it."
-    )
-    stream_above_mb: float = option(
-        512.0,
-        "Size in MB, unpacked, above which a data set is not loaded: each record is read and checked when its turn "
-        "comes. At least 0, which loads none. A data set of more than 20,000 records is not loaded either: that would "
-        "take about 0.07 ms of CPU and 3 kB of memory for each, in each process.",
-        least=0,
     )
 
 
@@ -61,13 +53,6 @@ class FrameOptions(Options):
         8, "Most frames of a clip, at least --video_min_frames. An odd number is made even: temporal patches are pairs."
     )
 
-    frame_sampler: Literal["uniform", "change"] = option(
-        "uniform",
-        "Where the frames of a clip are taken, however many. uniform: evenly, from the first to the last. change: half "
-        "evenly and half where the picture changes, for long clips in which little happens. It looks at every clip 4 "
-        "times a second, and so decodes all of it.",
-    )
-
     def problems(self) -> Iterator[str]:
         if self.video_fps is not None and was_set(self, "base_interval"):
             yield "--video_fps and --base_interval say the same thing twice: give one of them"
@@ -78,18 +63,11 @@ class FrameOptions(Options):
 class DecodingOptions(Options):
     """Decoding of clips and images."""
 
-    video_backend: Literal["auto", "pyav", "decord"] = option(
-        "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
-    )
     decode_check: Literal["fast", "strict"] = option(
         "fast",
         "How damage of clips is looked for. fast: what the decoder tells of the frames that it gives, at no cost. "
         "strict: read the whole container too, and stop at errors that the decoder would hide; it sees only what it "
         "decodes, the frames asked for and those they are predicted from.",
-        needs=(
-            "video_backend in ('auto', 'pyav'): only PyAV reports errors",
-            "not frame_cache: cached frames are not checked, qwenvl data check does it",
-        ),
     )
     decode_timeout: float = option(
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0
@@ -133,11 +111,15 @@ class PromptOptions(Options):
     )
     fit_frames: bool = option(
         False,
-        "Show less of a prompt above --max_prompt_length until it fits: fewer frames, down to --video_min_frames, then "
-        "fewer pixels, down to --video_min_frame_pixels and --min_pixels. The rollouts say what was lowered. A prompt "
-        "that is still too long goes the way of --on_long_prompt.",
+        "Take fewer frames of the clips of a prompt above --max_prompt_length until it fits, down to "
+        "--video_min_frames. The rollouts have both numbers. --on_long_prompt handles a prompt that is still too long.",
         needs="max_prompt_length",
     )
+
+    @property
+    def fit_to(self) -> int | None:
+        """The tokens that frames are fitted to, or None where they are not."""
+        return self.max_prompt_length if self.fit_frames else None
 
     @property
     def template_arguments(self) -> dict[str, Any]:
@@ -166,18 +148,6 @@ class DataOptions(Options):
         "Order of the prompts. random: shuffled anew each epoch. sequential: as the data sets have them. "
         "group_by_length: prompts of like length in each optimizer step, over all processes, so that less is padded "
         "and processes wait less for each other; lengths are estimated from text and media headers.",
-    )
-    frame_cache: str | None = option(
-        None,
-        "Folder that keeps decoded frames, at the size the model sees, over epochs and runs, by content. Frames that "
-        "training draws anew each epoch (dynamic_sample) are not kept.",
-        unset="not kept",
-    )
-    cache_gb: float = option(
-        50.0,
-        "Most that --frame_cache may hold, in GB, above 0; the oldest files are deleted first.",
-        above=0,
-        needs="frame_cache",
     )
 
 

@@ -26,14 +26,12 @@ class Part:
         size: its records.
         weight: how often it is drawn from, relative to the others, or None where no part has a weight.
         read_as: the format that its rows were guessed to be in, None where they are in our own or it was named.
-        streamed: its rows came in order from a stream, which may give other ones the next time.
     """
 
     name: str
     size: int
     weight: float | None = None
     read_as: str | None = None
-    streamed: bool = False
 
 
 def draws_per_epoch(parts: Sequence[Part]) -> list[int]:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.config.flags import FlagParser
-from qwenvl.data.errors import BadMediaError, FramePlanError, LongPromptError, RecordError, place_of
+from qwenvl.data.errors import BadMediaError, RecordError, place_of
 from qwenvl.data.options import SampleOptions
+from qwenvl.data.order import Part, draws_per_epoch
 from qwenvl.data.records.catalog import DatasetSource, resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, RecordCheck
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.convert import summary_of, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
-from qwenvl.doctor.stats import quantiles, spread, truncated
-from qwenvl.failure import counted
+from qwenvl.failure import counted, visible
 from qwenvl.hint import Hint
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.types import Record
@@ -43,15 +43,14 @@ ADVICE = {
     "media path": "Media paths start at the media root: that of the catalog, else the annotation's folder.",
     "missing media": "Put the files under the media root, or leave the rows out with --write-clean.",
     **dict.fromkeys(("empty media", "cut short", "not a video", "unreadable media", "damaged media"), _FILES),
-    "meta and clip disagree": "frame_cnts must sum to the clip's frames, and spans lie within its seconds: were the "
-    "clips cut or re-encoded after it?",
+    "meta and clip disagree": "frame_cnts must sum to the clip's frames, and video_start lie within its seconds: were "
+    "the clips cut or re-encoded after it?",
     "solution": "The rewards of this check can't score these solutions: mend them, or name other rewards.",
     "duplicate id": "Give each record its own id, or none.",
     "too long": "Raise --max_prompt_length, or show less: --fit_frames where needed, --video_max_frames and the like "
     "everywhere.",
 }
-WRONG_HEADER, LOWERED = "the file says something else than it shows", "lowered to fit"
-DECODE_CHECK = "strict with PyAV, else fast"  # the default
+LOWERED = "fewer frames to fit"
 SHOWN_PER_KIND = 5
 THUMBNAIL_PIXELS = 64  # longer side of decoded frames without a model: nobody looks at them
 
@@ -71,6 +70,7 @@ class CheckedRecord:
     rescaled: int  # clips that differ a little from what ``meta`` says
     warnings: tuple[Problem, ...]
     hints: tuple[Hint, ...]
+    lengths: tuple[tuple[float, int], ...]  # ``clip_lengths`` of its clips
 
 
 @dataclass
@@ -82,6 +82,8 @@ class CheckReport:
     problems: list[Problem] = field(default_factory=list)  # of rows that can't be trained on
     warnings: list[Problem] = field(default_factory=list)  # of rows that can
     read_as: dict[str, str] = field(default_factory=dict)  # the guessed formats, by the name of the data set
+    solutions: Counter[str] = field(default_factory=Counter)  # how many good records have each
+    drawn: dict[str, int] = field(default_factory=dict)  # records in an epoch, by the name of the data set
 
     def summary(self) -> dict[str, Any]:
         """The report as JSON: counts, problems by kind, and quantiles over the good records."""
@@ -97,9 +99,10 @@ class CheckReport:
             "frames_per_clip": quantiles([n for each in fine for n in each.frames]),
             "seconds_per_clip": quantiles([s for each in fine for s in each.seconds]),
             "prompt_tokens": quantiles([each.tokens for each in fine if each.tokens is not None]),
+            "solutions": dict(self.solutions.most_common(20)),
+            "drawn_per_epoch": self.drawn,
             "fitted_prompts": warned[LOWERED],
             "rescaled_clips": sum(each.rescaled for each in fine),
-            "wrong_headers": warned[WRONG_HEADER],
             "read_as": self.read_as,
             "advice": list(dict.fromkeys(ADVICE[p["kind"]] for p in self.problems if p["kind"] in ADVICE)),
             "problems": self.problems,
@@ -112,7 +115,7 @@ def add_arguments(parser: FlagParser) -> None:
     add_dataset_flags(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_frame_flags(parser)
-    parser.set_defaults(decode_check=DECODE_CHECK)
+    parser.set_defaults(decode_check="strict")
     parser.add_argument(
         "--all_frames", action="store_true", help="decode all frames of each clip, not only those that are shown"
     )
@@ -123,8 +126,6 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the data set and print the report. Return 1 if any record is bad."""
-    if args.decode_check == DECODE_CHECK:  # PyAV is the only decoder that reports errors
-        args.decode_check = "strict" if args.video_backend in ("auto", "pyav") else "fast"
     rubric = build_rubric(args.reward_funcs) if args.reward_funcs else None
     with redirect_stdout(sys.stderr):  # for libraries that print while they load
         collator = make_collator(args)
@@ -166,6 +167,7 @@ def examine(
     from tqdm import tqdm
 
     from qwenvl.data.dataset import GRPODataset
+    from qwenvl.data.hints import few_frames
     from qwenvl.data.media.resize import Thumbnails
 
     report = CheckReport()
@@ -175,13 +177,13 @@ def examine(
             files.append(RecordFile(source, seed=0, options=options, check_record=check_record))
         except RecordError as error:  # the file as a whole
             report.problems.append({"kind": error.kind, "message": str(error)})
+    drawn = draws_per_epoch([Part(file.source.name, len(file), file.source.weight) for file in files])
+    report.drawn = {file.source.name: count for file, count in zip(files, drawn, strict=True)}
     report.read_as = {file.source.name: file.read_as for file in files if file.read_as is not None}
     tokenizing = threading.Lock()  # tokenizers are not thread-safe
-    limit = None
-    if collator is not None and collator.limit is not None and collator.limit.fit_frames:
-        limit = replace(collator.limit, lock=tokenizing)
-    ruler = Thumbnails(THUMBNAIL_PIXELS) if collator is None else collator.ruler
-    dataset = GRPODataset((), sample_options, training=False, limit=limit, ruler=ruler)
+    ruler = Thumbnails(THUMBNAIL_PIXELS) if collator is None else replace(collator.ruler, lock=tokenizing)
+    fit_to = None if collator is None else collator.options.fit_to
+    dataset = GRPODataset((), sample_options, training=False, ruler=ruler, fit_to=fit_to)
 
     def check(record: Record | RecordError) -> CheckedRecord | Problem:
         return _check_one(record, dataset, collator, tokenizing, look_for, all_frames)
@@ -201,6 +203,7 @@ def examine(
                 assert isinstance(record, Record)
                 good[number].append(index)
                 report.checked.append(result)
+                report.solutions[record.solution.strip()] += 1
                 report.warnings += [*result.warnings, *_repeated(record, questions)]
                 for hint in result.hints:
                     hinted[hint].append(result.where)
@@ -208,6 +211,8 @@ def examine(
     for hint, where in hinted.items():
         message = f"{hint.message} ({counted(len(where), 'record')}, the first is {where[0]})"
         report.warnings.append({"kind": hint.kind, "message": message})
+    lengths = [length for each in report.checked for length in each.lengths]
+    report.warnings += [hint._asdict() for hint in few_frames(lengths, dataset.options)]
     return report
 
 
@@ -219,7 +224,8 @@ def _check_one(
     look_for: HintsOf | None,
     all_frames: bool,
 ) -> CheckedRecord | Problem:
-    from qwenvl.data.prompt_length import MediaSizes, what_was_lowered
+    from qwenvl.data.hints import clip_lengths
+    from qwenvl.data.prompt_length import MediaSizes
 
     if isinstance(record, RecordError):
         return {"kind": record.kind, "message": str(record)}
@@ -229,9 +235,7 @@ def _check_one(
         for number in range(len(record.videos) if all_frames else 0):
             with dataset.open(record, number) as clip:
                 clip.check_all()
-    except LongPromptError as error:
-        return {"kind": error.kind, "message": str(error)}
-    except (BadMediaError, FramePlanError) as error:
+    except BadMediaError as error:
         return {"kind": error.kind, "message": f"{where}: {error}"}
     tokens = None
     if collator is not None:
@@ -241,9 +245,10 @@ def _check_one(
             return {"kind": "too long", "message": batch.bad[0].error}
         tokens = batch.input_ids.shape[1]
     infos = [clip.info for clip in sample.videos]
-    warnings = [(WRONG_HEADER, f"{info.path}: {note}") for info in infos for note in info.notes]
+    warnings = []
     if sample.fitted is not None:
-        warnings.append((LOWERED, what_was_lowered(sample.fitted)))
+        fewer = ", ".join(f"{after} of {before} frames" for before, after in sample.fitted if after < before)
+        warnings.append((LOWERED, fewer))
     return CheckedRecord(
         where,
         images=len(record.images),
@@ -253,6 +258,7 @@ def _check_one(
         rescaled=sum(info.rescaled for info in infos),
         warnings=tuple({"kind": kind, "message": f"{where}: {words}"} for kind, words in warnings),
         hints=tuple(look_for(record, MediaSizes.of(sample))) if look_for else (),
+        lengths=tuple(clip_lengths(infos, record.clip_meta)),
     )
 
 
@@ -281,6 +287,11 @@ def render(report: CheckReport, name: str) -> str:
     for title in ("frames_per_clip", "seconds_per_clip", "prompt_tokens"):
         if numbers[title]:
             lines.append(f"  {title.replace('_', ' ')}: {spread(numbers[title])}")
+    if common := report.solutions.most_common(1):
+        lines.append(f"  {len(report.solutions):,} solutions, {common[0][1]:,} times {truncated(common[0][0], 80)}")
+    if len(report.drawn) > 1:
+        drawn = ", ".join(f"{count:,} of {name}" for name, count in report.drawn.items())
+        lines.append(f"  drawn in an epoch: {drawn}")
     if numbers["rescaled_clips"]:
         lines.append(f"  {numbers['rescaled_clips']:,} clips differ a little from their frame_cnts, which are rescaled")
     for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):
@@ -292,3 +303,25 @@ def render(report: CheckReport, name: str) -> str:
     if numbers["advice"]:
         lines += ["", "what to do", *(f"  {advice}" for advice in numbers["advice"])]
     return "\n".join(lines)
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """The minimum, median, 95th percentile and maximum. Empty without values."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return {"min": ordered[0], "median": at(0.5), "p95": at(0.95), "max": ordered[-1]}
+
+
+def spread(values: dict[str, float]) -> str:
+    """Quantiles as text: ``min 4, median 16, p95 64, max 64``."""
+    return ", ".join(
+        f"{name} {value:,.4g}" if value < 1000 else f"{name} {value:,.0f}" for name, value in values.items()
+    )
+
+
+def truncated(text: str, length: int) -> str:
+    """The text in one line of at most ``length`` characters."""
+    text = visible(text)
+    return text if len(text) <= length else text[: length - 3] + "..."

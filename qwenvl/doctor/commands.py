@@ -1,25 +1,35 @@
-"""``qwenvl data check | stats | convert | from-folder``: examine, count, convert and create data sets."""
+"""``qwenvl data check | convert | from-folder``: examine, convert and create data sets."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.errors import told_to_the_user
-from qwenvl.doctor import check, convert, from_folder, stats
+from qwenvl.doctor import check, convert, from_folder
 
 COMMANDS = {
     "check": (check, "decode every record, say what is wrong; exit code 1 if anything is"),
-    "stats": (stats, "count what the records hold"),
     "convert": (convert, "write the records of any format as JSON or JSON lines"),
     "from-folder": (from_folder, "write the records of a folder of clips"),
 }
 """Each command: its module, with ``add_arguments(parser)`` and ``run(args)``, and its help."""
 
+REMOVED = {
+    "repair": "mend a clip with `ffmpeg -i in.mp4 -c copy -movflags +faststart out.mp4`, or encode it again "
+    "(docs/data.md, Checking)",
+    "stats": "`qwenvl data check` counts records, media, lengths and solutions",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` begins with. Return 1 when the data are bad, 2 when the command is."""
-    args = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words and words[0] in REMOVED:
+        print(f"qwenvl data {words[0]}: there is no such command; {REMOVED[words[0]]}", file=sys.stderr)
+        return 2
+    args = parser().parse_args(words)
     with told_to_the_user(f"qwenvl data {args.command}"):
         return COMMANDS[args.command][0].run(args)
 

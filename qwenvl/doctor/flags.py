@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def add_dataset_flags(parser: FlagParser) -> None:
     """Add the flags that name the data set and say how its rows are read."""
     parser.add_argument("dataset", help="as --dataset_use of training: names of the catalog or paths, %%NN, :weight")
-    parser.add_options(ReadingOptions, without={"stream_above_mb"})
+    parser.add_options(ReadingOptions)
 
 
 def add_frame_flags(parser: FlagParser) -> None:
@@ -51,14 +51,13 @@ def make_collator(args: argparse.Namespace) -> GRPOCollator | None:
 
 def hints_by(args: argparse.Namespace, collator: GRPOCollator | None) -> Callable[[Record, MediaSizes], list[Hint]]:
     """A function that returns the hints about a record, given the sizes of its media."""
-    from qwenvl.data.hints import size_hints, uneven_hints
+    from qwenvl.data.hints import size_hints
 
     processor = collator and collator.processor
     options = PromptOptions.of(args, on_long_prompt="error")
     return lambda record, media: [
         *record_hints(record),
         *size_hints(media, options, processor),
-        *uneven_hints(record, args.frame_sampler, processor),
     ]
 
 

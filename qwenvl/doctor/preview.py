@@ -7,19 +7,23 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 from PIL import Image
 from torch import Tensor
+from transformers.image_utils import PILImageResampling
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, told_to_the_user
 from qwenvl.data.frames import uniform_indices
-from qwenvl.data.media.resize import Size, Thumbnails
+from qwenvl.data.hints import clip_lengths, few_frames
+from qwenvl.data.media.resize import resize
 from qwenvl.data.options import SampleOptions
-from qwenvl.data.prompt_length import MediaSizes, what_was_lowered
+from qwenvl.data.prompt_length import MediaSizes, Ruler
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, record_files
 from qwenvl.failure import counted
@@ -30,8 +34,6 @@ from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
-
-THUMBNAIL_PIXELS = 240  # longer side of a picture whose size for the model is not known
 
 
 def add_arguments(parser: FlagParser) -> None:
@@ -64,16 +66,18 @@ def preview(args: argparse.Namespace) -> str:
     total = sum(map(len, files))
     rows = list(_evenly_spread(files, args.n))
     collator = make_collator(args)
+    ruler = collator.ruler if collator else ruler_without_model(args)
     dataset = GRPODataset(
         [row for row in rows if isinstance(row, Record)],
         SampleOptions.of(args, on_bad_sample="skip"),
         seed=args.seed,
-        limit=collator.limit if collator and args.fit_frames else None,
-        ruler=collator.ruler if collator else Thumbnails(THUMBNAIL_PIXELS),
+        ruler=ruler,
+        fit_to=collator.options.fit_to if collator else None,
     )
     rubric = build_rubric()
     look_for = hints_by(args, collator)
     shown: list[dict[str, Any]] = []
+    lengths: list[tuple[float, int]] = []
     good = 0
     for row in rows:
         if isinstance(row, RecordError):
@@ -82,16 +86,43 @@ def preview(args: argparse.Namespace) -> str:
         sample = dataset[args.epoch, good]
         assert sample is not None  # only the padding at the end of an epoch is None
         good += 1
-        hints = look_for(row, MediaSizes.of(sample)) if isinstance(sample, Sample) else []
-        shown.append(_section(row, sample, collator, rubric) | {"hints": [hint.message for hint in hints]})
+        hints = []
+        if isinstance(sample, Sample):
+            hints = look_for(row, MediaSizes.of(sample))
+            lengths += clip_lengths([clip.info for clip in sample.videos], row.clip_meta)
+        section = _section(row, sample, collator, rubric, ruler)
+        shown.append(section | {"hints": [hint.message for hint in hints]})
     rubric.close()
     turns = Counter(each["turns"] for each in shown if each["record"])
     return render(
         Path(__file__).with_name("preview.html"),
         title=f"{args.dataset}: {len(shown)} of {counted(total, 'record')}, frames of epoch {args.epoch}",
+        summary=_summary(shown, args.model),
+        hints=[hint.message for hint in few_frames(lengths, dataset.options)],
         rows=shown,
         shared={text: n for text, n in turns.items() if n > 1},
     )
+
+
+def ruler_without_model(args: argparse.Namespace) -> Ruler:
+    """A ruler with the patches of Qwen2.5-VL, which sizes pictures and counts no tokens."""
+    sizes = SimpleNamespace(patch_size=14, merge_size=2, resample=PILImageResampling.BICUBIC)
+    frames, images = (args.video_min_frame_pixels, args.video_max_frame_pixels), (args.min_pixels, args.max_pixels)
+    return Ruler(SimpleNamespace(video_processor=sizes, image_processor=sizes), frames, images)
+
+
+def _summary(shown: Sequence[dict[str, Any]], model: str | None) -> str:
+    """Counts, frames and tokens of the records shown, in a line."""
+    bad = sum(bool(each["problem"]) for each in shown)
+    found = [f"{len(shown)} records, {bad} of them bad" if bad else f"{len(shown)} records"]
+    frames = [len(clip["frames"]) for each in shown if each["record"] for clip in each["clips"]]
+    tokens = [each["tokens"] for each in shown if each["record"] and each["tokens"]]
+    for name, numbers in (("frames of a clip", frames), ("tokens of a prompt", tokens)):
+        if numbers:
+            low, middle, high = min(numbers), int(median(numbers)), max(numbers)
+            found.append(f"{name}: min {low:,}, median {middle:,}, max {high:,}")
+    found += [] if model else ["pictures are as large as Qwen2.5-VL sees them; --model NAME counts tokens"]
+    return "; ".join(found)
 
 
 def _evenly_spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordError]:
@@ -103,7 +134,7 @@ def _evenly_spread(files: list[RecordFile], n: int) -> Iterator[Record | RecordE
 
 
 def _section(
-    record: Record, sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric
+    record: Record, sample: Sample | BadSample, collator: GRPOCollator | None, rubric: Rubric, ruler: Ruler
 ) -> dict[str, Any]:
     """The values of one record for ``preview.html``."""
     section: dict[str, Any] = {
@@ -113,26 +144,25 @@ def _section(
         "scores": own_scores(record, rubric),
         "prompt": "",  # as the model reads it, vision tokens folded. Empty without a processor
         "budget": "",  # its tokens, in a sentence
+        "tokens": None,
         "clips": [],
         "images": [],
     }
     if isinstance(sample, BadSample):
         return section | {"problem": sample.error}
-    sizes: Iterator[Size] = iter(())  # at which the model sees each clip, then each image
     if collator is not None:
         batch = collator([sample])["prompts"]
         if batch.bad:
             section["problem"] = batch.bad[0].error
         else:
             section["budget"] = _budget(batch, sample, collator)
+            section["tokens"] = batch.input_ids.shape[1]
             section["prompt"] = folded_prompt(batch.input_ids[0].tolist(), collator.processor)
-            patch = collator.processor.image_processor.patch_size
-            grids = [grid.tolist() for grid in (batch.video_grid_thw, batch.image_grid_thw) if grid is not None]
-            sizes = ((height * patch, width * patch) for grid in grids for _, height, width in grid)
-    section["clips"] = [_clip(clip, next(sizes, None)) for clip in sample.videos]
+    section["clips"] = [_clip(clip) for clip in sample.videos]
     for image in sample.images:
-        size = next(sizes, None)
-        section["images"].append(_picture(image, size, "image", _sizes(image.shape[-2:], size)))
+        size = ruler.image_size(tuple(image.shape[-2:]))
+        picture = resize(image, size, ruler.processor.image_processor)
+        section["images"].append(_picture(picture, "image", _sizes(image.shape[-2:], size)))
     return section
 
 
@@ -142,7 +172,8 @@ def _budget(batch: PromptBatch, sample: Sample, collator: GRPOCollator) -> str:
     budget = f"{len(ids):,} tokens: {n_vision:,} vision, {len(ids) - n_vision:,} text"
     if collator.options.max_prompt_length is not None:
         budget += f"; {collator.options.max_prompt_length - len(ids):,} below --max_prompt_length"
-    return budget + (f"; to fit, shown with {what_was_lowered(sample.fitted)}" if sample.fitted else "")
+    lowered = ", ".join(f"{after} of {before} frames" for before, after in sample.fitted or () if after < before)
+    return budget + (f"; to fit, shown with {lowered}" if lowered else "")
 
 
 def folded_prompt(ids: list[int], processor: Any) -> str:
@@ -163,31 +194,26 @@ def own_scores(record: Record, rubric: Rubric) -> str:
     return f"read as {read}; as a completion it would score {values}"
 
 
-def _clip(clip: VideoClip, size: Size | None) -> dict[str, Any]:
+def _clip(clip: VideoClip) -> dict[str, Any]:
     """The file name of a clip, a line about its frames, and the frames."""
     info, pictures = clip.info, []
     for i, frame in enumerate(clip.frames):
         segment = None if info.segments is None else info.segments[i]
         again = " again" if i and info.indices[i] == info.indices[i - 1] else ""
         place = f"frame {info.indices[i]}{again}" + ("" if segment is None else f", segment {segment}")
-        pictures.append(_picture(frame, size, f"{info.times[i]:.2f} s", place, segment))
-    decoded = clip.decoded_size or clip.frames.shape[-2:]
-    notes = [f"{len(pictures)} frames", f"{info.seconds_per_frame:.2f} s between frames", _sizes(decoded, size)]
+        pictures.append(_picture(frame, f"{info.times[i]:.2f} s", place, segment))
+    sizes = _sizes(clip.decoded_size or (), clip.frames.shape[-2:])
+    notes = [f"{len(pictures)} frames", f"{info.seconds_per_frame:.2f} s between frames", sizes]
     notes += ["segments rescaled to the clip"] * info.rescaled
     return {"name": Path(info.path).name, "notes": ", ".join(notes), "frames": pictures}
 
 
-def _sizes(decoded: Sequence[int], size: Size | None) -> str:
-    own = f"{decoded[1]} x {decoded[0]} pixels"
-    return own if size is None else f"{own}, the model sees {size[1]} x {size[0]}"
+def _sizes(decoded: Sequence[int], size: Sequence[int]) -> str:
+    return f"{decoded[1]} x {decoded[0]} pixels, the model sees {size[1]} x {size[0]}"
 
 
-def _picture(pixels: Tensor, size: Size | None, title: str, caption: str, segment: int | None = None) -> dict[str, Any]:
-    """A picture for the macro ``frames``: in the size that the model sees, else a thumbnail."""
+def _picture(pixels: Tensor, title: str, caption: str, segment: int | None = None) -> dict[str, Any]:
+    """A picture for the macro ``frames``."""
     picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    if size is not None:
-        picture = picture.resize((size[1], size[0]), Image.Resampling.BICUBIC)
-    else:
-        picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
     source = data_url(picture)
     return {"source": source, "width": picture.width, "title": title, "caption": caption, "segment": segment}

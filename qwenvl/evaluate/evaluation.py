@@ -38,7 +38,7 @@ from qwenvl.runlog import (
     read_samples,
 )
 from qwenvl.train.assemble import build_rewards
-from qwenvl.train.data_sets import build_dataset, build_frame_cache
+from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.journal import rollout_rows
@@ -100,8 +100,7 @@ class Evaluation:
             config = copy.copy(request.config)
             config.model_name_or_path = source.path
             collator = collator_of(config)
-            cache = build_frame_cache(config, collator)
-            dataset = build_dataset(config.dataset_use, config, rubric, collator, cache, training=False)
+            dataset = build_dataset(config.dataset_use, config, rubric, collator, training=False)
             assert isinstance(dataset, GRPODataset)
             if not self.models:
                 self.questions = Questions.of(dataset, request.options, config.seed)

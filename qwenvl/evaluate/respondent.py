@@ -25,7 +25,7 @@ from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, loaded_model
 from qwenvl.train.collect.collector import Collector, require_finite
-from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
+from qwenvl.train.data_sets import build_dataset, build_sampler
 from qwenvl.train.display.console import say, settle_output, shows_bars
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.fast_paths import build_paths, likelihood_of
@@ -112,8 +112,7 @@ class ProbeAnswers:
     def __init__(self, config: GRPOConfig, rubric: Rubric, *, samples: int, limit: int) -> None:
         settle_output()
         collator = collator_of(config)
-        frame_cache = build_frame_cache(config, collator)
-        dataset = build_dataset(config.dataset_use, config, rubric, collator, frame_cache, training=True)
+        dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
         keys: dict[int, tuple[int, int]] = {}
         for key in build_sampler(dataset, config, 1, collator):
             if key is not None:

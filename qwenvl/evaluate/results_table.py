@@ -157,7 +157,6 @@ def _strata(found: dict[str, Any]) -> Iterator[Iterator[str]]:
 def _protocol(protocol: dict[str, Any], models: Sequence[dict[str, Any]]) -> Iterator[str]:
     decoding, frames, prompts = protocol["decoding"], protocol["frames"], protocol["prompts"]
     rate = f"{frames['video_fps']:g} a second" if frames["video_fps"] else f"one every {frames['base_interval']:g} s"
-    rate += ", where the picture changes" if frames.get("frame_sampler") == "change" else ""
     rewards = ", ".join(f"{weight:g} {name}" for name, weight in protocol["rewards"].items())
     yield (
         f"protocol: frames {rate}, {frames['video_min_frames']} to {frames['video_max_frames']} of a clip unless its "

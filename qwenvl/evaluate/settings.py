@@ -15,8 +15,7 @@ from qwenvl.config.command_line import config_from, split_file, tokens_of
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.forms import MEDIA_TAG
-from qwenvl.data.records.parse import ReadOptions, parse_row, text_or_file
-from qwenvl.data.records.rows import Row
+from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.option import Options, all_options, option
@@ -167,7 +166,7 @@ _ENGINE = {name for name in names_of(SamplingOptions) if name.startswith(("rollo
 READ_BY_PROBE = {
     *(names_of(ReadingOptions, SampleOptions, PromptOptions, RewardOptions) - _SKIPS),
     *("model_name_or_path", "shared_prefix"),
-    *("logit_memory_gb", "dataset_use", "frame_cache", "cache_gb"),
+    *("logit_memory_gb", "dataset_use"),
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     *("rollout_token_budget", "data_seed"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
@@ -179,10 +178,10 @@ OF_A_RUN = (
     {
         *names_of(ReadingOptions, FrameOptions, PromptOptions, RewardOptions),
         *SAMPLING_FLAGS,
-        *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
+        *("generation_max_length", "generation_repetition_penalty", "stop_strings"),
     }
     & READ_BY_PROBE
-) - {"stream_above_mb", "temporal_contrast"}
+) - {"temporal_contrast"}
 """The flags whose defaults come from the run of a model: frames, prompts, sampling and scoring."""
 
 _LEARNS = "nothing learns in a probe"
@@ -211,7 +210,7 @@ _SCORING = names_of(RewardOptions) - {"temporal_contrast"}
 READ_BY_LMMS = {
     *(names_of(SampleOptions, PromptOptions) - _SKIPS),
     *("generation_max_length", "generation_repetition_penalty", "stop_strings", "system", "prompt_template"),
-    *("allow_remote_media", *_COMPUTE, *_ENGINE),
+    *(*_COMPUTE, *_ENGINE),
 } - names_of(RewardOptions)
 """Flags that mean something where lmms-eval asks and scores."""
 READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS
@@ -472,7 +471,7 @@ def record_of(media: Sequence[str], question: str, solution: str | None, options
     """One question as a record of training.
 
     Args:
-        media: paths of clips, folders of frames, and images. With ``allow_remote_media`` also URLs.
+        media: paths of clips, folders of frames, and images.
         question: a text, or a file that holds it.
         solution: the same. None leaves it empty.
 
@@ -494,13 +493,11 @@ def record_of(media: Sequence[str], question: str, solution: str | None, options
 
 
 def _kind_of_medium(path: str) -> str:
-    """``video`` or ``image``, by the bytes of a file, or by the name of a URL."""
+    """``video`` or ``image``, by the bytes of a file."""
     from qwenvl.data.errors import BadMediaError
     from qwenvl.data.media.images import image_size
     from qwenvl.data.media.source import video_format
 
-    if path.startswith(("http://", "https://")):
-        return "image" if path.lower().endswith((".png", ".jpg", ".jpeg", ".webp", ".bmp")) else "video"
     if not Path(path).exists():
         raise FileNotFoundError(
             f"{path}: no such file; expected a clip or an image (the question comes last, in quotes)"

@@ -62,7 +62,7 @@ def ask(request: TryRequest) -> dict[str, Any]:
     base = base_of_adapter(request.model.path)
     collator = collator_of(config)
     dataset = GRPODataset(
-        [record], SampleOptions.of(config), training=False, limit=collator.limit, ruler=collator.ruler
+        [record], SampleOptions.of(config), training=False, ruler=collator.ruler, fit_to=collator.options.fit_to
     )
     sample = dataset.load(record)  # an unreadable clip is an error before the weights are loaded
     batch = collator([sample])["prompts"]

@@ -151,7 +151,7 @@ ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # not folded away eve
 BY_WORD = {
     **dict.fromkeys(("reward", "group", "filter", "dataset", "target"), "learning"),
     **dict.fromkeys(("loss", "ratio", "parity", "kl", "nonfinite"), "stable"),
-    **dict.fromkeys(("time", "frame_cache", "memory"), "fast"),
+    **dict.fromkeys(("time", "memory"), "fast"),
     **dict.fromkeys(("completion", "prompt", "data", "epoch", "num_input_tokens_seen"), "data"),
 }
 OF_EVALUATION = "eval_"  # prefix of its metrics

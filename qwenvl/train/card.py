@@ -33,7 +33,7 @@ TASK = "video-text-to-text"
 _TOTAL = "_total_reward"
 _END_OF_FORM = "## Model Card Contact\n\n[More Information Needed]\n"  # peft saves the hub's empty form with an adapter
 # Of a machine or a person, and not of the training.
-_PRIVATE = {"dataset_catalog", "frame_cache", "overwrite_output_dir"}
+_PRIVATE = {"dataset_catalog", "overwrite_output_dir"}
 _PRIVATE_ARGUMENTS = ("base_url", "cache")
 _OF_THE_TRAINER = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "weight_decay", "seed")
 

@@ -1,4 +1,4 @@
-"""From settings to data sets: their records, their order, and the cache of their frames."""
+"""From settings to data sets: their records and their order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset, load_dataset
 from qwenvl.data.errors import RecordError
-from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.order import EpochSampler, Grouping, Part, RepeatedSteps
 from qwenvl.data.prompt_length import LengthEstimate
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_read
-from qwenvl.data.records.sources import EXPECTED, given_rows, is_stream
+from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.train.display.console import say
 from qwenvl.types import Record
 
@@ -35,7 +34,6 @@ def build_dataset(
     args: GRPOConfig,
     checker: ChecksRecords,
     collator: GRPOCollator,
-    frame_cache: FrameCache | None = None,
     *,
     training: bool,
     name: str | None = None,
@@ -45,8 +43,7 @@ def build_dataset(
     Args:
         dataset: what ``dataset_use`` takes, or rows that ``given_rows`` takes. A data set of samples is checked and
             returned as it is, None gives None. For evaluation also several of them by name.
-        collator: of the run. It says what becomes of prompts that are too long, and how large clips become.
-        frame_cache: as ``build_frame_cache`` makes it.
+        collator: of the run. It says how large clips become, and what length their frames are fitted to.
         name: what rows are called that have no file.
 
     Returns:
@@ -55,16 +52,16 @@ def build_dataset(
     Raises:
         RecordError: naming the first record that the run can't learn from.
         TypeError: something else.
-        ValueError: a flag that has no effect on this data set, or a stream that the flags do not suit.
+        ValueError: a flag that has no effect on this data set.
     """
     if dataset is None:
         return None
     name = name or ("train_dataset" if training else "eval_dataset")
     if isinstance(dataset, dict) and not training:
-        build = partial(build_dataset, args=args, checker=checker, collator=collator, frame_cache=frame_cache)
+        build = partial(build_dataset, args=args, checker=checker, collator=collator)
         return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
     if isinstance(dataset, GRPODataset) or not _are_records(dataset, name):
-        dataset = _as_it_is(dataset, args, checker, frame_cache, name)
+        dataset = _as_it_is(dataset, args, checker, name)
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
         say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
@@ -72,80 +69,37 @@ def build_dataset(
             dataset,
             SampleOptions.of(args),
             name=name,
-            most_rows=_rows_of_a_run(args, name) if training and is_stream(dataset) else None,
             catalog_path=args.dataset_catalog,
             **vars(ReadOptions.of(args)),
             check_record=checker.check_record,
-            stream_above=int(args.stream_above_mb * 2**20),
             seed=args.seed,
             training=training,
-            limit=collator.limit,
-            frame_cache=frame_cache,
             ruler=collator.ruler,
+            fit_to=collator.options.fit_to,
         )
         for part in dataset.parts:
             if part.read_as is not None:
                 say(how_read(part.name, part.read_as))
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
-    if training and frame_cache is not None and args.eval_dataset_use is None and not _is_worth_keeping(dataset):
-        raise ValueError("--frame_cache has no effect: no clip keeps its frames from epoch to epoch (dynamic_sample)")
     return dataset
 
 
 def _are_records(dataset: Any, name: str) -> bool:
     """Whether this names or holds rows, and not samples."""
-    return isinstance(dataset, str | Path) or is_stream(dataset) or given_rows(dataset, name) is not None
+    return isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
 
 
-def _as_it_is(
-    dataset: Any, args: GRPOConfig, checker: ChecksRecords, frame_cache: FrameCache | None, name: str
-) -> Dataset:
+def _as_it_is(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> Dataset:
     """A data set of samples, checked."""
     if not isinstance(dataset, Dataset):
         raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
-    if args.fit_frames and getattr(dataset, "limit", None) is None:
-        raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes a limit")
-    if frame_cache is not None and getattr(dataset, "frame_cache", None) is None:
-        raise ValueError("--frame_cache has no effect on a data set made without: load_dataset takes a FrameCache")
+    if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+        raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler and fit_to")
     for record in getattr(dataset, "records", ()):
         if problem := checker.check_record(record):
             raise RecordError(f"{record.where}: {problem}")
     return dataset
-
-
-def _rows_of_a_run(args: GRPOConfig, name: str) -> int:
-    """How many rows of a stream a run needs. They are read when it begins, in the order of the stream.
-
-    In that order a run that is resumed, also with a larger ``max_steps``, continues with the rows that come next.
-
-    Raises:
-        ValueError: the flags do not say how many, or ask for another order.
-    """
-    if args.max_steps <= 0:
-        raise ValueError(f"{name}: a stream has no length: set max_steps, which says how many of its rows are read")
-    if args.train_sampling_strategy != "sequential":
-        raise ValueError(
-            f"{name}: a stream comes in its own order, so that a resumed run can continue in it: set "
-            'train_sampling_strategy="sequential", and shuffle the stream itself, with a seed'
-        )
-    step = args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps
-    return step * -(-args.max_steps // args.num_iterations)
-
-
-def _is_worth_keeping(dataset: Dataset) -> bool:
-    """Whether training takes the same frames of some clip in every epoch, or decodes clips to see what changes."""
-    if dataset.options.frame_sampler == "change":
-        return True
-    metas = (meta for record in dataset.records for meta in record.clip_meta)
-    return any(meta is None or not meta.dynamic_sample for meta in metas)
-
-
-def build_frame_cache(args: GRPOConfig, collator: GRPOCollator) -> FrameCache | None:
-    """The cache of decoded frames, if the flags ask for one, for frames of the collator's sizes."""
-    if args.frame_cache is None:
-        return None
-    return FrameCache(args.frame_cache, int(args.cache_gb * 1e9), collator.ruler)
 
 
 def build_sampler(
@@ -168,8 +122,8 @@ def build_sampler(
     if args.train_sampling_strategy == "group_by_length":
         if not isinstance(dataset, GRPODataset):
             raise ValueError("--train_sampling_strategy group_by_length: it can't measure this data set")
-        longest = args.max_prompt_length if args.fit_frames else None
-        grouping = Grouping(step, LengthEstimate(dataset.records, dataset.rule, collator.ruler, longest))
+        estimate = LengthEstimate(dataset.records, dataset.rule, collator.ruler, collator.options.fit_to)
+        grouping = Grouping(step, estimate)
     sampler = EpochSampler(
         getattr(dataset, "parts", None) or [Part("", len(dataset))],
         seed=args.seed if args.data_seed is None else args.data_seed,

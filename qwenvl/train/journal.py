@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -189,7 +189,7 @@ class Journal:
             self._meter.mean("completion/truncated_frac", float(reason == "length"))
 
     def seen(self, batch: PromptBatch) -> None:
-        """Metrics of the prompts of a micro-batch: lengths, frames, cache hits."""
+        """Metrics of the prompts of a micro-batch: lengths and frames."""
         if self._args.fit_frames:
             self._meter.count("data/fitted_prompts", sum(fitted is not None for fitted in batch.fitted))
         if self._args.per_device_train_batch_size > 1:
@@ -199,10 +199,6 @@ class Journal:
             self._meter.mean("prompt/tokens", int(mask.sum()))
             self._meter.mean("prompt/frames", sum(len(clip.indices) for clip in clips))
             self._meter.count("data/rescaled_clips", sum(clip.rescaled for clip in clips))
-            self._meter.count("data/wrong_headers", sum(bool(clip.notes) for clip in clips))
-            if self._args.frame_cache is not None:
-                for clip in clips:
-                    self._meter.mean("frame_cache/hit_frac", float(clip.cached))
 
 
 def rollout_rows(
@@ -235,5 +231,5 @@ def rollout_rows(
             epoch=batch.epochs[n // size],
             split=split,
             where=record.where,
-            fitted=None if (fitted := batch.fitted[n // size]) is None else asdict(fitted),
+            fitted=None if (fitted := batch.fitted[n // size]) is None else {"frames": fitted},
         )

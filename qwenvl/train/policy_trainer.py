@@ -30,8 +30,8 @@ from qwenvl.rollout.local import LocalEngine
 from qwenvl.train.assemble import build_policy, build_reference
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_frame_cache, build_sampler
-from qwenvl.train.display.console import say
+from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_sampler
+from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.install import display_closed
 from qwenvl.train.fast_paths import build_paths, likelihood_of
@@ -101,16 +101,19 @@ class PolicyTrainer(Trainer):
         args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
         set_seed(args.seed)
         self.rewards: Any = rewards
-        policy = build_policy(model, args, peft_config)
-        bare = unwrap(policy)
-        processor = processing_class or load_processor(bare.name_or_path)
-        self.paths = build_paths(args, policy, processor.tokenizer)
+        source = args.model_name_or_path if model is None else model
+        # Bad records are reported before the weights of a checkpoint are loaded, which takes minutes.
+        policy = None if isinstance(source, (str, Path)) else build_policy(source, args, peft_config)
+        settle_output()
+        processor = processing_class or load_processor(str(source) if policy is None else unwrap(policy).name_or_path)
         collator = self.make_collator(processor, args)
-        frame_cache = build_frame_cache(args, collator)
-        build = partial(build_dataset, args=args, checker=rewards, collator=collator, frame_cache=frame_cache)
+        build = partial(build_dataset, args=args, checker=rewards, collator=collator)
         train = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
-        first_look(train, collator)
         evaluation = build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False)
+        first_look(train, collator)
+        policy = policy or build_policy(source, args, peft_config)
+        bare = unwrap(policy)
+        self.paths = build_paths(args, policy, processor.tokenizer)
         self.prompt_settings = PromptSettings.of(args, train, bare.name_or_path)
         super().__init__(
             model=policy,
@@ -342,8 +345,7 @@ class PolicyTrainer(Trainer):
         by_name = isinstance(given, str) and isinstance(self.eval_dataset, dict) and given in self.eval_dataset
         if given is None or by_name or isinstance(given, GRPODataset):
             return given
-        frame_cache = build_frame_cache(self.args, self.data_collator)
-        made = build_dataset(given, self.args, self.rewards, self.data_collator, frame_cache, training=False)
+        made = build_dataset(given, self.args, self.rewards, self.data_collator, training=False)
         return self.narrowed(made, "evaluate")
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:

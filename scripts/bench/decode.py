@@ -75,12 +75,12 @@ def make_clips(folder: Path) -> dict[str, BenchClip]:
     return clips
 
 
-def ours(backend: str, timeout: float) -> Read:
+def ours(timeout: float) -> Read:
     """This library, in its guarded child (``timeout`` above 0, as in training) or in the reader's own process."""
     from qwenvl.data.media.open import open_clip
 
     def read(path: str, wanted: list[int]) -> np.ndarray:
-        with open_clip(path, backend, timeout=timeout) as clip:
+        with open_clip(path, timeout=timeout) as clip:
             return resized(clip.read(wanted))
 
     return read
@@ -119,8 +119,8 @@ def qwen_vl_utils(reader: str) -> Read:
 
 
 READERS: dict[str, Callable[[], Read]] = {
-    "ours": lambda: ours("auto", 60.0),
-    "ours, unguarded": lambda: ours("auto", 0.0),
+    "ours": lambda: ours(60.0),
+    "ours, unguarded": lambda: ours(0.0),
     "torchcodec exact": lambda: torchcodec("exact"),
     "torchcodec approximate": lambda: torchcodec("approximate"),
     "decord": decord,
@@ -236,7 +236,7 @@ def clip_of(path: Path) -> BenchClip:
     """A clip of one's own."""
     from qwenvl.data.media.open import open_clip
 
-    with open_clip(str(path), "pyav") as clip:
+    with open_clip(str(path)) as clip:
         return BenchClip(path, clip.frame_count)
 
 

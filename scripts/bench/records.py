@@ -6,7 +6,7 @@
 Each measurement is a process of its own:
 
     start         what a run does before its first step, with default flags
-    load          all records become a list, as below --stream_above_mb
+    load          all records become a list, as of files up to 512 MB
     stream        the file is opened for random access, with an empty cache folder; reads: 1,000 records afterwards
     again         the same, with the cache folder of the first opening
 
@@ -79,14 +79,15 @@ def measure(path: Path, how: str) -> dict[str, float]:
         records = load_dataset(str(path), check_record=check)
         next(iter(EpochSampler(records.parts)))
     else:
+        from qwenvl.data.records import record_file
         from qwenvl.data.records.catalog import DatasetSource
-        from qwenvl.data.records.record_file import RecordFile
 
         if path.suffix == ".parquet":
             import pyarrow.parquet  # noqa: F401 (loading the library is not what is measured)
-        source, above = DatasetSource(path.name, path, path.parent), 2**62 if how == "load" else -1
+        source = DatasetSource(path.name, path, path.parent)
+        record_file.LOADED_BYTES = record_file.LOADED_RECORDS = 2**62 if how == "load" else -1
         before, began = peak_mb(), time.process_time()
-        records = RecordFile(source, seed=0).load(above, above)
+        records = record_file.RecordFile(source, seed=0).load()
     opened = time.process_time()
     if how == "stream":
         for index in Random(0).sample(range(len(records)), min(1000, len(records))):

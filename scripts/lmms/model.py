@@ -79,7 +79,7 @@ class QwenVL(lmms):
         media = [as_file(visual) for visual in (visuals if isinstance(visuals, list) else [visuals])]
         record = record_of(media, question, None, self._reading)
         collator, frames = self.collator, SampleOptions.of(self._config)
-        dataset = GRPODataset([record], frames, training=False, limit=collator.limit, ruler=collator.ruler)
+        dataset = GRPODataset([record], frames, training=False, ruler=collator.ruler, fit_to=collator.options.fit_to)
         batch = collator([dataset.load(record)])["prompts"]
         [rollout] = self._respondent.collector.complete(self._respondent.model, [batch], 1)
         given = until(answer_of(rollout.texts[0]) or rollout.texts[0], settings.get("until") or ())

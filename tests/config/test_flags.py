@@ -39,7 +39,7 @@ def test_a_flag_before_and_behind_other_words(parse, argv, expected):
         assert found["dataset"] == "data.json" and {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("argv", [["--allow_remote_media=maybe"], ["--grpo_sample"], ["--format", "x"], ["--columns"]])
+@pytest.mark.parametrize("argv", [["--allow_outside_media=maybe"], ["--grpo_sample"], ["--format", "x"], ["--columns"]])
 def test_wrong_flags_are_errors(parse, argv):
     with pytest.raises(ValueError):
         parse("data.json", *argv)

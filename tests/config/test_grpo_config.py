@@ -180,7 +180,6 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"check_parity": "every", "lora_enable": True, "lora_dropout": 0.1},
         {"on_long_prompt": "skip"},
         {"fit_frames": True},
-        {"cache_gb": 5.0},
         {"kl_estimator": "k1", "grpo_beta": 0.0},
         {"kl_estimator": "k2", "advantage_estimator": "grpo(kl_in_reward=True)"},
         {"ref_model_name_or_path": "other", "grpo_beta": 0.0},

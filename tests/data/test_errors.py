@@ -2,12 +2,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.data.errors import BadMediaError, FramePlanError, RecordError, kind_of, place_of, told_to_the_user
+from qwenvl.data.errors import BadMediaError, RecordError, kind_of, place_of, told_to_the_user
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(RecordError("a[1]: bad"), 1), (BadMediaError("a.mp4", "bad"), 1), (FramePlanError("x"), 1), (OSError("y"), 2)],
+    [(RecordError("a[1]: bad"), 1), (BadMediaError("a.mp4", "bad"), 1), (OSError("y"), 2)],
 )
 def test_errors_of_users_are_told_without_a_traceback(error, code, capsys):
     with pytest.raises(SystemExit) as ended, told_to_the_user("qwenvl do"):
@@ -45,7 +45,7 @@ def test_values_are_shown_by_their_json_type():
     assert kind_of("x" * 200) == 'string "' + "x" * 76 + "..."
 
 
-@pytest.mark.parametrize("kind", [RecordError, BadMediaError, FramePlanError])
+@pytest.mark.parametrize("kind", [RecordError, BadMediaError])
 def test_what_a_message_quotes_neither_steers_a_terminal_nor_fills_it(kind):
     text = str(kind("data.json[3]: \x1b[2J\x9b1m" + "x" * 10**6 + ": no such file\n  second line"))
     assert text.startswith("data.json[3]: \ufffd[2J\ufffd1mxxx") and text.endswith("xxx: no such file\n  second line")

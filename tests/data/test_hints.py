@@ -1,5 +1,5 @@
-from qwenvl.data.hints import size_hints
-from qwenvl.data.options import PromptOptions
+from qwenvl.data.hints import few_frames, size_hints
+from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import MediaSizes
 from qwenvl.types import ClipMeta
 
@@ -32,3 +32,19 @@ def test_the_tokens_of_another_family(tiny_pair):
     _, processor = tiny_pair("qwen3_vl")
     ((_, message),) = size_hints(MediaSizes((LARGE,), (None,), ()), PromptOptions(), processor)
     assert "are seen at 192 x 96; --video_max_frame_pixels 100352 shows 416 x 224, for 91 tokens" in message
+
+
+def test_short_clips_name_the_rate_that_shows_more_frames():
+    # 1.9 s at one frame in 2 s is 1, below 4; 8 frames are 5 a second, rounded up
+    clips = [(0.2, 6), (1.9, 57), (2.9, 87), (60.0, 1800)]
+    ((kind, message),) = few_frames(clips, FrameOptions())
+    assert kind == "few frames"
+    assert message == (
+        "3 of 4 clips are so short that they show 4 frames (--video_min_frames): --base_interval and "
+        "--video_max_frames change nothing there; --video_fps 5 shows 8 of a clip of 1.9 s"
+    )
+    ((_, message),) = few_frames([(0.2, 6)], FrameOptions(video_max_frames=32))
+    assert message.endswith("--video_fps 30 shows 6 of a clip of 0.2 s"), "no more than the clip has"
+    for silent in ([(60.0, 1800)], [(0.2, 5)], [(1.9, 57), (9.0, 90), (9.0, 90)]):
+        assert few_frames(silent, FrameOptions()) == []
+    assert few_frames(clips, FrameOptions(video_fps=5.0)) == []

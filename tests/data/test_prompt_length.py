@@ -1,7 +1,5 @@
 """Against the prompts that the collator makes of the media themselves."""
 
-import random
-
 import pytest
 import torch
 from PIL import Image
@@ -10,7 +8,7 @@ from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.prompt_length import EvenTimes, LengthEstimate, Ruler, read_header
+from qwenvl.data.prompt_length import LengthEstimate, Ruler, read_header
 from qwenvl.demo.tiny import FAMILIES, make_processor
 from qwenvl.types import ClipMeta, FrameInfo, Message, Record, Sample, VideoClip
 
@@ -66,10 +64,6 @@ def test_sizes_by_hand():
     ruler = Ruler(make_processor("qwen2_5_vl"), (4 * 28 * 28, 32 * 28 * 28), (16 * 28 * 28, 576 * 28 * 28))
     # 480 x 640 pixels into 25,088: 480 / sqrt(307,200 / 25,088) = 137.2 and 182.9, down to multiples of 28
     assert ruler.frame_size((480, 640), None) == (112, 168)
-    # half of 112 x 168 is 9,408: 480 / sqrt(307,200 / 9,408) = 84 and 112
-    assert ruler.frame_size((480, 640), None, share=0.5) == (84, 112)
-    # a hundredth is below the least, 3,136: 480 / sqrt(307,200 / 3,136) = 48.5 and 64.7
-    assert ruler.frame_size((480, 640), None, share=0.01) == (28, 56)
     # the record's own bounds: 480 / sqrt(307,200 / 50,176) = 193.99 and 258.7
     assert ruler.frame_size((480, 640), ClipMeta(max_pixels=64 * 28 * 28)) == (168, 252)
     # a still keeps its size, to multiples of 28
@@ -136,10 +130,3 @@ def test_media_that_cannot_be_opened_count_as_their_bounds(make_row, write_rows,
 def test_never_above_what_prompts_are_made_to_fit(make_row, write_rows, collator):
     dataset = load_dataset(str(write_rows([make_row(prompt="<image>", image="none.png")])), on_bad_sample="skip")
     assert LengthEstimate(dataset.records, dataset.rule, collator.ruler, most=100)((0, 0)) == 100
-
-
-def test_a_header_that_claims_a_billion_frames_costs_nothing():
-    times = EvenTimes(10**9, 0.1)
-    assert len(times) == 10**9
-    numbers = random.Random(0).sample(range(10**9), 3)
-    assert [times[n] for n in numbers] == pytest.approx([n / 10 for n in numbers])

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
@@ -111,7 +109,7 @@ def test_what_would_be_lowered_to_fit(make_clip, write_rows, make_row, tiny_chec
     report = json.loads(out)
     assert (code, report["fitted_prompts"], report["prompt_tokens"]["max"]) == (0, 1, longest - 3 * 16)
     assert report["warnings"] == [
-        {"kind": "lowered to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"},
+        {"kind": "fewer frames to fit", "message": f"{path}[0] (id clip): 10 of 16 frames"},
     ]
     assert "--fit_frames has no effect without" in refused(capsys, "check", path, "--fit_frames")
     assert "without --max_prompt_length" in refused(capsys, "check", path, "--fit_frames", *flags)
@@ -126,15 +124,12 @@ def test_repeated_questions_are_worth_a_look(write_rows, make_row, capsys):
     assert "but has another solution" in second["message"]
 
 
-def test_stats_show_what_weights_come_to(write_rows, make_row, capsys):
+def test_solutions_and_what_weights_come_to(write_rows, make_row, capsys):
     small = write_rows([make_row(id=str(i)) for i in range(2)], "small.json")
-    large = write_rows([make_row(id=str(i)) for i in range(8)], "large.json")
-    out = run(capsys, "stats", f"{small}:0.3,{large}:0.7")[1]
+    large = write_rows([make_row(id=str(i), prompt=f"Which of {i}?") for i in range(8)], "large.json")
+    _, out = run(capsys, "check", f"{small}:0.3,{large}:0.7")
     # 0.3 and 0.7 of ten records
-    assert f"3  of 2 records, each 1.5 times: {small}" in out
-    assert f"7  of 8 records, each 0.875 times: {large}" in out
-    assert "records                   10\n" in out and "different solutions       1\n" in out
-    assert "      10  <answer>(1) take</answer>" in out
+    assert "  1 solutions, 10 times " in out and f"  drawn in an epoch: 3 of {small}, 7 of {large}\n" in out
 
 
 def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
@@ -156,14 +151,6 @@ def test_convert_says_what_it_wrote(folder, tmp_path, capsys):
 )
 def test_bad_commands(argv, code, message, capsys):
     assert message in refused(capsys, *argv, code=code)
-
-
-def test_stats_counts_without_torch(folder):
-    code = "import sys; sys.modules.update(torch=None, transformers=None)\n"
-    code += f"from qwenvl.doctor.commands import main; sys.exit(main(['stats', {str(folder / 'data.jsonl')!r}]))"
-    (folder / "data.jsonl").write_text((folder / "data.jsonl").read_text().splitlines()[0] + "\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("records                   1\n")
 
 
 def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
@@ -192,6 +179,7 @@ def test_what_is_worth_a_look_is_told_by_check_and_by_the_preview(
     "argv",
     [
         ("check", "rows.json", "--prompt_template", "pipe.txt"),
+        ("check", "rows.json", "--system", "pipe.txt"),
         ("check", "pipe.txt"),
         ("from-folder", ".", "--steps", "pipe.txt", "--answers", "folders"),
         ("from-folder", ".", "--question", "What?", "--answers", "pipe.txt"),

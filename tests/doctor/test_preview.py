@@ -22,7 +22,7 @@ def pictures(page):
 def test_the_page_shows_the_frames_that_the_model_sees(
     tmp_path, make_clip, write_rows, make_row, number_of, never_at_full_size
 ):
-    make_clip("a.mp4", 25)
+    make_clip("a.mp4", 25, size=(112, 112))
     meta = {"frame_cnts": [10, 15], "min_frames": 2, "max_frames": 2, "dynamic_sample": True}
     path = write_rows([make_row(id="x<y", prompt="<video>\nWhich & why?", video="a.mp4", meta=meta)])
     page = page_of(tmp_path, path, "--seed", 7)
@@ -49,6 +49,7 @@ def test_prompts_have_their_vision_tokens_folded(
     assert "<video: 36 tokens><|vision_end|> and <|vision_start|><image: 20 tokens><|vision_end|>?<|im_end|>" in page
     tokens = int(re.search(r"(\d+) tokens: 56 vision", page)[1])
     assert f"{999 - tokens} below --max_prompt_length" in page
+    assert f"frames of a clip: min 6, median 6, max 6; tokens of a prompt: min {tokens}, median {tokens}, max" in page
     assert "120 x 90 pixels, the model sees 112 x 84" in page
     assert [picture.shape for picture in pictures(page)] == [(84, 112, 3)] * 6 + [(140, 112, 3)]
     # Qwen3-VL has patches of 16 and a time for every pair of frames: 0, 5, 10 | 14, 19, 24 tenths of a second
@@ -74,7 +75,9 @@ def test_bad_records_are_shown_as_such(tmp_path, write_rows, make_row):
     assert "No such file" in page
     assert "can't be scored" in page
     assert "data.json[2]: expected an object with `conversations`, `messages` or `prompt`, got list [1, 2]" in page
-    assert page.count("<section>") == 4
+    assert "4 records, 2 of them bad" in page
+    assert re.findall(r'<a href="#r(\d)" class="bad">(.*?)</a>', page) == [("1", "data-0"), ("3", "bad row")]
+    assert page.count('<section id="r') == 4
     assert "src=" not in page
 
 
@@ -118,7 +121,7 @@ def test_the_page_fits_a_phone_and_enlarges_a_frame_in_place(tmp_path, make_clip
             browser.show(width, dark=dark)
             browser.open((tmp_path / "page.html").as_uri())
             browser.wait(f"{overflow} <= 0")  # a new size of the window takes a moment
-            browser.wait("document.querySelector('.frames img').width === 160")
+            browser.wait("document.querySelector('.frames img').width === 168")
             browser.run("document.querySelector('.frames input').click()")
             browser.wait("document.querySelector('.frames img').width > 300")
             browser.wait(f"{overflow} <= 0")

@@ -25,7 +25,7 @@ def sample(doc_id: int = 0, control: str = AS_IT_IS, n: int = 0, model: str = "b
             "total": 0.3,
             "clips": (SeenClip("clips/0.mp4", (0, 4), (0.0, 0.5), (0, 1)),),
             "images": ("a.png",),
-            "fitted": {"frames": [[8, 4]], "sizes": []},
+            "fitted": {"frames": [[8, 4]]},
             "doc_hash": "abc",
             "doc": {"id": doc_id},
         }

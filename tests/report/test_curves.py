@@ -61,7 +61,6 @@ def run_of(*rows: dict[str, float]) -> Run:
         ("filter/rounds", "learning", "filter: rounds"),
         ("kl", "stable", "KL to the reference"),
         ("my_own_number", "stable", "my own number"),
-        ("frame_cache/hit_frac", "fast", "frame cache: hit_frac"),
         ("prompt/tokens", "data", "prompt tokens"),
         ("eval_total_reward", "learning", "eval total reward"),
         ("eval_runtime", "fast", "eval runtime"),

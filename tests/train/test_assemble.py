@@ -5,7 +5,9 @@ from dataclasses import fields
 
 import pytest
 
+from qwenvl import GRPOConfig, GRPOTrainer
 from qwenvl.config.command_line import parse_args
+from qwenvl.data.errors import RecordError
 from qwenvl.rewards import RewardError, build_rubric
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rewards.table import BY_FLAG, TABLE
@@ -48,3 +50,12 @@ def test_what_has_a_flag_of_its_own_is_no_name(name):
     assert name in {option.name for option in fields(RewardOptions)}
     with pytest.raises(RewardError, match=f"{name} is set by --{name}, not among --reward_funcs"):
         build_rubric([name])
+
+
+def test_bad_records_are_reported_before_the_weights_are_loaded(tiny_checkpoint, write_rows, make_row, monkeypatch):
+    monkeypatch.setattr("qwenvl.train.assemble.build_policy", lambda *_: pytest.fail("the weights were loaded"))
+    rows = {"no such file": make_row(prompt="<video>", video="gone.mp4"), "0 <video> tags": make_row(video="a.mp4")}
+    for message, row in rows.items():
+        args = GRPOConfig(output_dir="run", dataset_use=str(write_rows([row])), use_cpu=True)
+        with pytest.raises(RecordError, match=message):
+            GRPOTrainer(str(tiny_checkpoint()), args)

@@ -93,7 +93,7 @@ def evaluated_run(make_trainer, sop_data, tmp_path):
         save_strategy="steps",
         save_steps=1,
         grpo_beta=0.2,
-        frame_cache=str(tmp_path / "private"),
+        dataset_catalog=str(tmp_path / "private"),
     )
     trainer.train()
     trainer.save_model()
@@ -110,7 +110,7 @@ def test_it_says_what_the_run_was_and_what_came_of_it(evaluated_run, tmp_path, s
     assert "- What learned: the language model, the merger." in card
     shown = settings_in(run)
     assert shown["grpo_beta"] == 0.2 and shown["base_interval"] == 0.5 and shown["learning_rate"] == 1e-3
-    assert "frame_cache" not in shown and "private" not in card
+    assert "dataset_catalog" not in shown and "private" not in card
     rows = {row["step"]: row for row in evaluated_run.state.log_history if "eval_total_reward" in row}
     assert sorted(rows) == [0, 1, 2]
     for step in (0, 2):

@@ -5,7 +5,7 @@ import pytest
 from qwenvl.data.dataset import load_dataset
 from qwenvl.runlog import read_metrics, read_rollouts
 
-SIX_OF_EIGHT = {"frames": [[8, 6]], "sizes": [[[56, 56], [56, 56]]]}
+SIX_OF_EIGHT = {"frames": [[8, 6]]}
 
 
 def test_what_was_lowered_is_in_rollouts_and_metrics(make_trainer, sop_data, tmp_path):
@@ -46,5 +46,5 @@ def test_a_data_set_made_before_must_have_its_limit(make_trainer, sop_data):
     bare = load_dataset(str(sop_data))
     with pytest.raises(ValueError, match="--fit_frames has no effect on a data set made without"):
         build_dataset(bare, trainer.args, rubric, collator, training=True)
-    fitting = load_dataset(str(sop_data), limit=collator.limit)
+    fitting = load_dataset(str(sop_data), ruler=collator.ruler, fit_to=64)
     assert build_dataset(fitting, trainer.args, rubric, collator, training=True) is fitting

@@ -12,7 +12,6 @@ from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.runlog import read_rollouts
-from qwenvl.train.run.resume import SettingsError
 
 
 class Mapped(torch.utils.data.Dataset):
@@ -46,10 +45,7 @@ KINDS = {
     "Dataset": as_table,
     "Dataset in torch's format": lambda rows: as_table(rows).with_format("torch"),
     "Dataset with a transform": lambda rows: as_table(rows).with_transform(lambda batch: batch),
-    "IterableDataset": lambda rows: as_table(rows).to_iterable_dataset(),
-    "IterableDataset of a generator": lambda rows: datasets.IterableDataset.from_generator(lambda: iter(rows)),
     "torch Dataset": Mapped,
-    "torch IterableDataset": Stream,
 }
 IN_ORDER = {
     "train_sampling_strategy": "sequential",
@@ -88,16 +84,16 @@ def test_every_kind_gives_the_records_of_the_file(kind, rows, sop_data):
         assert [getattr(record, name) for name in names] == [getattr(other, name) for name in names]
 
 
-@pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset", "torch Dataset"])
+@pytest.mark.parametrize("kind", ["list", "Dataset", "torch Dataset"])
 def test_rows_train_as_their_file_does(kind, rows, make_trainer, tmp_path, of_the_file):
     if not of_the_file:
         of_the_file.append(trained(make_trainer, tmp_path)[1])
     trainer, found = trained(make_trainer, tmp_path, KINDS[kind](rows))
     assert found == of_the_file[0] and len(found) == 8
-    assert len(trainer.train_dataset) == (4 if "Iterable" in kind else 8), "of a stream what the run needs"
+    assert len(trainer.train_dataset) == 8
 
 
-@pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset", "torch Dataset"])
+@pytest.mark.parametrize("kind", ["list", "Dataset", "torch Dataset"])
 def test_rows_are_evaluated_on(kind, rows, make_trainer, tmp_path):
     trainer = make_trainer(datasets=[None, {"held_out": KINDS[kind](rows[:2])}])
     assert trainer.eval_dataset["held_out"].records[0].where == "eval_dataset.held_out[0]"
@@ -127,63 +123,39 @@ def test_rows_of_other_formats_with_their_pictures(make_trainer, tmp_path, capsy
     trainer, _ = trained(make_trainer, tmp_path, table)
     assert "train_dataset: read as trl (TRL)" in capsys.readouterr().err
     expected = trainer.data_collator([trainer.train_dataset[0]])["prompts"].pixel_values
-    for given in (plain, table.to_iterable_dataset(), Mapped(table)):
+    for given in (plain, Mapped(table)):
         dataset = load_dataset(given)
         assert dataset.records[0].messages[0].text == "<image>Which part? 0"
         assert torch.equal(trainer.data_collator([dataset[0]])["prompts"].pixel_values, expected)
 
 
-def test_a_large_table_stays_on_the_disk(rows, make_trainer):
-    trainer = make_trainer(datasets=[as_table(rows)], stream_above_mb=0, max_steps=1)
+def test_a_large_table_stays_on_the_disk(rows, make_trainer, monkeypatch):
+    monkeypatch.setattr("qwenvl.data.records.record_file.LOADED_BYTES", 0)
+    trainer = make_trainer(datasets=[as_table(rows)], max_steps=1)
     assert isinstance(trainer.train_dataset.records, RecordFile)
     trainer.train()
 
 
-def test_a_longer_run_on_a_stream_goes_on_where_the_shorter_one_ended(rows, make_trainer, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
-    settings |= {"per_device_train_batch_size": 2, "grpo_sample_size": 2}
-    whole, _ = trained(
-        make_trainer, tmp_path, Stream(rows), max_steps=2, output_dir=str(tmp_path / "whole"), **settings
-    )
-    trained(make_trainer, tmp_path, Stream(rows), max_steps=1, output_dir=str(tmp_path / "cut"), **settings)
-    resumed = make_trainer(
-        datasets=[Stream(rows)], **IN_ORDER | {"max_steps": 2, "output_dir": str(tmp_path / "cut")} | settings
-    )
-    resumed.train(resume_from_checkpoint=True)
-    weights = dict(resumed.model.named_parameters())
-    assert all(torch.equal(value, weights[name]) for name, value in whole.model.named_parameters())
-    longer = IN_ORDER | {"max_steps": 3, "output_dir": str(tmp_path / "cut")} | settings
-    other = make_trainer(datasets=[Stream([*rows[:3], rows[4], rows[3], *rows[5:]])], **longer)
-    with pytest.raises(SettingsError, match=r"gives other rows .*: rows 0 to 3, the last before step 2, differ"):
-        other.train(resume_from_checkpoint=True)
-    same_so_far = make_trainer(datasets=[Stream([*rows[:4], *rows[:3:-1]])], **longer)
-    same_so_far.train(resume_from_checkpoint=True)
-    assert same_so_far.state.global_step == 3
-
-
 @pytest.mark.parametrize(
-    ("given", "settings", "error", "message"),
+    ("given", "error", "message"),
     [
-        (Stream([{}]), {"max_steps": -1}, ValueError, "train_dataset: a stream has no length: set max_steps"),
-        (Stream([{}]), {"train_sampling_strategy": "random"}, ValueError, 'set train_sampling_strategy="sequential"'),
-        (Stream([]), {}, RecordError, "train_dataset: no rows"),
-        ([], {}, RecordError, "train_dataset: no rows"),
-        (["a.json"], {}, RecordError, r"train_dataset\[0\]: expected a row, a dict, got string"),
-        ([{"a": 1}], {}, RecordError, r"train_dataset\[0\]: expected an object with `conversations`"),
-        (Stream([{"a": 1}]), {}, RecordError, r"train_dataset\[0\]: expected an object with `conversations`"),
-        ({"train": [{}]}, {}, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got dict"),
-        (3, {}, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got int"),
+        (Stream([{}]), RecordError, "train_dataset: an IterableDataset has no length .* give its rows as a list"),
+        (as_table([{"a": 1}]).to_iterable_dataset(), RecordError, "train_dataset: an IterableDataset has no length"),
+        ([], RecordError, "train_dataset: no rows"),
+        (["a.json"], RecordError, r"train_dataset\[0\]: expected a row, a dict, got string"),
+        ([{"a": 1}], RecordError, r"train_dataset\[0\]: expected an object with `conversations`"),
+        ({"train": [{}]}, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got dict"),
+        (3, TypeError, "train_dataset: expected what --dataset_use takes, rows .*, got int"),
         (
             datasets.DatasetDict(train=datasets.Dataset.from_list([{"a": 1}])),
-            {},
             RecordError,
             "train_dataset: holds the splits train; give one of them",
         ),
     ],
 )
-def test_what_is_no_data_set_is_refused(given, settings, error, message, make_trainer):
+def test_what_is_no_data_set_is_refused(given, error, message, make_trainer):
     with pytest.raises(error, match=message):
-        make_trainer(datasets=[given], **IN_ORDER | settings)
+        make_trainer(datasets=[given], **IN_ORDER)
 
 
 def test_the_path_of_a_clip_may_not_leave_the_working_folder(rows, make_trainer, monkeypatch):

@@ -9,14 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from qwenvl import GRPOConfig, GRPOTrainer
-from qwenvl.data.dataset import load_dataset
-from qwenvl.data.media.frame_cache import FrameCache
 from qwenvl.grpo.advantages import group_advantages
 from qwenvl.grpo.diagnostics import clustered_interval
 from qwenvl.model.logprobs import completion_logprobs
 from qwenvl.runlog import read_config, read_metrics, read_rollouts
-from qwenvl.train.data_sets import build_dataset
 from tests.train.conftest import caught_draws, caught_gradients, logged
 
 
@@ -284,39 +280,3 @@ def test_a_setting_that_no_reward_reads_is_refused(make_trainer):
     with pytest.raises(ValueError, match="--response_format has no effect: only format and strict_format read it"):
         make_trainer(response_format="answer_only")
     make_trainer(response_format="answer_only", functions=["strict_format"])
-
-
-def test_frames_are_kept_over_epochs(make_trainer, tmp_path):
-    """Of six clips three have fixed frames: the second epoch finds those."""
-    runs = {}
-    for name, flags in {"plain": {}, "cached": {"frame_cache": str(tmp_path / "frames")}}.items():
-        trainer = make_trainer(output_dir=str(tmp_path / name), max_steps=4, per_device_train_batch_size=4, **flags)
-        trainer.train()
-        runs[name] = logged(trainer)
-    found = [row.get("frame_cache/hit_frac", 0.0) for row in runs["cached"]]
-    assert sum(found[:2]) == 0.0 and sum(found[2:]) > 0.5
-    for name in ("loss", "kl", "reward/total"):
-        assert [row[name] for row in runs["cached"]] == [row[name] for row in runs["plain"]]
-
-
-def test_a_frame_cache_that_could_never_be_hit_is_refused(make_trainer, sop_data, tmp_path):
-    rows = [row for row in json.loads(sop_data.read_text()) if "meta" in row]
-    path = tmp_path / "drawn.json"
-    path.write_text(json.dumps([row | {"video": str(sop_data.with_name(row["video"]))} for row in rows]))
-    flags = {"dataset_use": str(path), "allow_outside_media": True, "frame_cache": str(tmp_path / "frames")}
-    with pytest.raises(ValueError, match="--frame_cache has no effect: no clip keeps its frames"):
-        make_trainer(**flags)
-    make_trainer(**flags, eval_dataset_use=str(path))  # evaluation takes the same ones each time
-    make_trainer(**flags, frame_sampler="change")  # what changes in the clips is kept
-
-
-def test_a_frame_cache_may_serve_evaluation_alone(tiny_checkpoint, sop_data, tmp_path):
-    args = GRPOConfig(output_dir=str(tmp_path / "run"), frame_cache=str(tmp_path / "frames"), use_cpu=True)
-    trainer = GRPOTrainer(str(tiny_checkpoint()), args, eval_dataset=str(sop_data))
-    assert trainer.train_dataset is None and trainer.eval_dataset.frame_cache is not None
-
-
-def test_a_frame_cache_beside_a_data_set_made_without_is_refused(sop_data, tmp_path):
-    dataset, cache = load_dataset(str(sop_data)), FrameCache(tmp_path, 10**6, None)
-    with pytest.raises(ValueError, match="--frame_cache has no effect on a data set made without"):
-        build_dataset(dataset, GRPOConfig(use_cpu=True), None, None, cache, training=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from itertools import compress, islice
-from typing import BinaryIO, NamedTuple
+from itertools import compress, islice, pairwise
+from typing import BinaryIO
 
 import av
 import numpy as np
@@ -28,8 +28,7 @@ READING_ERRORS = (av.FFmpegError, IndexError)  # PyAV raises the second where st
 CHECKSUMS = "crccheck+bitstream+buffer"
 MAX_PIXEL_SHAPE = 4  # real pixels are at most twice as wide as high; what headers claim beyond this is noise
 MAX_SLANT = 0.035  # the sine of 2 degrees, which players ignore too
-# In these a file may be made of several, one after the other, each with times of its own.
-JOINABLE = ("mpegts", "mpeg")
+JOINABLE = ("mpegts", "mpeg")  # a file may be made of several, one after the other, each with times of its own
 MAX_GAP_SECONDS = 10.0  # players take a longer jump in such a file for the beginning of another one
 MAX_BACK_SECONDS = 0.1  # and so a jump back by more than this
 MIN_TABLE_FRAMES = 2000  # reading the packets of shorter clips takes a few milliseconds
@@ -46,7 +45,6 @@ TRANSPOSITIONS = {
     (0, 1, 1, 0): Transpose.TRANSPOSE,
     (0, -1, -1, 0): Transpose.TRANSVERSE,
 }
-TURNS = (None, Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)
 
 
 def open_video(path: str, timeout: float | None = None, strict: bool = False) -> tuple[InputContainer, VideoStream]:
@@ -158,7 +156,6 @@ class Packets:
         dts: decoding times, as ``pts``. Empty for an MP4 whose times were read from its header.
         keys: whether decoding can start at the packet.
         hidden: whether an edit list hides its frame, as it does when players show the file.
-        beginnings: how often times begin anew.
         first: the bytes of the first one, empty for such an MP4.
     """
 
@@ -166,7 +163,6 @@ class Packets:
     dts: list[int | None] = field(default_factory=list)
     keys: list[bool] = field(default_factory=list)
     hidden: list[bool] = field(default_factory=list)
-    beginnings: int = 0
     first: bytes = b""
 
     def __len__(self) -> int:
@@ -185,66 +181,41 @@ class Packets:
         return sorted(pts for pts in compress(self.pts, self.keys) if pts is not None)
 
 
-class Clock:
-    """Notices where the times of a file begin anew, as they do where several files were joined.
-
-    Attributes:
-        offset: units to add to the times of the packets from here on, so that they continue without a gap.
-    """
-
-    def __init__(self, container: InputContainer, stream: VideoStream) -> None:
-        self.offset = 0
-        self._joinable = container.format.name in JOINABLE
-        seconds = 1 / stream.time_base if stream.time_base else 0
-        self._most, self._least = MAX_GAP_SECONDS * seconds, -MAX_BACK_SECONDS * seconds
-        self._frame = round(seconds / stream.average_rate) if stream.average_rate else 1
-        self._next: int | None = None
-
-    def begins_anew(self, packet: Packet) -> bool:
-        """Whether the packet begins another file."""
-        if not self._joinable or packet.dts is None:
-            return False
-        jump = packet.dts - self._next if self._next is not None else 0
-        self._next = packet.dts + (packet.duration or self._frame)
-        if self._least <= jump <= self._most:
-            return False
-        self.offset -= jump
-        return True
-
-
 def read_packets(container: InputContainer, stream: VideoStream, path: str) -> Packets:
-    """Read the packets of a clip, or the tables in the header of a long MP4. The container's position changes."""
+    """Read the packets of a clip, or the tables in the header of a long MP4. The container's position changes.
+
+    Raises:
+        BadMediaError: several files in one, each with times of its own.
+    """
     if (table := table_packets(container, stream, path)) is not None:
         return table
-    packets, clock = Packets(), Clock(container, stream)
+    packets = Packets()
     for packet in container.demux(stream):
         if packet.size == 0:  # the flush at the end, or an AVI's "repeat the last frame"
             continue
         if not packets.pts:
             packets.first = bytes(packet)
-        packets.beginnings += clock.begins_anew(packet)
         packets.pts.append(packet.pts)
         packets.dts.append(packet.dts)
         packets.keys.append(packet.is_keyframe)
         packets.hidden.append(packet.is_discard)
+    if container.format.name in JOINABLE and stream.time_base:
+        seconds = [float(time * stream.time_base) for time in packets.dts if time is not None]
+        if jump := next((pair for pair in pairwise(seconds) if not _is_next(*pair)), None):
+            raise BadMediaError(
+                path,
+                f"its times jump from {jump[0]:.1f} to {jump[1]:.1f} s, as where several files were joined: "
+                "ffmpeg -i IN -c copy OUT.mp4 writes them as one",
+            )
     return packets
 
 
-class Played(NamedTuple):
-    """A frame that was shown.
-
-    Attributes:
-        part: of a file that several were joined to, which one it comes from.
-        offset: units to add to its times, so that this part continues where the last one ended.
-    """
-
-    frame: VideoFrame
-    part: int
-    offset: int
+def _is_next(before: float, after: float) -> bool:
+    return -MAX_BACK_SECONDS <= after - before <= MAX_GAP_SECONDS
 
 
-def play(path: str, most_packets: int | None = None, strict: bool = False) -> Iterator[Played]:
-    """Decode a clip from its beginning. Parts that were joined are decoded each on its own.
+def play(path: str, most_packets: int | None = None, strict: bool = False) -> Iterator[VideoFrame]:
+    """Decode a clip from its beginning.
 
     Args:
         most_packets: only so many of them.
@@ -256,38 +227,26 @@ def play(path: str, most_packets: int | None = None, strict: bool = False) -> It
     """
     container, stream = open_video(path, strict=strict)
     with closing(container):
-        clock, context = Clock(container, stream), stream.codec_context
-        part, offset, began = 0, 0, False
         packets = (packet for packet in container.demux(stream) if packet.size)
-        for packet in islice(packets, most_packets):
-            if clock.begins_anew(packet):
-                yield from [Played(frame, part, offset) for frame in context.decode(None)]
-                context.flush_buffers()
-                part, began = part + 1, False
-            offset = clock.offset
-            frames = _frames_in(packet, began)
-            began = began or bool(frames)
-            yield from [Played(frame, part, offset) for frame in frames]
-        yield from [Played(frame, part, offset) for frame in context.decode(None)]
+        yield from decoded(islice(packets, most_packets))
+        yield from stream.codec_context.decode(None)
 
 
 def decoded(packets: Iterable[Packet]) -> Iterator[VideoFrame]:
-    """Decode packets one by one, in their order."""
+    """Decode packets one by one, in their order.
+
+    Before the first frame a packet may fail: a recording that joins midway begins with such.
+    """
     began = False
     for packet in packets:
-        frames = _frames_in(packet, began)
+        try:
+            frames = packet.decode()
+        except av.InvalidDataError:
+            if began:
+                raise
+            continue
         began = began or bool(frames)
         yield from frames
-
-
-def _frames_in(packet: Packet, began: bool) -> Sequence[VideoFrame]:
-    """Decode a packet. Where no frame came out before it may fail: a recording that joins midway begins with such."""
-    try:
-        return packet.decode()
-    except av.InvalidDataError:
-        if began:
-            raise
-        return ()
 
 
 def has_instant_refresh(packet: bytes, extradata: bytes | None) -> bool:

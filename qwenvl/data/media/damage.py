@@ -20,7 +20,7 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.container import READING_ERRORS, Clock, open_video, play, reason_of
+from qwenvl.data.media.container import READING_ERRORS, open_video, play, reason_of
 
 # A container may hold this much less than its header promises: a last packet or two are often lost when clips are cut.
 MAX_MISSING_FRAMES = 2
@@ -31,15 +31,14 @@ STEADY_SHARE = 0.95
 # ... has no pause as long as this many of them. It is a hole.
 HOLE_FRAMES = 5
 HOLE_SECONDS = 0.5
-MARKED_AT_A_JOINT = 2  # packets
 # By FFmpeg's name of a codec the decoder of the format's authors, which notices that it has lost its place in the data.
 WATCHFUL_DECODERS = {"vp9": "libvpx-vp9"}
 
 
 def check_promise(
     container: InputContainer, stream: VideoStream, packets: int, end: Fraction, seconds: float, path: str
-) -> list[str]:
-    """What a header says wrongly of a clip's length, in words. The file itself is whole.
+) -> None:
+    """Check that a file does not end before its own structure does. A whole file whose header is wrong passes.
 
     Args:
         packets: how many it has.
@@ -57,16 +56,14 @@ def check_promise(
             raise _cut_short(path, f"{stream.frames} frames", str(packets))
         if whole is False and not stream.frames:  # in fragments, each with a header of its own
             raise BadMediaError(path, "is cut short: its last part is not whole", "cut short")
-        return []
+        return
     if name == "gif" and not whole:
         raise BadMediaError(path, "is cut short: the block that ends a GIF is missing", "cut short")
     promised = _promised_end(container, stream)
     missing = promised - float(end)
-    if abs(missing) <= max(MAX_MISSING_SHARE * seconds, MAX_MISSING_FRAMES * frame) or promised <= 0:
-        return []
-    if missing > 0 and (whole is False or (whole is None and name.startswith("matroska"))):
+    too_much = promised > 0 and missing > max(MAX_MISSING_SHARE * seconds, MAX_MISSING_FRAMES * frame)
+    if too_much and (whole is False or (whole is None and name.startswith("matroska"))):
         raise _cut_short(path, f"{promised:.2f} s", f"{float(end):.2f} s")
-    return [f"its header says that it ends at {promised:.2f} s, and it ends at {float(end):.2f} s"]
 
 
 def _is_whole(path: str, container_format: str) -> bool | None:
@@ -81,7 +78,8 @@ def _is_whole(path: str, container_format: str) -> bool | None:
         if container_format.startswith("mov"):
             return _last_box_end(file, size) <= size
         if container_format == "gif":
-            return _has_gif_trailer(file)
+            file.seek(-min(size, 64), os.SEEK_END)
+            return file.read().rstrip(b"\0\r\n").endswith(b";")  # the block that ends it
     return None
 
 
@@ -155,26 +153,6 @@ def _last_box_end(file, size: int) -> int:
     return at
 
 
-def _has_gif_trailer(file) -> bool:
-    """Whether the blocks of a GIF lead to the one that ends it."""
-
-    def pass_colours(flags: int) -> None:
-        if flags & 0x80:
-            file.seek(3 * 2 ** (flags % 8 + 1), os.SEEK_CUR)
-
-    pass_colours(file.read(13)[10])
-    while (kind := file.read(1)) in (b"!", b","):
-        if kind == b",":
-            head = file.read(9)
-            if len(head) < 9:
-                return False
-            pass_colours(head[8])
-        file.seek(1, os.SEEK_CUR)  # the label of an extension, or how wide codes are
-        while length := int.from_bytes(file.read(1), "big"):
-            file.seek(length, os.SEEK_CUR)
-    return kind == b";"
-
-
 def check_packets(path: str, times: Sequence[float]) -> None:
     """Read all packets of a clip and decode none of them.
 
@@ -212,7 +190,7 @@ def check_all_frames(path: str, times: Sequence[float], strict: bool) -> None:
     """
     count = 0
     try:
-        for frame, _, _ in play(path, strict=strict):
+        for frame in play(path, strict=strict):
             if frame.is_corrupt:
                 raise damage(path, f"the frame at {times[min(count, len(times) - 1)]:.3f} s is damaged")
             count += 1
@@ -250,20 +228,11 @@ def damage(path: str, reason: str) -> BadMediaError:
 
 
 def _first_damaged(container: InputContainer, stream: VideoStream) -> float | None:
-    """The second of the first packet that is marked as damaged, as is one before a lost one of a broadcast.
-
-    One of the last packets of a part is marked too, where another file was joined to it.
-    """
-    clock = Clock(container, stream)
-    marked: list[tuple[int, float]] = []
-    for number, packet in enumerate(container.demux(stream)):
-        if clock.begins_anew(packet):
-            marked = [mark for mark in marked if number - mark[0] > MARKED_AT_A_JOINT]
-        if marked and number - marked[0][0] > MARKED_AT_A_JOINT:
-            break
+    """The second of the first packet that is marked as damaged, as is one before a lost one of a broadcast."""
+    for packet in container.demux(stream):
         if packet.size and packet.is_corrupt:
-            marked.append((number, float((packet.dts or 0) * (stream.time_base or 0))))
-    return marked[0][1] if marked else None
+            return float((packet.dts or 0) * (stream.time_base or 0))
+    return None
 
 
 def _hole(times: Sequence[float]) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.media.reader import PART_BYTES, Clip, changes
+from qwenvl.data.media.reader import PART_BYTES, Clip
 from qwenvl.data.media.source import check_regular_file, frame_list
 
 if TYPE_CHECKING:
@@ -109,9 +109,6 @@ class FrameFolder(Clip):
                 first, other = ("{2} x {1}".format(*f.shape) for f in (frames[0], frame))
                 raise BadMediaError(self.files[index], f"{other} pixels in a clip whose first frame has {first}")
         return torch.stack(frames)
-
-    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
-        return changes(load_image(self.files[index])[1].numpy() for index in indices)  # by their green
 
     def check_all(self) -> None:
         for file in self.files:

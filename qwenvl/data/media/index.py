@@ -23,8 +23,6 @@ from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.container import JOINABLE, Packets, has_instant_refresh, play, read_packets
 from qwenvl.data.media.damage import check_promise
 
-# Streams without a container: there is nothing to seek by, and times are counted from wherever reading begins.
-RAW_FORMATS = ("h264", "hevc", "mpegvideo", "m4v", "obu", "mjpeg")
 # They know the order of decoding alone. Where frames are reordered, FFmpeg's guess at their times is wrong.
 WITHOUT_DISPLAY_TIMES = ("avi", "asf")
 # Their packets bear few times. Those that FFmpeg fills in are wrong after it has jumped.
@@ -41,14 +39,12 @@ class ClipIndex:
         key_pts: of the frames that decoding can start at, rising, the ones not shown included.
         time_base: seconds per unit.
         by_count: decoded frames bear other times than these. The i-th frame decoded from the start is frame i.
-        notes: what the file says wrongly of its frames, in words.
     """
 
     pts: tuple[int, ...]
     key_pts: tuple[int, ...]
     time_base: Fraction
     by_count: bool = False
-    notes: tuple[str, ...] = ()
 
     @cached_property
     def times(self) -> tuple[float, ...]:
@@ -90,14 +86,12 @@ def index_clip(container: InputContainer, stream: VideoStream, path: str) -> Cli
         shown = packets.dts if _lacks_display_times(container, stream) else packets.shown
         index = _index_of(stream, shown, packets)
     by_count = _lacks_display_times(container, stream) or container.format.name in WITHOUT_EXACT_SEEKING
-    notes = [*index.notes]
-    if not packets.beginnings:
-        gap = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1)) or frame_step(stream)
-        times = (index.pts[-1], *packets.pts[-TRIED_FRAMES:], *packets.dts[-TRIED_FRAMES:])  # unshown frames too
-        end = (max(time for time in times if time is not None) + gap) * index.time_base
-        seconds = float(gap * len(index.pts) * index.time_base)
-        notes += check_promise(container, stream, len(packets), end, seconds, path)
-    return replace(index, by_count=index.by_count or by_count, notes=tuple(notes))
+    gap = Fraction(index.pts[-1] - index.pts[0], max(1, len(index.pts) - 1)) or frame_step(stream)
+    times = (index.pts[-1], *packets.pts[-TRIED_FRAMES:], *packets.dts[-TRIED_FRAMES:])  # unshown frames too
+    end = (max(time for time in times if time is not None) + gap) * index.time_base
+    seconds = float(gap * len(index.pts) * index.time_base)
+    check_promise(container, stream, len(packets), end, seconds, path)
+    return replace(index, by_count=index.by_count or by_count)
 
 
 def _index_of(stream: VideoStream, shown: Iterable[Any], packets: Packets) -> ClipIndex:
@@ -110,10 +104,8 @@ def _index_of(stream: VideoStream, shown: Iterable[Any], packets: Packets) -> Cl
 def _must_be_played(container: InputContainer, stream: VideoStream, packets: Packets, path: str) -> bool:
     """Whether only decoding tells which frames the clip has, and when they are shown."""
     shown, context = packets.shown, stream.codec_context
-    if None in shown or len(set(shown)) < len(shown) or packets.beginnings:
-        return True
     # VP8 packets may hold frames that are never shown.
-    if container.format.name in RAW_FORMATS or context.name == "vp8":
+    if None in shown or len(set(shown)) < len(shown) or context.name == "vp8":
         return True
     if _lacks_display_times(container, stream):
         times = [time for time in packets.dts if time is not None]
@@ -149,7 +141,7 @@ def _index_from_first_shown(stream: VideoStream, packets: Packets, path: str) ->
     """Decode until the first key frame is shown, or a later frame. All that come after it are shown."""
     key = next((pts for pts, is_key in zip(packets.pts, packets.keys, strict=True) if is_key), packets.pts[0])
     shown: list[int] = []
-    for frame, _, _ in play(path):
+    for frame in play(path):
         if frame.pts is not None:
             shown.append(frame.pts)
             if frame.pts >= key:
@@ -157,72 +149,53 @@ def _index_from_first_shown(stream: VideoStream, packets: Packets, path: str) ->
     if not shown:
         raise BadMediaError(path, "none of its frames can be decoded")
     later = [pts for pts in packets.shown if pts > shown[-1]]
-    unshown = len(packets.shown) - len(shown) - len(later)
-    note = f"{unshown} frames at its beginning need others that were cut off: no player shows them"
-    return replace(_index_of(stream, shown + later, packets), notes=(note,) if unshown else ())
+    return _index_of(stream, shown + later, packets)
 
 
 def _index_by_playing(container: InputContainer, stream: VideoStream, path: str) -> ClipIndex:
     """Decode all frames."""
+    has_times = not _lacks_display_times(container, stream)
     pairs: list[tuple[int | None, int | None]] = []
     keys: list[int] = []
-    parts = 0
-    has_order = container.format.name not in RAW_FORMATS
-    has_times = has_order and not _lacks_display_times(container, stream)
-    for frame, part, offset in play(path):
-        known = (frame.pts if has_times else None, frame.dts if has_order else None)
-        pairs.append(tuple(None if time is None else time + offset for time in known))  # type: ignore[arg-type]
-        parts = part
+    for frame in play(path):
+        pairs.append((frame.pts if has_times else None, frame.dts))
         if frame.key_frame and frame.pts is not None:
             keys.append(frame.pts)
     if not pairs:
         raise BadMediaError(path, "none of its frames can be decoded")
-    pts = times_when_played(pairs, frame_step(stream))
-    mended = sum(pair[0] != time for pair, time in zip(pairs, pts, strict=True))
-    notes = []
-    if parts:
-        notes.append(f"it is {parts + 1} files in one, each with its own times: they are shown one after the other")
-    if mended and has_times:
-        notes.append(f"{mended} frames have no time, or a wrong one: they are spread between their neighbours")
+    pts = times_when_played(pairs)
+    if not pts:
+        raise BadMediaError(path, "none of its frames has a time: ffmpeg -r RATE -i IN OUT.mp4 gives them some")
     assert stream.time_base is not None  # of a stream that was opened
-    return ClipIndex(
-        tuple(pts), tuple(sorted(keys)) or (pts[0],), stream.time_base, bool(mended or parts), tuple(notes)
-    )
+    by_count = any(pair[0] != time for pair, time in zip(pairs, pts, strict=True))
+    return ClipIndex(tuple(pts), tuple(sorted(keys)) or (pts[0],), stream.time_base, by_count)
 
 
-def times_when_played(frames: Sequence[tuple[int | None, int | None]], step: Fraction) -> list[int]:
-    """When frames are shown, in the stream's units: strictly rising, one for each.
+def times_when_played(frames: Sequence[tuple[int | None, int | None]]) -> list[int]:
+    """When frames are shown, in the stream's units: strictly rising, one for each. Empty where no frame has a time.
 
     Decoders give frames in the order in which they are shown, so times that do not rise are wrong. Taken are the
     presentation times or the decoding times, whichever rise oftener. Frames without a time, or with a wrong one, are
-    spread evenly between their neighbours, at most the median distance of frames apart.
+    spread evenly between their neighbours, and at the ends by the median distance of frames.
 
     Args:
         frames: presentation and decoding time of each, None where it has none.
-        step: units from frame to frame, for where no frame has a time.
 
     Example:
-        >>> times_when_played([(10, 0), (None, 10), (30, 20), (20, 30), (50, 40)], Fraction(10))
+        >>> times_when_played([(10, 0), (None, 10), (30, 20), (20, 30), (50, 40)])
         [10, 20, 30, 40, 50]
     """
     by_pts, by_dts = ([frame[kind] for frame in frames] for kind in (0, 1))
     wrong = lambda times: sum(b <= a for a, b in pairwise(t for t in times if t is not None))
     has = lambda times: any(t is not None for t in times)
-    times = by_pts if has(by_pts) and (wrong(by_pts) <= wrong(by_dts) or not has(by_dts)) else by_dts
-    known = _rising(times)
+    known = _rising(by_pts if has(by_pts) and (wrong(by_pts) <= wrong(by_dts) or not has(by_dts)) else by_dts)
     if not known:
-        return [round(i * step) for i in range(len(times))]
-    places = list(known)
-    if len(places) > 1:  # a gap is not the distance from frame to frame
-        step = median(Fraction(known[b] - known[a], b - a) for a, b in pairwise(places))
-    first, last = places[0], places[-1]
-    spread = {place: Fraction(known[place]) for place in places}
-    spread |= {i: known[first] - (first - i) * step for i in range(first)}
-    spread |= {i: known[last] + (i - last) * step for i in range(last + 1, len(times))}
-    for a, b in pairwise(places):
-        own = min(step, Fraction(known[b] - known[a], b - a))
-        spread |= {i: known[a] + (i - a) * own for i in range(a + 1, b)}
-    return [round(spread[i]) for i in range(len(times))]
+        return []
+    places, numbers = list(known), np.arange(len(frames))
+    step = median([(known[b] - known[a]) / (b - a) for a, b in pairwise(places)] or [1])
+    outside = np.minimum(numbers - places[0], 0) + np.maximum(numbers - places[-1], 0)
+    spread = np.interp(numbers, places, list(known.values())) + outside * step
+    return np.floor(spread + 0.5).astype(int).tolist()
 
 
 def frame_step(stream: VideoStream) -> Fraction:

@@ -1,14 +1,14 @@
 """Exact frames of a clip, by number, decoded in this process.
 
-All backends share one index (``index``), so frame i is the same picture for all of them: the i-th picture that a
-player would show, independent of the counts and rates in the container. The time of each decoded frame is checked.
+Frame i is the i-th picture that a player would show, independent of the counts and rates in the container (``index``).
+The time of each decoded frame is checked.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,6 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.container import (
     READING_ERRORS,
-    TURNS,
     decoded,
     frame_size,
     in_square_pixels,
@@ -31,7 +30,7 @@ from qwenvl.data.media.container import (
     transposition,
 )
 from qwenvl.data.media.damage import check_all_frames, check_packets, damage
-from qwenvl.data.media.index import ClipIndex, index_clip
+from qwenvl.data.media.index import index_clip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 Some = TypeVar("Some", bound="Clip")
 PART_BYTES = 8 * 2**20  # of the frames that are in memory at full size at a time
 SKIPPING_CODECS = ("h264", "hevc")  # their decoders can leave out the very frames that no other is predicted from
-FIELDS = 32  # across and down of the small pictures by which frames are compared
-IGNORED = 4  # levels of 255 by which noise, flicker and coding change a field
 
 
 class Clip(ABC):
@@ -51,14 +48,12 @@ class Clip(ABC):
         frame_times: seconds of every frame after the first one, strictly rising.
         duration: seconds from the first frame to the end of the last, which is taken to last as long as the mean one.
         size: height and width of a frame as the header says them, in square pixels. Decoding may turn the frame.
-        notes: what the file says wrongly of its frames, in words.
     """
 
     path: str
     frame_times: tuple[float, ...]
     duration: float
     size: tuple[int, int]
-    notes: tuple[str, ...] = ()
 
     def __enter__(self: Some) -> Some:
         return self
@@ -72,7 +67,7 @@ class Clip(ABC):
         return len(self.frame_times)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        """Decode frames by number: len(indices) x 3 x H x W, uint8 RGB, upright, in square pixels, in this order.
+        """Decode frames by rising number: len(indices) x 3 x H x W, uint8 RGB, upright, in square pixels.
 
         Raises:
             IndexError: a number is outside the clip.
@@ -80,16 +75,15 @@ class Clip(ABC):
         """
         import torch
 
-        rising = sorted(indices)
         frames: Tensor | None = None
         done = 0
-        for part in self.parts(rising):
+        for part in self.parts(indices):
             if frames is None:  # in the memory layout of a decoded frame
-                frames = torch.empty(len(rising), *part.shape[2:], 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+                frames = torch.empty(len(indices), *part.shape[2:], 3, dtype=torch.uint8).permute(0, 3, 1, 2)
             frames[done : done + len(part)] = part
             done += len(part)
         assert frames is not None  # `parts` refuses to read no frames
-        return frames if rising == list(indices) else frames[[rising.index(number) for number in indices]]
+        return frames
 
     @abstractmethod
     def parts(self, indices: Sequence[int], most_bytes: int = PART_BYTES) -> Iterator[Tensor]:
@@ -98,14 +92,6 @@ class Clip(ABC):
         Args:
             indices: rising. A number may come again.
             most_bytes: of a part. A frame that is larger is a part of its own.
-        """
-
-    @abstractmethod
-    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
-        """Return how much the picture changes up to each of these rising frames since the one before: see ``changes``.
-
-        Raises:
-            IndexError, BadMediaError: as ``read`` raises them.
         """
 
     @abstractmethod
@@ -125,16 +111,15 @@ class ClipReader(Clip):
 
     Args:
         path: the file.
-        backend: ``pyav`` or ``decord``.
         strict: also look for damage that PyAV's decoder would hide.
 
     Raises:
         BadMediaError: the file is not a video, is damaged or cut short, or has no pictures.
     """
 
-    def __init__(self, path: str, backend: str = "pyav", strict: bool = False) -> None:
+    def __init__(self, path: str, strict: bool = False) -> None:
         self.path = path
-        self._backend, self._strict = backend, strict
+        self._strict = strict
         self._container, self._stream = open_video(path, strict=strict)
         try:
             self._index = index_clip(self._container, self._stream, path)
@@ -148,14 +133,9 @@ class ClipReader(Clip):
             raise
         self.frame_times, self.duration = self._index.times, self._index.duration
         self.size = frame_size(self._stream)
-        self.notes = self._index.notes
 
     def close(self) -> None:
         self._container.close()  # PyAV leaks descriptors and threads without it
-
-    def look(self, indices: Sequence[int]) -> tuple[int, ...]:
-        self._check_numbers(indices)
-        return changes(map(luma_of, self._found(list(indices))))  # by PyAV, whatever the backend
 
     def check_all(self) -> None:
         check_all_frames(self.path, self.frame_times, self._strict)
@@ -193,24 +173,8 @@ class ClipReader(Clip):
         if not indices or min(indices) < 0 or max(indices) >= self.frame_count:
             raise IndexError(f"{self.path}: expected frames from 0 to {self.frame_count - 1}, got {list(indices)}")
 
-    def _decode(self, wanted: list[int]) -> Iterable[np.ndarray]:
+    def _decode(self, wanted: list[int]) -> Iterator[np.ndarray]:
         """The frames with these rising numbers, H x W x 3 each."""
-        if self._backend == "pyav":
-            return self._decode_with_pyav(wanted)
-        if pixel_shape(self._stream) != 1:
-            raise BadMediaError(self.path, "decord squeezes its pixels, which are not square: use pyav")
-        if self._index.by_count:  # the right times may stand at the wrong frames
-            raise BadMediaError(self.path, "the times that decord gives prove nothing in it: use pyav")
-        if transposition(next(iter(self._found(wanted[:1]))), self.path) not in TURNS:
-            raise BadMediaError(self.path, "decord does not mirror it as its header says: use pyav")
-        try:
-            return decode_with_decord(self.path, self._index, wanted)
-        except MemoryError:
-            raise
-        except Exception as error:  # it raises whatever its C++ side does
-            raise BadMediaError(self.path, f"decord: {reason_of(error)}") from error
-
-    def _decode_with_pyav(self, wanted: list[int]) -> Iterator[np.ndarray]:
         reformatter = VideoReformatter()  # one for all frames: it keeps its tables
         shape = pixel_shape(self._stream)
         scaling = None if shape == 1 else "BICUBIC"
@@ -289,7 +253,7 @@ class ClipReader(Clip):
             yield next((frame for number, frame in played if number == index), None)
 
     def _decode_from_the_start(self) -> Iterator[VideoFrame]:
-        for frame, _, _ in play(self.path, strict=self._strict):
+        for frame in play(self.path, strict=self._strict):
             self._check(frame)
             yield frame
 
@@ -306,58 +270,3 @@ def _advance(frames: Iterator[VideoFrame], target: int) -> VideoFrame | None:
         if frame.pts is not None and frame.pts >= target:
             return frame if frame.pts == target else None
     return None
-
-
-def decode_with_decord(path: str, index: ClipIndex, wanted: list[int]) -> np.ndarray:
-    """The frames with these rising numbers, F x H x W x 3 uint8. decord may never return: call it in a child.
-
-    It may count or order frames in another way than the index does, so it has to prove by times that they are right.
-    """
-    import decord
-
-    reader = decord.VideoReader(path, ctx=decord.cpu(0), num_threads=1)
-    if len(reader) != len(index.pts):
-        raise ValueError(f"counts {len(reader)} frames where the stream has {len(index.pts)}")
-    frames = reader.get_batch(wanted).asnumpy()
-    times = reader.get_frame_timestamp(wanted)[:, 0].tolist()
-    true_times = [float(index.pts[i] * index.time_base) for i in wanted]
-    if len(times) != len(wanted) or not np.allclose(times, true_times, rtol=0, atol=1e-3):
-        raise ValueError("gave other frames than those asked for, judged by their times")
-    return frames
-
-
-def luma_of(frame: VideoFrame) -> np.ndarray:
-    """The brightness of a frame, H x W uint8."""
-    if frame.format.name.startswith("yuv") and frame.format.components[0].bits == 8 and frame.format.is_planar:
-        plane = frame.planes[0]
-        return np.ndarray((frame.height, frame.width), np.uint8, plane, strides=(plane.line_size, 1))
-    return frame.to_ndarray(format="gray")
-
-
-def small_picture(luma: np.ndarray) -> np.ndarray:
-    """The means of ``FIELDS`` x ``FIELDS`` fields of a picture, H x W uint8, as int16. Left-over edges are cut."""
-    rows, columns = (min(FIELDS, side) for side in luma.shape)
-    height, width = luma.shape[0] // rows, luma.shape[1] // columns
-    lines = luma[: rows * height, : columns * width].reshape(rows, height, -1).sum(1, dtype=np.uint32)
-    return (lines.reshape(rows, columns, width).sum(2) // (height * width)).astype(np.int16)
-
-
-def changes(pictures: Iterable[np.ndarray]) -> tuple[int, ...]:
-    """How much each picture, H x W uint8, differs from the one before. 0 for the first.
-
-    It is the sum over the fields of ``small_picture`` of the levels by which they differ beyond ``IGNORED``. Small
-    pictures were measured against the sizes of the encoded frames, which cost no decoding: sizes said little where the
-    camera has noise, the encoder holds a bit rate, or each frame is coded by itself (docs/benchmarks.md).
-
-    Example:
-        >>> black, white = np.zeros((64, 64), np.uint8), np.full((64, 64), 255, np.uint8)
-        >>> changes([black, black + 4, black, white])  # 32 x 32 fields by 255 - 4
-        (0, 0, 0, 257024)
-    """
-    found: list[int] = []
-    before: Any = None
-    for small in map(small_picture, pictures):
-        same = before is not None and before.shape == small.shape
-        found.append(int(np.maximum(np.abs(small - before) - IGNORED, 0).sum()) if same else 0)
-        before = small
-    return tuple(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,17 +24,6 @@ SizeOf = Callable[[Size], Size]
 MAX_ASPECT_RATIO = 200  # of the model authors' resizing rule
 
 
-class FrameSizes(Protocol):
-    """How large the frames of clips become, and by which interpolation."""
-
-    @property
-    def resample(self) -> int:
-        """The interpolation, by its number in Pillow."""
-
-    def frame_size(self, size: Size, meta: ClipMeta | None, share: float = 1.0) -> Size:
-        """What frames of ``size`` are resized to, of which the record says ``meta``."""
-
-
 @dataclass(frozen=True)
 class Thumbnails:
     """Small frames, for where no model says how large they become.
@@ -46,7 +35,7 @@ class Thumbnails:
     longest: int
     resample: int = PILImageResampling.BICUBIC
 
-    def frame_size(self, size: Size, meta: ClipMeta | None = None, share: float = 1.0) -> Size:
+    def frame_size(self, size: Size, meta: ClipMeta | None = None) -> Size:
         """The size with the longer side within its bound."""
         scale = min(1.0, self.longest / max(size))
         return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))

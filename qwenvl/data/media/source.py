@@ -16,10 +16,8 @@ import json
 import os
 import re
 import stat
-import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,17 +27,16 @@ from qwenvl.files import cache_root, written_whole
 from qwenvl.types import Record
 
 FRAME_LIST_SUFFIX = ".frames.json"
-MAX_DOWNLOAD_BYTES = 4 * 2**30
 _DATA_URL = re.compile(r"data:[\w/+.-]*;base64,")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 _THREADS = 16  # that look for files: a network disk takes long to answer
 _MISSING_SHOWN = 5
-_JPEG = b"\xff\xd8\xff"
+_RAW_STREAMS = (b"\0\0\1", b"\0\0\0\1", b"\x12\0\x0a")  # MPEG and H.264 units, and those of AV1
 # First bytes of files that are mistaken for clips, and what to call them.
 _KNOWN_OTHERS = (
     (b"\x89PNG", "a PNG image"),
-    (_JPEG, "a JPEG image"),
+    (b"\xff\xd8\xff", "a JPEG image, or several in one file"),
     (b"BM", "a BMP image"),
     (b"PK\x03\x04", "a zip archive"),
     (b"\x1f\x8b", "a gzip file"),
@@ -47,10 +44,9 @@ _KNOWN_OTHERS = (
     (b"#EXTM3U", "a playlist"),
     (b"<", "HTML or XML: probably the error page of a failed download"),
     (b"{", "JSON"),
+    *((start, "a raw stream, which has no times: ffmpeg -r RATE -i IN OUT.mp4 makes them") for start in _RAW_STREAMS),
 )
 _STILL_BRANDS = (b"avif", b"heic", b"heix", b"mif1", b"msf1")
-_NEXT_JPEG = b"\xff\xd9" + _JPEG  # the end of one, and the beginning of another
-_BLOCK = 2**20
 _MOV_ATOMS = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"moof", b"styp")
 
 
@@ -59,19 +55,17 @@ def media_cache() -> Path:
     return cache_root() / "media"
 
 
-def media_path(
-    medium: Any, place: str, media_root: Path, *, allow_outside: bool = False, allow_remote: bool = False
-) -> str:
-    """The absolute path of a medium, or its URL.
+def media_path(medium: Any, place: str, media_root: Path, *, allow_outside: bool = False) -> str:
+    """The absolute path of a medium.
 
     Args:
         medium: a path of a file or of a folder of frames, a list of frame paths, bytes,
-            ``{"bytes": ..., "path": ...}``, a data URL, base64 text, or an http(s) URL.
+            ``{"bytes": ..., "path": ...}``, a data URL, or base64 text.
         place: where it is written, for errors.
         media_root: a folder, with its links resolved. Paths start there and may not leave it unless ``allow_outside``.
 
     Raises:
-        RecordError: the medium is none of these, its path leaves the root, or it is a URL without ``allow_remote``.
+        RecordError: the medium is none of these, or its path leaves the root.
     """
     if isinstance(medium, dict) and {"bytes", "path"} & set(medium):
         medium = medium["bytes"] if medium.get("bytes") is not None else medium.get("path")
@@ -82,10 +76,6 @@ def media_path(
         return store_bytes(json.dumps(frames).encode(), FRAME_LIST_SUFFIX)
     if not isinstance(medium, str) or not medium.strip() or "\0" in medium:
         raise RecordError(f"{place}: expected a path, got {kind_of(medium)}", "media path")
-    if medium.startswith(("http://", "https://")):
-        if not allow_remote:
-            raise RecordError(f"{place}: {medium!r} is remote; download it, or pass --allow_remote_media", "media path")
-        return medium
     encoded = _DATA_URL.match(medium[:200])
     if encoded or _is_base64(medium):
         return store_bytes(_from_base64(medium[encoded.end() if encoded else 0 :], place))
@@ -109,28 +99,6 @@ def frame_list(path: str) -> list[str] | None:
     return json.loads(Path(path).read_text())
 
 
-def fetch(url: str, timeout: float = 60.0) -> str:
-    """Download an http(s) URL to the cache, unless it is there, and return the path.
-
-    Raises:
-        BadMediaError: the server does not answer, answers with an error, or sends more than 4 GiB.
-    """
-    pointer = media_cache() / "urls" / hashlib.sha256(url.encode()).hexdigest()
-    if pointer.exists() and os.path.exists(path := pointer.read_text()):
-        return path
-    try:
-        with urllib.request.urlopen(url, timeout=timeout) as answer:
-            data = answer.read(MAX_DOWNLOAD_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise BadMediaError(url, f"can't be fetched: {error}", "remote media") from None
-    if len(data) > MAX_DOWNLOAD_BYTES:
-        raise BadMediaError(url, f"larger than {MAX_DOWNLOAD_BYTES // 2**30} GiB", "remote media")
-    path = store_bytes(data)
-    with written_whole(pointer) as partial:
-        partial.write_text(path)
-    return path
-
-
 def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str:
     if scheme := _SCHEME.match(path):
         advice = (
@@ -138,7 +106,7 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
         )
         raise RecordError(f"{place}: {path[:200]!r}: media can't be read from {scheme[1]}://; {advice}", "media path")
     root = str(media_root)
-    full = _resolved(os.path.join(root, path))
+    full = os.path.realpath(os.path.join(root, path))
     if not allow_outside and not full.startswith(root.rstrip("/") + "/") and full != root:
         link = "" if os.path.normpath(os.path.join(root, path)) == full else f" by a link, to {full}"
         raise RecordError(
@@ -147,25 +115,6 @@ def _inside(path: str, place: str, media_root: Path, allow_outside: bool) -> str
             "media path",
         )
     return full
-
-
-def _resolved(path: str) -> str:
-    """``os.path.realpath`` of a path, which looks at each folder once: records share their folders."""
-    folder, name = os.path.split(path)
-    if name in ("", ".", ".."):
-        return os.path.realpath(path)
-    full = os.path.join(_resolved_folder(folder), name)
-    return os.path.realpath(full) if os.path.islink(full) else full
-
-
-@lru_cache(maxsize=10_000)
-def _resolved_folder(folder: str) -> str:
-    return os.path.realpath(folder)
-
-
-def forget_folders() -> None:
-    """Look at folders anew: they may have been moved or linked since."""
-    _resolved_folder.cache_clear()
 
 
 def _is_base64(text: str) -> bool:
@@ -186,13 +135,12 @@ def _from_base64(text: str, place: str) -> bytes:
 
 
 def check_media_exist(records: Iterable[Record]) -> None:
-    """Check that the media files of records are there. URLs are not checked.
+    """Check that the media files of records are there.
 
     Raises:
         RecordError: files are missing. The message names the first records that miss them.
     """
     named = [(record.where, path) for record in records for path in (*record.videos, *record.images)]
-    named = [(where, path) for where, path in named if not path.startswith(("http://", "https://"))]
     paths = list({path for _, path in named})
     absent = lambda piece: [path for path in piece if not os.path.exists(path)]
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -237,8 +185,6 @@ def video_format(path: str) -> str:
     with open(path, "rb") as file:
         head = file.read(400)
     found = _container(head)
-    if found is None and head.startswith(_JPEG) and _holds_several_jpegs(path):
-        found = "mjpeg"
     if found is None:
         other = next((name for magic, name in _KNOWN_OTHERS if head.lstrip().startswith(magic)), None)
         if other is None and _is_text(head):
@@ -263,45 +209,13 @@ def _container(head: bytes) -> str | None:
         b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf",
         b"DKIF": "ivf",
         b"YUV4MPEG2 ": "yuv4mpegpipe",
-        b"\x12\x00\x0a": "obu",  # AV1: a temporal delimiter, then a sequence header
-        b"\x00\x00\x01\xb3": "mpegvideo",
-        b"\x00\x00\x01\xb0": "m4v",
-        b"\x00\x00\x01\x00": "m4v",
     }
     if found := next((name for magic, name in signatures.items() if head.startswith(magic)), None):
         return found
     # Transport streams begin each packet with a sync byte; Blu-ray ones put four bytes of time before it.
     if any(head[at : at + 1] == b"G" == head[at + size : at + size + 1] for at, size in ((0, 188), (4, 192))):
         return "mpegts"
-    return _raw_stream(head)
-
-
-def _raw_stream(head: bytes) -> str | None:
-    """H.264 or HEVC without a container, by the kind of its first unit, which follows a start code."""
-    if not head.startswith((b"\0\0\1", b"\0\0\0\1")):
-        return None
-    first, second = head[head.index(1) + 1 :][:2]
-    if first in (0x40, 0x42, 0x44, 0x46, 0x4E) and second == 1:  # parameter sets, delimiter, messages
-        return "hevc"
-    # Of the same in H.264 the upper bits say whether others refer to it, as they do to parameter sets alone.
-    if first in (0x06, 0x09) or (first & 0x1F in (7, 8) and 0x20 <= first < 0x80):
-        return "h264"
     return None
-
-
-def _holds_several_jpegs(path: str) -> bool:
-    """Whether a JPEG image is followed by another, as in Motion JPEG without a container.
-
-    Photographs that hold a second picture for their own ends (MPO) are no clips. They say so at their beginning.
-    """
-    with open(path, "rb") as file:
-        block = file.read(_BLOCK)
-        if b"MPF\0" in block[: 2**16]:
-            return False
-        while block and _NEXT_JPEG not in block:
-            rest = file.read(_BLOCK)
-            block = block[-len(_NEXT_JPEG) :] + rest if rest else b""
-    return bool(block)
 
 
 def _is_text(head: bytes) -> bool:

@@ -150,6 +150,11 @@ def _resolve_entry(entry: str, catalog_path: Path | None) -> DatasetSource:
         if name not in catalog:
             near = difflib.get_close_matches(name, catalog, n=3, cutoff=0.5)
             meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(catalog)) or 'none'}."
+            if Path(name).is_dir():
+                raise ValueError(
+                    f"{name} is a folder; of clips, qwenvl data from-folder {name} makes records; what `save_to_disk` "
+                    f"wrote is given as ./{name}"
+                )
             raise ValueError(
                 f"no data set {name!r} in {catalog_path or DEFAULT_CATALOG}; {meant} "
                 f"A file is given by a path that ends in {', '.join(ANNOTATION_SUFFIXES)}"

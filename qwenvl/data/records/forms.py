@@ -10,7 +10,7 @@ There are three forms. Each has a main key:
                      "videos": [...]}
 
 ``meta`` says which frames of a clip are taken and how large they become, for example
-``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}`` or ``{"spans": [[12.5, 20]]}``.
+``{"frame_cnts": [30, 45], "max_frames": 6, "dynamic_sample": true}``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PIXEL_BOUNDS = ("min_pixels", "max_pixels")
 # Keys of a typed video part, by the key of `meta` that means the same.
 _PART_META = {"fps": "video_fps", "raw_fps": "frames_fps", "video_start": "video_start", "video_end": "video_end"}
 _PART_META |= {key: key for key in (*_FRAME_BOUNDS, *_PIXEL_BOUNDS)}
-META_KEYS = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, "spans", *_PIXEL_BOUNDS)
+META_KEYS = ("frame_cnts", *_FRAME_BOUNDS, "dynamic_sample", *_RATES, *_SECONDS, *_PIXEL_BOUNDS)
 _NEAR = 0.85  # how like a known key another must be to be taken for a slip of the pen: frame_counts is 0.91
 # Names that others give the columns of a question and its answer.
 _USUAL_NAMES = {
@@ -290,6 +290,11 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
     """
     if not isinstance(meta, dict):
         raise RecordError(f"{where}: expected an object with some of {', '.join(META_KEYS)}, got {kind_of(meta)}")
+    if "spans" in meta:
+        raise RecordError(
+            f"{where}: spans are no longer read; expected video_start and video_end (one stretch), or clips cut to the "
+            "seconds that matter"
+        )
     for key in unknown_meta_keys(meta):
         if meant := _meant(str(key)):
             raise RecordError(
@@ -311,15 +316,9 @@ def parse_meta(meta: Any, where: str) -> ClipMeta:
         if bounds[low] is not None and bounds[high] is not None and bounds[low] > bounds[high]:
             raise RecordError(f"{where}: expected {low} <= {high}, got {bounds[low]} and {bounds[high]}")
     counts = _frame_counts(meta.get("frame_cnts"), where)
-    spans = _spans(meta.get("spans"), where)
-    within = any(value is not None for value in seconds.values())
-    if counts is not None and within:
+    if counts is not None and any(value is not None for value in seconds.values()):
         raise RecordError(f"{where}: frame_cnts speak of the whole clip; expected no video_start and video_end beside")
-    if spans is not None and (counts is not None or within):
-        raise RecordError(
-            f"{where}: spans say where frames are taken; expected no frame_cnts, video_start or video_end"
-        )
-    return ClipMeta(counts, dynamic_sample=bool(dynamic), spans=spans, **bounds, **rates)
+    return ClipMeta(counts, dynamic_sample=bool(dynamic), **bounds, **rates)
 
 
 def unknown_meta_keys(meta: Mapping[str, Any]) -> list[str]:
@@ -356,26 +355,3 @@ def _frame_counts(counts: Any, where: str) -> tuple[float, ...] | None:
         if not _is_number(count) or not 0 < count < 1e9:
             raise RecordError(f"{where}.frame_cnts[{i}]: expected a number of frames above 0, got {kind_of(count)}")
     return tuple(float(count) for count in counts)
-
-
-def _spans(spans: Any, where: str) -> tuple[tuple[float, float], ...] | None:
-    """The spans of a clip, in order of time."""
-    if spans is None:
-        return None
-    if not isinstance(spans, list) or not spans:
-        form = "a list of spans in seconds such as [[12.5, 20], [31, 40]]"
-        raise RecordError(f"{where}.spans: expected {form}, got {kind_of(spans)}")
-    before = 0.0
-    for i, span in enumerate(spans):
-        if not isinstance(span, list) or len(span) != 2 or not all(_is_number(x) and 0 <= x < 1e9 for x in span):
-            raise RecordError(f"{where}.spans[{i}]: expected two numbers of at least 0, got {kind_of(span)}")
-        start, end = span
-        if start >= end:
-            raise RecordError(f"{where}.spans[{i}]: expected a start before the end, got {start} and {end}")
-        if start < before:
-            raise RecordError(
-                f"{where}.spans[{i}]: begins at {start} s, before the end of the one before it, {before} s; expected "
-                "spans in order of time that do not overlap"
-            )
-        before = end
-    return tuple((float(start), float(end)) for start, end in spans)

@@ -13,8 +13,7 @@ from typing import Any
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import media_path
 from qwenvl.data.records.forms import MAIN_KEYS, META_KEYS, draft_of, parse_meta, unknown_meta_keys, with_types
-from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
-from qwenvl.data.records.rows import Row
+from qwenvl.data.records.presets import OPTION_KEYS, OURS, check_name, guessed, our_row
 from qwenvl.files import plain_file
 from qwenvl.hint import Hint
 from qwenvl.types import Message, Record
@@ -22,7 +21,45 @@ from qwenvl.types import Message, Record
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""
 
-_ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".mov")
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a source.
+
+    Attributes:
+        where: the source and the place of the row in it, ``steps.json[17]`` or ``steps.jsonl:18``.
+        default_id: the id of the row if it has none of its own.
+        read: returns the content of the row, which is a dict if the row is sound. Raises RecordError if it can't be
+            read.
+        untyped: every value is text, as in CSV. The name of a column must tell whether it holds a number or a list.
+    """
+
+    where: str
+    default_id: str
+    read: Callable[[], Any]
+    untyped: bool = False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a source: a file, a table, or a list. It can be sent to other processes.
+
+    Attributes:
+        length: the number of rows.
+        size: bytes of all rows, unpacked. 0 for rows that a program holds in memory.
+        row: returns the row of a number.
+        damage: why the source can't be read to its end, where that is so. The rows are those before the damage.
+    """
+
+    length: int
+    size: int
+    row: Callable[[int], Row]
+    damage: RecordError | None = None
+
+
+def stem_of(path: Path) -> str:
+    """The beginning of the default ids of a file's rows: its name without the endings."""
+    return path.name.removesuffix(".gz").rpartition(".")[0] or path.name
 
 
 @dataclass(frozen=True)
@@ -31,7 +68,6 @@ class ReadOptions:
 
     Attributes:
         allow_outside_media: media paths may leave the media root.
-        allow_remote_media: media may be http(s) URLs.
         columns: from names in the file to the names known here, ``{"question": "prompt"}``.
         prompt_template: a text in which the last user turn replaces ``{prompt}``.
         system: a system turn for every prompt. It replaces the prompt's own.
@@ -40,7 +76,6 @@ class ReadOptions:
     """
 
     allow_outside_media: bool = False
-    allow_remote_media: bool = False
     columns: dict[str, str] = field(default_factory=dict)
     prompt_template: str | None = None
     system: str | None = None
@@ -62,7 +97,6 @@ class ReadOptions:
         template = flags.prompt_template
         return cls(
             allow_outside_media=flags.allow_outside_media,
-            allow_remote_media=flags.allow_remote_media,
             columns=parse_columns(flags.columns or ""),
             prompt_template=None if template is None else plain_file(template).read_text("utf-8"),
             system=text_or_file(flags.system),
@@ -104,9 +138,7 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
     """
     options = options or ReadOptions()
     where, value = row.where, _value(row, options)
-    preset = None
     if options.format not in (None, OURS):
-        preset = PRESETS[options.format]
         form = "<answer>" not in (options.prompt_template or "") + (options.system or "")
         value = our_row(options.format, value, where, form)
     draft = draft_of(value, where)
@@ -115,11 +147,9 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         messages[-1] = Message("user", options.prompt_template.replace("{prompt}", messages[-1].text))
     if options.system is not None:
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
-    if preset is not None and preset.without_ending:
-        draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
-    allowed = {"allow_outside": options.allow_outside_media, "allow_remote": options.allow_remote_media}
+    outside = options.allow_outside_media
     videos, images = (
-        tuple(media_path(medium, place, media_root, **allowed) for place, medium in listed)
+        tuple(media_path(medium, place, media_root, allow_outside=outside) for place, medium in listed)
         for listed in (draft.videos, draft.images)
     )
     metas = (
@@ -168,13 +198,6 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
             raise RecordError(f"{row.where}: --columns {column}={name} would hide the row's own {name!r}")
     value = {options.columns.get(name, name): one for name, one in value.items()}
     return with_types(value) if row.untyped else value
-
-
-def _with_ending(clip: Any, media_root: Path) -> Any:
-    """The path of a clip that is named without its ending: that of the file that is there."""
-    if not isinstance(clip, str) or Path(clip).suffix.lower() in _ENDINGS or (media_root / clip).exists():
-        return clip
-    return next((clip + ending for ending in _ENDINGS if (media_root / (clip + ending)).exists()), clip + _ENDINGS[0])
 
 
 def record_hints(record: Record) -> Iterator[Hint]:

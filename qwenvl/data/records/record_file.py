@@ -14,18 +14,15 @@ from typing import Any
 import numpy as np
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.media.source import forget_folders
-from qwenvl.data.options import ReadingOptions
 from qwenvl.data.records.catalog import DatasetSource
-from qwenvl.data.records.parse import ReadOptions, RecordCheck, format_of, parse_row
+from qwenvl.data.records.parse import ReadOptions, RecordCheck, Rows, format_of, parse_row
 from qwenvl.data.records.presets import OURS
-from qwenvl.data.records.rows import Rows
 from qwenvl.data.records.sources import open_rows
 from qwenvl.data.seeds import stable_random
 from qwenvl.types import Record
 
-STREAM_ABOVE = int(ReadingOptions.stream_above_mb * 2**20)  # bytes of a file, unpacked
-STREAM_ABOVE_RECORDS = 20_000
+LOADED_BYTES = 512 * 2**20  # of a file, unpacked, up to which its records are loaded
+LOADED_RECORDS = 20_000  # and up to how many: more would take 3 kB of memory each, in each process
 SPOT_CHECKS = 200
 
 
@@ -57,15 +54,14 @@ class RecordFile(Sequence[Record]):
         check_record: RecordCheck | None = None,
         rows: Rows | None = None,
     ) -> None:
-        forget_folders()
         self.source = source
         options = options or ReadOptions()
         named = source.format or options.format
-        self._rows = open_rows(source.annotation_path, named) if rows is None else rows
+        self._rows = open_rows(source.annotation_path) if rows is None else rows
         self.damage, length = self._rows.damage, self._rows.length
         if not length:
             raise self.damage or RecordError(f"{source.annotation_path}: no records in the file")
-        guessed = named or self._rows.read_as or format_of(self._rows.row(0), options)
+        guessed = named or format_of(self._rows.row(0), options)
         self._options = replace(options, format=guessed)
         self.read_as = None if named or guessed == OURS else guessed
         self._media_root = Path(os.path.realpath(source.media_root))
@@ -76,18 +72,13 @@ class RecordFile(Sequence[Record]):
             draw = stable_random(seed, "percent", source.name)
             self._numbers = np.sort(np.array(draw.sample(range(length), min(count, length)), np.int64))
 
-    def load(
-        self, stream_above: int = STREAM_ABOVE, stream_above_records: int = STREAM_ABOVE_RECORDS
-    ) -> Sequence[Record]:
-        """All records, in a list. Above one of the bounds: this file, of which ``SPOT_CHECKS`` records are checked.
-
-        Args:
-            stream_above, stream_above_records: bytes, unpacked, and records.
+    def load(self) -> Sequence[Record]:
+        """All records, in a list. Of a large file: this file, of which ``SPOT_CHECKS`` records are checked.
 
         Raises:
             RecordError: the first bad row that was read, or a file that can't be read to its end.
         """
-        if self._rows.size <= stream_above and self._rows.length <= stream_above_records:
+        if self._rows.size <= LOADED_BYTES and self._rows.length <= LOADED_RECORDS:
             return [record for record in self]
         if self.damage is not None:
             raise self.damage

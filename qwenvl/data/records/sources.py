@@ -8,34 +8,29 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
 
 from qwenvl.data.errors import RecordError, kind_of
-from qwenvl.data.records.catalog import HUB_PREFIX, DatasetSource, resolve_datasets
-from qwenvl.data.records.presets import PRESETS, Values
-from qwenvl.data.records.rows import Row, Rows, stem_of
+from qwenvl.data.records.catalog import HUB_PREFIX
+from qwenvl.data.records.parse import Row, Rows, stem_of
 from qwenvl.data.records.text import BOM, bytes_of, text_rows
 from qwenvl.files import cache_root, require
 
 EXPECTED = "expected what --dataset_use takes, rows (a list of dicts or a data set of dicts) or a GRPODataset"
-MAX_WHOLE_BYTES = 2**30  # of a file that is read as a whole: it takes several times that in memory
-_HEAD = 2**20  # bytes that tell whether a file is read as a whole
+MAX_OBJECT_BYTES = 2**30  # of a file that is one JSON object: it takes several times that in memory
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
 
 
-def open_rows(source: Path | str, read_as: str | None = None) -> Rows:
+def open_rows(source: Path | str) -> Rows:
     """The rows of a file. Its content tells whether it is a JSON array, JSON lines, CSV or parquet.
 
     Args:
         source: a file, which may be gzipped if it is text. Or a folder that ``datasets``' ``save_to_disk`` wrote. Or
             ``hf:name`` or ``hf:name:split``.
-        read_as: the preset of the rows, where it is known: some have files of a kind of their own.
 
     Raises:
         RecordError: the file as a whole can't be read.
@@ -50,65 +45,30 @@ def open_rows(source: Path | str, read_as: str | None = None) -> Rows:
         raise RecordError(f"{path}: {message}", "file")
     with open(path, "rb") as file:
         is_parquet = file.read(4) == b"PAR1"
-    return parquet_rows(path) if is_parquet else _whole_file(path, read_as) or text_rows(path)
+    return parquet_rows(path) if is_parquet else _object_rows(path) or text_rows(path)
 
 
-def _whole_file(path: Path, read_as: str | None) -> Rows | None:
-    """The rows of a file that is one JSON object, or lines that a preset reads. None for files of other kinds.
-
-    ``{"data": [...]}`` holds rows of any form. Other objects are those of a preset. Both are named ``.json``.
-    """
+def _object_rows(path: Path) -> Rows | None:
+    """The rows of a ``.json`` file that is one object, ``{"data": [...]}``. None for files of other kinds."""
+    if ".json" not in path.suffixes:
+        return None
     try:
         with bytes_of(path) as file:
-            head = file.read(_HEAD).removeprefix(BOM).lstrip()
-    except RecordError:  # a damaged gzip file, which ``text_rows`` reports
+            if not file.read(64).removeprefix(BOM).lstrip().startswith(b"{"):
+                return None
+            file.seek(0)
+            first, more = file.readline(MAX_OBJECT_BYTES), file.readline()
+            if more.strip() and _is_json(first):
+                return None
+            content = json.loads((first + more + file.read(MAX_OBJECT_BYTES)).removeprefix(BOM))
+    except (ValueError, RecursionError):  # JSON lines with damage, or a damaged gzip file, which ``text_rows`` reports
         return None
-    first, _, more = head.partition(b"\n")
-    presets = {name: preset for name, preset in PRESETS.items() if read_as in (None, name)}
-    for name, preset in presets.items():
-        if preset.line is not None and preset.line(first.decode("utf-8", "replace")):
-            return _listed(path, name, _lines(path, name))
-    if not head.startswith(b"{") or (more.strip() and _is_json(first)) or ".json" not in path.suffixes:
-        return None
-    try:
-        content = json.loads(_content(path))
-    except (ValueError, RecursionError):
-        return None  # JSON lines with damage, which is reported with its place
     listed = content.get("data")
-    if isinstance(listed, list) and all(isinstance(row, dict) for row in listed):
-        return _listed(path, read_as, ((f" data[{i}]", row) for i, row in enumerate(listed)))
-    for name, preset in presets.items():
-        try:
-            entries = list(preset.entries(content)) if preset.entries is not None else []
-        except (KeyError, TypeError, AttributeError):
-            continue
-        except ValueError as error:
-            raise RecordError(f"{path}: read as {name}: {error}") from None
-        if entries:
-            return _listed(path, name, ((f" {place}", row) for place, row in entries))
-    return None
-
-
-def _listed(path: Path, read_as: str | None, entries: Iterator[tuple[str, Values | RecordError]]) -> Rows:
-    """Rows by their places in the file and their values, or the errors that reading them raises."""
+    if not isinstance(listed, list) or not all(isinstance(row, dict) for row in listed):
+        return None
     stem = stem_of(path)
-    rows = [Row(f"{path}:{place}", f"{stem}-{i}", partial(_read, value)) for i, (place, value) in enumerate(entries)]
-    return Rows(len(rows), path.stat().st_size, rows.__getitem__, read_as)
-
-
-def _read(value: Values | RecordError) -> Values:
-    if isinstance(value, RecordError):
-        raise value
-    return dict(value)
-
-
-def _lines(path: Path, name: str) -> Iterator[tuple[str, Values | RecordError]]:
-    """Place and row of each line that is not blank."""
-    line_row: Any = PRESETS[name].line
-    for number, line in enumerate(_content(path).decode("utf-8-sig", "replace").splitlines(), start=1):
-        if line.strip():
-            error = RecordError(f"{path}:{number}: read as {name}: no line of this format: {line[:80]!r}")
-            yield str(number), line_row(line) or error
+    rows = [Row(f"{path}: data[{i}]", f"{stem}-{i}", partial(dict, row)) for i, row in enumerate(listed)]
+    return Rows(len(rows), path.stat().st_size, rows.__getitem__)
 
 
 def _is_json(line: bytes) -> bool:
@@ -117,14 +77,6 @@ def _is_json(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _content(path: Path) -> bytes:
-    with bytes_of(path) as file:
-        content = file.read(MAX_WHOLE_BYTES + 1)
-    if len(content) > MAX_WHOLE_BYTES:
-        raise RecordError(f"{path}: a file of this kind is read as a whole, up to {MAX_WHOLE_BYTES >> 30} GB; split it")
-    return content
 
 
 def parquet_rows(path: Path) -> Rows:
@@ -148,6 +100,9 @@ def saved_rows(path: Path) -> Rows:
     Raises:
         RecordError: the folder is another one, or holds several splits.
     """
+    if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
+        message = f"expected a folder written by `save_to_disk`; of clips, qwenvl data from-folder {path} makes records"
+        raise RecordError(f"{path}: {message}", "data set")
     datasets = require_format("datasets", "data sets saved to a folder")
     try:
         data = datasets.load_from_disk(str(path))
@@ -200,40 +155,29 @@ def _table_values(data: Any, index: int) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def sources_of(
-    dataset_use: Any, catalog_path: str | Path | None, name: str, most_rows: int | None
-) -> list[tuple[DatasetSource, Rows | None]]:
-    """The sources that are named or given, with the rows of those that are in no file. See ``load_dataset``."""
-    if isinstance(dataset_use, str | Path):
-        return [(source, None) for source in resolve_datasets(str(dataset_use), catalog_path)]
-    rows = given_rows(dataset_use, name, most_rows)
-    if rows is None:
-        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset_use).__name__}")
-    return [(DatasetSource(name, Path(name), Path.cwd()), rows)]
-
-
-def given_rows(given: Any, name: str, most: int | None = None) -> Rows | None:
+def given_rows(given: Any, name: str) -> Rows | None:
     """The rows that a program hands over, None where it hands over something else, such as samples.
 
     Args:
-        given: a list of dicts, a ``datasets.Dataset`` or ``IterableDataset``, or one of torch whose items are dicts.
+        given: a list of dicts, a ``datasets.Dataset``, or one of torch whose items are dicts.
         name: of these rows, for errors.
-        most: rows that are read of a stream. None reads it to its end.
 
     Raises:
-        RecordError: several splits, or no rows.
+        RecordError: several splits, no rows, or a stream.
     """
-    from torch.utils.data import Dataset  # late: reading files needs no torch
+    from torch.utils.data import Dataset, IterableDataset  # late: reading files needs no torch
 
     datasets = sys.modules.get("datasets")  # who hands over one of its data sets has imported it
     if datasets is not None and isinstance(given, dict) and hasattr(given, "num_rows"):
         raise RecordError(f"{name}: holds the splits {', '.join(given)}; give one of them", "data set")
     if datasets is not None and isinstance(given, datasets.Dataset) and given.format["type"] != "custom":
         return table_rows(given, name, name)
-    if is_stream(given):
-        if hasattr(given, "decode") and getattr(given, "features", None):
-            given = given.decode(False)  # pictures and clips as the bytes or paths that they are
-        given = list(islice(iter(given), most))
+    if isinstance(given, IterableDataset) or (datasets is not None and isinstance(given, datasets.IterableDataset)):
+        raise RecordError(
+            f"{name}: an IterableDataset has no length and no order to resume in; give its rows as a list: "
+            "list(stream.take(10000))",
+            "data set",
+        )
     sized = (list, tuple, Dataset) if datasets is None else (list, tuple, Dataset, datasets.Dataset)
     if not isinstance(given, sized) or not hasattr(given, "__len__"):
         return None
@@ -244,14 +188,6 @@ def given_rows(given: Any, name: str, most: int | None = None) -> Rows | None:
             return None
         raise RecordError(f"{name}[0]: expected a row, a dict, got {kind_of(given[0])}")
     return Rows(len(given), 0, partial(_given_row, given, name))
-
-
-def is_stream(given: Any) -> bool:
-    """Whether rows come in order and without a length: an ``IterableDataset`` of `datasets` or of torch."""
-    from torch.utils.data import IterableDataset
-
-    datasets = sys.modules.get("datasets")
-    return isinstance(given, IterableDataset) or (datasets is not None and isinstance(given, datasets.IterableDataset))
 
 
 def _given_row(given: Any, name: str, index: int) -> Row:

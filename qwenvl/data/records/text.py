@@ -1,8 +1,6 @@
 """Rows of text files: JSON lines, JSON arrays and CSV, plain or gzipped.
 
-Of small files all rows are in memory, as bytes. Of large ones each row is read from the disk when it is requested. Only
-JSON lines can be read so: a large file of another kind gets a copy as JSON lines in the cache folder, in which line n
-holds the row that is at place n of the file.
+Of large files of JSON lines each row is read from the disk when it is requested. Other rows are in memory as bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import re
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,14 +23,15 @@ from typing import Any, BinaryIO, TextIO, cast
 import numpy as np
 
 from qwenvl.data.errors import RecordError
-from qwenvl.data.records.rows import Row, Rows, stem_of
-from qwenvl.disk_store import cached_copy
+from qwenvl.data.records.parse import Row, Rows, stem_of
 
 BOM = b"\xef\xbb\xbf"
 MAX_ROW_BYTES = 256 * 2**20
 """A longer row is refused. Clips and pictures within rows are far shorter."""
 IN_MEMORY_BYTES = 32 * 2**20
-"""Bytes of a file's rows, unpacked, above which they are read from the disk."""
+"""Bytes of JSON lines above which they are read from the disk."""
+MAX_BYTES = 2**30
+"""Bytes of rows in memory, unpacked. A larger file has to be JSON lines."""
 # First bytes of files that are taken for files of records, and what to do about them.
 _OTHERS = (
     (b"PK\x03\x04", "a workbook (.xlsx) or another zip archive: export the sheet as CSV, or unpack it"),
@@ -49,11 +48,10 @@ _quoted = json.encoder.encode_basestring  # of dumps(..., ensure_ascii=False), w
 
 
 def text_rows(path: Path) -> Rows:
-    """The rows of a text file, from memory where they take at most ``IN_MEMORY_BYTES``, else from the disk.
+    """The rows of a text file.
 
     Raises:
-        RecordError: a damaged gzip file, or a file that holds no records. Also a file that is read from the disk and
-            damaged: of smaller ones the rows before the damage can be read.
+        RecordError: a damaged gzip file, or a file that holds no records.
     """
     return _TextFile(path).rows()
 
@@ -74,43 +72,35 @@ class _TextFile:
         self._is_array = first == b"["
 
     def rows(self) -> Rows:
-        stored = os.stat(self._path).st_size
-        if self._zipped or stored <= IN_MEMORY_BYTES:
-            texts, size, damage = [], 0, None
+        size, damage = os.stat(self._path).st_size, None
+        places, texts = array("q"), bytearray()
+        read: Callable[[int, int], bytes]
+        if size > IN_MEMORY_BYTES and not (self._is_array or self._is_csv or self._zipped):
+            with open(self._path, "rb") as file:
+                for place, start, line in _lines(file, self._name):
+                    places.extend((place, start, len(line)))
+                changed = os.fstat(file.fileno()).st_mtime_ns
+            _opened(self._path, changed)  # now: somebody may replace the file later
+            read = partial(_read_from, self._path, changed)
+        else:
             try:
-                for found in self._texts():
-                    texts.append(found)
-                    size += len(found[1])
-                    if size > IN_MEMORY_BYTES:
-                        break
+                for place, text in self._texts():
+                    places.extend((place, len(texts), len(text)))
+                    texts += text
+                    _check_size(len(texts), self._name)
             except RecordError as error:
                 damage = error
-            if size <= IN_MEMORY_BYTES:
-                row = partial(self._row_in_memory, texts)
-                return Rows(len(texts), size if self._zipped else stored, row, damage=damage)
-            del texts
-        is_plain = not (self._is_array or self._is_csv or self._zipped)
-        path = self._path if is_plain else cached_copy(self._path, self._write_lines, ".jsonl")
-        places = array("q")
-        with open(path, "rb") as file:
-            for place, start, line in _lines(file, self._name):
-                places.extend((place, start, len(line)))
-            status = os.fstat(file.fileno())
-        _opened(path, status.st_mtime_ns)  # now: somebody may replace the file later
-        row = partial(self._row_on_disk, path, status.st_mtime_ns, np.asarray(places).reshape(-1, 3))
-        return Rows(len(places) // 3, status.st_size if self._zipped else stored, row)
+            size = len(texts) if self._zipped else size
+            read = partial(_part_of, bytes(texts))
+        row = partial(self._row, read, np.asarray(places).reshape(-1, 3))
+        return Rows(len(places) // 3, size, row, damage)
 
-    def _row_in_memory(self, texts: list[tuple[int, bytes]], index: int) -> Row:
-        return self._row(index, *texts[index])
-
-    def _row_on_disk(self, path: Path, changed: int, places: np.ndarray, index: int) -> Row:
+    def _row(self, read: Callable[[int, int], bytes], places: np.ndarray, index: int) -> Row:
         place, start, size = places[index].tolist()
-        return self._row(index, place, os.pread(_opened(path, changed).fileno(), size, start))
-
-    def _row(self, index: int, place: int, text: bytes) -> Row:
         where = f"{self._name}[{index}]" if self._is_array else f"{self._name}:{place}"
         number = index if self._is_array or self._is_csv else place - 1
-        return Row(where, f"{self._stem}-{number}", partial(_value, text, where, self._is_csv), self._is_csv)
+        content = partial(_value, read(start, size), where, self._is_csv)
+        return Row(where, f"{self._stem}-{number}", content, self._is_csv)
 
     def _texts(self) -> Iterator[tuple[int, bytes]]:
         """Place and JSON text of each row."""
@@ -123,12 +113,22 @@ class _TextFile:
                 for place, _, line in _lines(file, self._name):
                     yield place, line
 
-    def _write_lines(self, target: Path) -> None:
-        with open(target, "wb") as lines:
-            line = 1
-            for place, text in self._texts():
-                lines.write(b"\n" * (place - line) + text.rstrip(b"\n").replace(b"\n", b" ") + b"\n")
-                line = place + 1
+
+def _part_of(texts: bytes, start: int, size: int) -> bytes:
+    return texts[start : start + size]
+
+
+def _read_from(path: Path, changed: int, start: int, size: int) -> bytes:
+    return os.pread(_opened(path, changed).fileno(), size, start)
+
+
+def _check_size(size: int, where: str) -> None:
+    if size > MAX_BYTES:
+        raise RecordError(
+            f"{where}: more than {MAX_BYTES >> 30} GB; of files that are read as a whole expected less: write JSON "
+            "lines, one object a line (of an array: jq -c '.[]' in.json > out.jsonl)",
+            "JSON",
+        )
 
 
 @lru_cache(maxsize=64)
@@ -228,19 +228,18 @@ def _value(text: bytes, where: str, is_csv: bool) -> Any:
         if "\\ud" in decoded or "\\uD" in decoded:  # perhaps half of a pair, which no text can hold
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        message = f"{where}: not valid JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}"
-        raise RecordError(message, "JSON") from None
+        reason = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
     except RecursionError:
-        raise RecordError(f"{where}: not readable JSON: nested too deeply", "JSON") from None
+        reason = "nested too deeply"
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise RecordError(f"{where}: expected text, found {half}, half of a pair without the other", "JSON") from None
+        reason = f"found \\u{ord(error.object[error.start]):04x}, half of a pair without the other"
     except ValueError as error:  # a key twice, or a number that Python refuses to read
-        reason = "an integer of more than 4,300 digits" if "digits" in str(error) else error
-        raise RecordError(f"{where}: not readable JSON: {reason}", "JSON") from None
-    if is_csv and isinstance(value, str):
-        raise RecordError(f"{where}: {value}", "CSV")
-    return value
+        reason = "an integer of more than 4,300 digits" if "digits" in str(error) else str(error)
+    else:
+        if is_csv and isinstance(value, str):
+            raise RecordError(f"{where}: {value}", "CSV")
+        return value
+    raise RecordError(f"{where}: not valid JSON: {reason}", "JSON")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -268,108 +267,49 @@ def _utf8(data: bytes, where: str) -> str:
         raise RecordError(f"{where}: expected UTF-8 text, found {found!r}", "JSON") from None
 
 
-# JSON arrays, of which one element at a time is in memory. The standard library decodes them, as it has written most of
-# them. ``ijson`` refuses NaN and integers above 64 bits, turns lone surrogates into question marks, takes memory with
-# the square of the depth of nesting (25 GB for 100,000 brackets), and does not say where a mistake is.
-
-_READ_CHARACTERS = 2**20
-_MAX_CHARACTERS = 256 * 2**20  # of an element: a small gzip file may hold gigabytes
-_CUT_NUMBER = 3  # a number that is cut off, as in "1e+", is read as 1, which ends at most this far before the cut
-_CUT_WORD = 16  # a word or an escape that is cut off is reported at most this far before the cut
 _SPACE = re.compile(r"[ \t\r\n]*")
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 def _array_rows(file: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
-    """Number from 1, and JSON text, of each element of a JSON array."""
-    number = 0
+    """Number from 1, and JSON text, of each element of a JSON array, whose text is in memory as a whole."""
+    text = _text_of(file).read(MAX_BYTES + 1)
+    _check_size(len(text), where)
+    number = at = 0
     try:
-        for number, text in enumerate(ArrayText(_text_of(file)).elements(), start=1):
-            yield number, text.encode("utf-8", "surrogateescape")
-    except ArrayDamage as damage:
-        message = f"{where}[{number}]: not valid JSON: {damage}; what follows in the file can't be read"
-        raise RecordError(message, "JSON") from None
+        for number, (start, at) in enumerate(_elements(text), start=1):
+            yield number, text[start:at].encode("utf-8", "surrogateescape")
+    except json.JSONDecodeError as error:
+        damage, at = error.msg.removesuffix(" at"), error.pos
+    except RecursionError:
+        damage = "nested too deeply"
+    except ValueError:
+        damage = "an integer of more than 4,300 digits"
+    else:
+        return
+    place = f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
+    message = f"{where}[{number}]: not valid JSON: {damage} at {place}; what follows in the file can't be read"
+    raise RecordError(message, "JSON")
 
 
-class ArrayDamage(ValueError):
-    """The text is no JSON. The message ends with the line and column, both from 1."""
+def _elements(text: str) -> Iterator[tuple[int, int]]:
+    """First character and end of each element of an array.
 
-
-class ArrayText:
-    """A window on the text of a JSON array. It moves on, and grows where an element does not fit.
-
-    Args:
-        file: opened with ``newline=""``.
+    Raises:
+        ValueError, RecursionError: as ``json`` raises them, after the elements that come before the damage.
     """
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._text, self._at = "", 0
-        self._line, self._column = 1, 1  # of the first character of the window
-
-    def elements(self) -> Iterator[str]:
-        """The JSON text of each element.
-
-        Raises:
-            ArrayDamage: after the elements that come before the damage.
-        """
-        self._mark("[")
-        mark = self._mark("]") if self._next() == "]" else ","
-        while mark == ",":
-            yield self._element()
-            mark = self._mark(",]")
-        if self._next():
-            raise self._damage("text after the end of the array", self._at)
-
-    def _mark(self, expected: str) -> str:
-        mark = self._next()
-        if not mark:
-            raise self._damage("the file ends within the array", self._at)
-        if mark not in expected:
-            raise self._damage(f"expected {' or '.join(expected)}, found {mark!r}", self._at)
-        self._at += 1
-        return mark
-
-    def _next(self) -> str:
-        """The next character that is not white space. Empty at the end of the file."""
-        while True:
-            self._at = cast(re.Match, _SPACE.match(self._text, self._at)).end()
-            if self._at < len(self._text) or not self._grow():
-                return self._text[self._at : self._at + 1]
-
-    def _element(self) -> str:
-        self._next()
-        while True:
-            try:
-                _, end = _raw_decode(self._text, self._at)
-            except RecursionError:
-                raise self._damage("nested too deeply", self._at) from None
-            except json.JSONDecodeError as error:
-                cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - _CUT_WORD
-                if not (cut and self._grow()):
-                    raise self._damage(error.msg.removesuffix(" at"), error.pos) from None
-                continue
-            except ValueError:
-                raise self._damage("an integer of more than 4,300 digits", self._at) from None
-            if end <= len(self._text) - _CUT_NUMBER or not self._grow():
-                start, self._at = self._at, end
-                return self._text[start:end]
-
-    def _grow(self) -> bool:
-        """Drop what was read, and read as much again as remains. False at the end of the file."""
-        if len(self._text) - self._at > _MAX_CHARACTERS:
-            raise self._damage(f"an element of more than {_MAX_CHARACTERS >> 20} million characters", self._at)
-        more = self._file.read(max(_READ_CHARACTERS, len(self._text) - self._at))
-        if more:
-            self._line, self._column = self._place(self._at)
-            self._text, self._at = self._text[self._at :] + more, 0
-        return bool(more)
-
-    def _place(self, at: int) -> tuple[int, int]:
-        """Line and column of a character of the window."""
-        line_start = self._text.rfind("\n", 0, at) + 1
-        column = at - line_start + (1 if line_start else self._column)
-        return self._line + self._text.count("\n", 0, at), column
-
-    def _damage(self, message: str, at: int) -> ArrayDamage:
-        return ArrayDamage("{} at line {} column {}".format(message, *self._place(at)))
+    skipped = lambda at: cast(re.Match, _SPACE.match(text, at)).end()
+    at = skipped(text.index("[") + 1)
+    mark = text[at : at + 1]
+    while mark != "]":
+        start = at
+        _, end = _raw_decode(text, start)
+        yield start, end
+        at = skipped(end)
+        mark = text[at : at + 1]
+        if mark not in (",", "]"):
+            found = f"expected , or ], found {mark!r}" if mark else "the file ends within the array"
+            raise json.JSONDecodeError(found, text, at)
+        at = skipped(at + 1) if mark == "," else at
+    if (at := skipped(at + 1)) < len(text):
+        raise json.JSONDecodeError("text after the end of the array", text, at)

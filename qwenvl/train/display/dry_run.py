@@ -32,7 +32,7 @@ def dry_run(args: GRPOConfig) -> str:
     The weights are not loaded: their shapes follow from the checkpoint's ``config.json``.
 
     Raises:
-        RecordError, BadMediaError, FramePlanError: a record that the run would stop at, if it is among the first.
+        RecordError, BadMediaError: a record that the run would stop at, if it is among the first.
         ValueError, OSError: a run with these settings would be refused.
     """
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)

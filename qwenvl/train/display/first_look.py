@@ -11,14 +11,15 @@ from typing import Any
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import BadMediaError
-from qwenvl.data.hints import size_hints, uneven_hints
+from qwenvl.data.hints import few_frames, size_hints
 from qwenvl.data.media.images import image_size
+from qwenvl.data.options import FrameOptions
 from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.parse import record_hints
 from qwenvl.data.records.record_file import spot_checked
 from qwenvl.hint import Hint
 from qwenvl.train.display.console import say
-from qwenvl.types import Record
+from qwenvl.types import ClipMeta, Record
 
 MEASURED = 8  # records whose media headers are read
 COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared
@@ -31,18 +32,21 @@ def first_look(dataset: Any, collator: GRPOCollator) -> None:
         return
     found: Counter[Hint] = Counter()
     first: dict[Hint, str] = {}
-    sampler = getattr(getattr(dataset, "options", None), "frame_sampler", "uniform")
-    looked = 0
+    looked, lengths = 0, []
     for looked, record in enumerate(spot_checked(records), start=1):
-        hints = [*record_hints(record), *uneven_hints(record, sampler, collator.processor)]
+        hints = record_hints(record)
         if looked <= MEASURED:
-            hints += size_hints(_sizes(record), collator.options, collator.processor)
+            sizes, own = _measured(record)
+            lengths += own
+            hints += size_hints(sizes, collator.options, collator.processor)
         for hint in hints:
             found[hint] += 1
             first.setdefault(hint, record.where)
     for hint, count in found.items():
         of = min(MEASURED, looked) if hint.kind == "seen small" else looked
         say(f"worth a look: {hint.message} ({count} of {of} records looked at, the first is {first[hint]})")
+    for hint in few_frames(lengths, getattr(dataset, "options", FrameOptions())):
+        say(f"worth a look: {hint.message}")
 
 
 def size_warnings(args: GRPOConfig, train: Any, evaluation: Any) -> Iterator[str]:
@@ -99,11 +103,21 @@ def _questions(dataset: Any) -> set[int]:
     return {hash((record.messages, record.videos, record.images)) for record in read}
 
 
-def _sizes(record: Record) -> MediaSizes:
-    """The sizes of a record's media by their headers. None of a record with an unreadable one, which decoding names."""
-    try:
-        fps = [None if meta is None else meta.frames_fps for meta in record.clip_meta]
-        clips = tuple(read_header(path, rate).size for path, rate in zip(record.videos, fps, strict=True))
-        return MediaSizes(clips, record.clip_meta, tuple(map(image_size, record.images)))
-    except (BadMediaError, OSError):
-        return MediaSizes((), (), ())
+def _measured(record: Record) -> tuple[MediaSizes, list[tuple[float, int]]]:
+    """The sizes of a record's media, and ``clip_lengths``, by headers. Unreadable media are reported when decoded."""
+    clips, metas, images, lengths = [], [], [], []
+    for path, meta in zip(record.videos, record.clip_meta, strict=True):
+        try:
+            header = read_header(path, (meta or ClipMeta()).frames_fps)
+        except (BadMediaError, OSError):
+            continue
+        clips.append(header.size)
+        metas.append(meta)
+        if meta is None or not (meta.min_frames or meta.max_frames or meta.video_fps):
+            lengths.append((header.duration, header.frame_count))
+    for path in record.images:
+        try:
+            images.append(image_size(path))
+        except (BadMediaError, OSError):
+            continue
+    return MediaSizes(tuple(clips), tuple(metas), tuple(images)), lengths

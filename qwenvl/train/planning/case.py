@@ -91,7 +91,6 @@ def lengths_of_data(args: GRPOConfig, most: int) -> Lengths:
         SampleOptions.of(args),
         catalog_path=args.dataset_catalog,
         **vars(ReadOptions.of(args)),
-        stream_above=int(args.stream_above_mb * 2**20),
         seed=args.seed,
         check_record=None if targets is None else targets.check_record,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from qwenvl.train.run.checkpoints import (
     require_fresh_folder,
     require_same_tuning,
 )
-from qwenvl.types import Record
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +58,6 @@ _OF_THE_COMMAND = {"output_dir", "logging_dir", "run_name", "resume", "resume_fr
 _RATE_FOLLOWS_METRIC = ("reduce_lr_on_plateau", "greedy")
 _UNNAMED = "trainer_output"  # the default --output_dir of transformers
 _CONTROL = "TrainerControl"  # the Trainer's own part of a checkpoint's state
-_COMPARED = 256  # rows of a stream, the last ones before the checkpoint
 
 
 class SettingsError(ValueError):
@@ -276,11 +273,9 @@ def warn_of_changes(checkpoint: str | Path, args: GRPOConfig) -> None:
 
 
 class Resumed(TrainerCallback, ExportableState):
-    """Makes a resumed run continue as its checkpoint's run would have: its settings, its data stream, its end.
+    """Makes a resumed run continue as its checkpoint's run would have: its settings and its end.
 
-    Each checkpoint has the settings that both must share, and a hash of the last rows that were drawn from a stream.
-    The stream is read from its beginning again, and the drawn rows are passed over: if it gives other rows than before,
-    as one that is shuffled without a seed does, the resumed run would draw rows twice and leave others out.
+    Each checkpoint has the settings that both must share.
 
     Raises:
         SettingsError: when training begins.
@@ -288,29 +283,21 @@ class Resumed(TrainerCallback, ExportableState):
 
     def __init__(self) -> None:
         self.shared: dict[str, Any] = {}
-        self._rows: Sequence[Record] = ()  # of a stream
-        self._drawn = 0
         self._ended = False
         self._evaluates_on_start = False
 
     def state(self) -> dict[str, Any]:
         """The part of a checkpoint."""
-        rows = {"drawn": self._drawn, "rows": self._hash(self._drawn)}
-        return {"args": {}, "attributes": {"shared": self.shared, **rows}}
+        return {"args": {}, "attributes": {"shared": self.shared}}
 
-    def on_train_begin(self, args, state, control, optimizer=None, train_dataloader=None, **kwargs):
-        """Compare steps, learning rates and rows. A run that is finished stops at once."""
+    def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+        """Compare steps and learning rates. A run that is finished stops at once."""
         self.shared, self._evaluates_on_start = shared_settings(args), args.eval_on_start
         self._ended = state.global_step >= state.max_steps
         if args.num_iterations > 1 and not self._ended:
             _require_whole_windows(args, state)
-        dataset = getattr(train_dataloader, "dataset", None)
-        streamed = any(part.streamed for part in getattr(dataset, "parts", ()))
-        self._rows = dataset.records if streamed else ()
-        self._count(args, state)
         if state.global_step:
             _require_same_rates(args, optimizer)
-            self._require_same_rows(state)
             args.eval_on_start = False  # the run's start was evaluated when it began
         state.stateful_callbacks[type(self).__name__] = self.state()
         if self._ended:
@@ -320,10 +307,6 @@ class Resumed(TrainerCallback, ExportableState):
                 "left to train; more --max_steps or --num_train_epochs continue from it"
             )
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Count the rows that were drawn."""
-        self._count(args, state)
-
     def on_epoch_begin(self, args, state, control, **kwargs):
         """The setting is as the user set it again."""
         args.eval_on_start = self._evaluates_on_start
@@ -332,28 +315,6 @@ class Resumed(TrainerCallback, ExportableState):
         """A finished run neither evaluates nor saves a second time."""
         if self._ended:
             control.should_evaluate = control.should_save = control.should_log = False
-
-    def _count(self, args: Any, state: Any) -> None:
-        self._drawn = -(-state.global_step // args.num_iterations) * _prompts_per_step(args)
-
-    def _require_same_rows(self, state: Any) -> None:
-        saved = state.stateful_callbacks[type(self).__name__]["attributes"]
-        drawn, rows = saved.get("drawn", 0), saved.get("rows")
-        if self._rows and rows is not None and rows != self._hash(drawn):
-            raise SettingsError(
-                "the stream gives other rows than when the checkpoint was written: rows "
-                f"{max(0, drawn - _COMPARED)} to {drawn - 1}, the last before step {state.global_step}, differ. A "
-                "resumed run continues behind them, so the stream must give the same ones: shuffle it with a seed; or "
-                "begin a new run with these weights: --start_from_weights"
-            )
-
-    def _hash(self, drawn: int) -> str | None:
-        """Of the questions and solutions before row ``drawn``. None where the stream has begun anew."""
-        if not 0 < drawn <= len(self._rows):
-            return None
-        last = self._rows[max(0, drawn - _COMPARED) : drawn]
-        texts = [[*(message.text for message in record.messages), record.solution] for record in last]
-        return hashlib.sha256(repr(texts).encode()).hexdigest()
 
 
 def _require_whole_windows(args: GRPOConfig, state: Any) -> None:

@@ -73,7 +73,7 @@ def first_target(trainer: WarmupTrainer) -> str:
     """The target of the first record, as the model reads it: what the run teaches.
 
     Raises:
-        RecordError, BadMediaError, FramePlanError: as in training.
+        RecordError, BadMediaError: as in training.
     """
     from qwenvl.train.warmup.targets import shown_targets
 

@@ -154,7 +154,7 @@ def shown_targets(dataset: Any, collator: TargetCollator, most: int) -> Iterator
     """A line for each target of the first ``most`` records, as the model reads it, and one for each record left out.
 
     Raises:
-        RecordError, BadMediaError, FramePlanError: as in training.
+        RecordError, BadMediaError: as in training.
     """
     tokenizer = collator.processor.tokenizer
     for index in range(min(most, len(dataset))):

@@ -19,6 +19,7 @@ MIDWAY = 16  # the packet, in decoding order, at which a recording begins that j
 REFRESH = 8  # frames from a "key frame" of an intra refresh to the first whole picture
 LATE = 7.0  # seconds
 HIDDEN = 19  # the frame at which a clip with an edit list begins
+RAW = ("h264", "hevc", "m2v", "m1v", "obu", "mjpeg")  # containers by name that are none
 _GAPS = [0.0, *accumulate(Random(0).choice((0.04, 0.04, 0.08, 0.12, 0.04, 0.2)) for _ in range(2 * FRAMES))]
 
 
@@ -47,6 +48,7 @@ class Kind:
     Attributes:
         cut: how it came to be, in a few words.
         make: writes the clip and says what is shown of it.
+        refused: what the reader says of it, empty for a clip that it reads.
     """
 
     cut: str
@@ -57,6 +59,12 @@ class Kind:
     @property
     def name(self) -> str:
         return f"{self.cut}, {self.codec}.{self.container}".replace(" ", "_").replace(",_", "-")
+
+    @property
+    def refused(self) -> str:
+        if self.container in RAW:
+            return "it is a JPEG image" if self.container == "mjpeg" else "it is a raw stream, which has no times"
+        return "as where several files were joined" if self.cut.startswith("concatenated") else ""
 
     def write(self, workshop: Workshop, folder: Path) -> tuple[Path, Shown]:
         path = folder / self.name

@@ -77,6 +77,6 @@ def test_where_the_first_packets_say_otherwise_they_are_believed(make_clip, numb
         expected = index_clip(container, container.streams.video[0], str(path))
     real = media_container._composition_offsets
     monkeypatch.setattr(media_container, "_composition_offsets", lambda *args: real(*args)[::-1])
-    with open_clip(str(path), "pyav") as clip:
+    with open_clip(str(path)) as clip:
         assert clip._index == expected
         assert [number_of(frame) for frame in clip.read([0, 21, 39])] == [0, 21, 39]

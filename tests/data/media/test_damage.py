@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.damage import _hole
 from qwenvl.data.media.open import open_clip
-from qwenvl.data.options import SampleOptions
 from qwenvl.doctor.commands import main
 from scripts.clips.copies import Copy
 from scripts.clips.sources import Source, encode_numbered
@@ -33,7 +31,7 @@ def with_noise(path, piece):
 @pytest.mark.parametrize("timeout", [0, 60])
 def test_a_frame_that_none_asked_for_is_looked_at(source, tmp_path, timeout):
     path = with_noise(Copy().write(source, source.pieces, tmp_path / "a.mp4"), source.pieces[DAMAGED])
-    with open_clip(path, "pyav", timeout=timeout, strict=True) as clip:
+    with open_clip(path, timeout=timeout, strict=True) as clip:
         clip.read([0, 5, 58])
         with pytest.raises(BadMediaError, match=r"a.mp4: (the frame at|can't be decoded)") as caught:
             clip.check_all()
@@ -45,7 +43,7 @@ def test_a_frame_is_bad_where_one_is_damaged_that_it_is_predicted_from(source, t
     assert [piece.number for piece in source.pieces[24:36]] == [24, 27, 25, 26, 30, 28, 29, 33, 31, 32, 35, 34]
     path = with_noise(Copy().write(source, source.pieces, tmp_path / "a.mp4"), source.pieces[28])
     for strict in (False, True):
-        with open_clip(path, "pyav", strict=strict) as clip:
+        with open_clip(path, strict=strict) as clip:
             clip.read([23, 24, 36])
             with pytest.raises(BadMediaError, match=r"(the frame at 1.200 s is damaged|can't be decoded)"):
                 clip.read([35])
@@ -59,10 +57,10 @@ def test_one_wrong_byte_of_vp9_is_seen_by_the_decoder_of_its_authors(tmp_path):
     )
     data[data.index(piece.data) + len(piece.data) // 2] ^= 0xFF
     (tmp_path / "a.webm").write_bytes(data)
-    with open_clip(str(tmp_path / "whole.webm"), "pyav", strict=True) as clip:
+    with open_clip(str(tmp_path / "whole.webm"), strict=True) as clip:
         clip.check_all()
     refused = pytest.raises(BadMediaError, match=r"a.webm: can't be decoded without errors")
-    with open_clip(str(tmp_path / "a.webm"), "pyav", strict=True) as clip, refused as caught:
+    with open_clip(str(tmp_path / "a.webm"), strict=True) as clip, refused as caught:
         clip.check_all()
     assert caught.value.kind == "damaged media"
 
@@ -75,17 +73,17 @@ def test_a_lost_packet_of_a_broadcast(tmp_path):
     lost = [i for i, packet in enumerate(packets) if identity(packet) == video][20]
     path.write_bytes(b"".join(packets[:lost] + packets[lost + 1 :]))
     with pytest.raises(BadMediaError, match=r"its container's time is damaged, or the next one is lost") as caught:
-        open_clip(str(path), "pyav", strict=True)
+        open_clip(str(path), strict=True)
     assert caught.value.kind == "damaged media"
 
 
 def test_a_hole_in_a_clip_of_constant_rate(source, tmp_path):
     pieces = [piece for piece in source.pieces if not 24 <= piece.number < 36]  # a whole group of pictures
     path = str(Copy().write(source, pieces, tmp_path / "a.mkv"))
-    with open_clip(path, "pyav") as clip:
+    with open_clip(path) as clip:
         assert clip.frame_count == 48
     with pytest.raises(BadMediaError, match=r"it has no frames from 0.92 s to 1.44 s, at an otherwise constant rate"):
-        open_clip(path, "pyav", strict=True)
+        open_clip(path, strict=True)
 
 
 def test_what_is_a_hole():
@@ -106,16 +104,9 @@ def test_the_command_looks_strictly_and_at_all_frames_if_told(source, tmp_path, 
     capsys.readouterr()
     assert main([*shown, "--all_frames"]) == 1
     assert "bad: damaged media (1)" in capsys.readouterr().out
-    assert main([*shown, "--all_frames", "--video_backend", "pyav", "--json"]) == 1
+    assert main([*shown, "--all_frames", "--json"]) == 1
     rest = [piece for piece in source.pieces if not 24 <= piece.number < 36]
     hole = Copy().write(source, rest, tmp_path / "hole.mkv")
     (tmp_path / "rows.json").write_text(json.dumps([row | {"video": str(hole)}]))
     assert main(shown) == 1
     assert main([*shown, "--decode_check", "fast"]) == 0
-
-
-def test_without_effect_it_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="decode_check has no effect without --video_backend auto or pyav"):
-        SampleOptions(decode_check="strict", video_backend="decord")
-    with pytest.raises(ValueError, match="decode_check cannot be used with --frame_cache"):
-        GRPOConfig(decode_check="strict", frame_cache=str(tmp_path))

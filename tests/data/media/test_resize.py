@@ -21,7 +21,7 @@ WANTED = [2, 3, 11, 12, 12, 24]
 @pytest.mark.parametrize(("most", "parts"), [(10**9, [6]), (2 * FRAME, [2, 2, 2]), (4 * FRAME, [4, 2]), (1, [1] * 6)])
 def test_parts_are_the_whole(make_clip, timeout, most, parts):
     path = str(make_clip(size=(96, 64)))
-    with open_clip(path, "pyav", timeout=timeout) as clip:
+    with open_clip(path, timeout=timeout) as clip:
         whole = clip.read(WANTED)
         found = [part.clone() for part in clip.parts(WANTED, most)]  # the next one takes its memory
         assert [len(part) for part in found] == parts
@@ -34,7 +34,7 @@ def test_parts_are_the_whole(make_clip, timeout, most, parts):
 @pytest.mark.parametrize("timeout", [0, 60])
 def test_frames_resized_in_parts_are_those_resized_together(make_clip, monkeypatch, timeout):
     path = str(make_clip(size=(96, 64)))
-    with open_clip(path, "pyav", timeout=timeout) as clip:
+    with open_clip(path, timeout=timeout) as clip:
         expected = resize(clip.read(WANTED), (28, 56), PROCESSOR)
         plain = clip.parts
         monkeypatch.setattr(clip, "parts", lambda indices: plain(indices, 2 * FRAME))
@@ -67,7 +67,7 @@ def test_thumbnails_keep_their_shape():
 def test_the_child_shares_the_memory_of_a_part_and_sends_larger_ones(make_clip):
     frame = 3 * 1920 * 1080
     path = str(make_clip("large.mp4", 4, size=(1920, 1080), codec_options={"preset": "ultrafast"}))
-    with open_clip(path, "pyav", timeout=60) as clip, open_clip(path, "pyav") as plain:
+    with open_clip(path, timeout=60) as clip, open_clip(path) as plain:
         whole, places = plain.read([0, 1, 2]), set()
         for part, expected in zip(clip.parts([0, 1, 2]), whole, strict=True):
             assert torch.equal(part[0], expected)

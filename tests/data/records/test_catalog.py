@@ -90,11 +90,14 @@ def test_the_repository_catalog_has_the_example():
     assert source.annotation_path == DEFAULT_CATALOG.parent / "example" / "records.json"
 
 
-def test_folders_and_the_hub(tmp_path):
+def test_folders_and_the_hub(tmp_path, monkeypatch):
     (tmp_path / "saved").mkdir()
     folder, hub = resolve_datasets(f"{tmp_path}/saved,hf:org/name:train%10")
     assert (folder.annotation_path, folder.media_root) == (tmp_path / "saved", tmp_path / "saved")
     assert (str(hub.annotation_path), hub.percent) == ("hf:org/name:train", 10.0)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"saved is a folder; of clips, qwenvl data from-folder saved .* as ./saved"):
+        resolve_datasets("saved")
 
 
 class TestWeights:

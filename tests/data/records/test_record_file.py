@@ -13,6 +13,7 @@ import pytest
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.data.errors import RecordError
+from qwenvl.data.records import record_file
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
@@ -23,6 +24,17 @@ from qwenvl.data.seeds import stable_random
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("QWENVL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def bounds(monkeypatch):
+    """``bounds(bytes, records)``: up to which a file is loaded."""
+
+    def set_bounds(most_bytes, most_records):
+        monkeypatch.setattr(record_file, "LOADED_BYTES", most_bytes)
+        monkeypatch.setattr(record_file, "LOADED_RECORDS", most_records)
+
+    return set_bounds
 
 
 @pytest.fixture
@@ -110,7 +122,7 @@ def test_options_reach_the_rows(lines):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.csv"])
-def test_only_files_above_the_bounds_are_read_by_index(tmp_path, name):
+def test_only_files_above_the_bounds_are_read_by_index(tmp_path, name, bounds):
     rows = [{"id": f"{i:04}", "prompt": "which?", "solution": "1"} for i in range(40)]
     text = json.dumps(rows) if name == "a.json" else "\n".join(map(json.dumps, rows)) + "\n"
     if name == "a.csv":
@@ -118,37 +130,43 @@ def test_only_files_above_the_bounds_are_read_by_index(tmp_path, name):
     data = text.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     file = RecordFile(DatasetSource(name, tmp_path / name, tmp_path), seed=0)
-    whole = file.load(stream_above_records=40)
+    bounds(len(data), 40)
+    whole = file.load()
     assert isinstance(whole, list)
-    assert isinstance(file.load(stream_above=len(data)), list)
-    assert file.load(stream_above_records=39) is file
+    bounds(len(data), 39)
+    assert file.load() is file
     assert list(file) == whole and [file[i] for i in range(40)] == whole
-    assert file.load(stream_above=500) is file
+    bounds(500, 40)
+    assert file.load() is file
 
 
-def test_records_spread_over_a_large_file_are_checked_at_once(tmp_path):
+def test_records_spread_over_a_large_file_are_checked_at_once(tmp_path, bounds):
+    bounds(2**20, 9)
     path = tmp_path / "a.jsonl"
     good = json.dumps({"prompt": "a", "solution": "1"})
     path.write_text("\n".join([good] * 30) + '\n{"prompt": "a"}\n')
     with pytest.raises(RecordError, match=r"a.jsonl:31: expected a `solution`"):
-        RecordFile(DatasetSource("a", path, tmp_path), seed=0).load(stream_above_records=9)
+        RecordFile(DatasetSource("a", path, tmp_path), seed=0).load()
 
 
-def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, make_row):
+def test_what_is_wrong_with_a_whole_file_shows_at_the_start(lines, write_rows, make_row, bounds):
+    bounds(0, 0)
     with pytest.raises(RecordError, match="names 'q'; the row has"):
-        RecordFile(lines, seed=0, options=ReadOptions(columns={"q": "prompt"})).load(stream_above=0)
+        RecordFile(lines, seed=0, options=ReadOptions(columns={"q": "prompt"})).load()
     path = write_rows([make_row(), make_row()])
     path.write_text(path.read_text()[:-20])
     cut = DatasetSource("cut", path, path.parent)
     with pytest.raises(RecordError, match=r"data.json\[1\]: not valid JSON"):
-        RecordFile(cut, seed=0).load(stream_above=0)
+        RecordFile(cut, seed=0).load()
     good, damage = RecordFile(cut, seed=0).iterate()
     assert (good.where, str(damage)[: len(str(path)) + 3]) == (f"{path}[0]", f"{path}[1]")
 
 
-def test_a_data_set_of_lazy_and_read_files(lines, write_rows, make_row):
+def test_a_data_set_of_lazy_and_read_files(lines, write_rows, make_row, bounds):
     names = f"{lines.annotation_path},{write_rows([make_row(id='z')], 'other.jsonl')}"
-    whole, lazy = load_dataset(names), load_dataset(names, stream_above=300)
+    whole = load_dataset(names)
+    bounds(300, 100)
+    lazy = load_dataset(names)
     assert [record.id for record in lazy.records] == [record.id for record in whole.records]
     assert lazy[9].record.id == lazy[-1].record.id == "z"
     with pytest.raises(IndexError, match="expected a record from 0 to 9, got 10"):
@@ -171,7 +189,7 @@ def test_the_same_id_twice_names_both_places(write_rows, make_row):
 READER = """
 import random, sys, threading
 from pathlib import Path
-from qwenvl.data.records import text
+from qwenvl.data.records import record_file, text
 from qwenvl.data.records.catalog import DatasetSource
 from qwenvl.data.records.record_file import RecordFile
 
@@ -179,23 +197,23 @@ def status(name):
     lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
     return int(lines[name].split()[0]) / 1024
 
-def read(folder, name, stream_above):
+def read(folder, name):
     source = DatasetSource(name, Path(folder, name), Path(folder))
-    records = RecordFile(source, seed=0).load(stream_above)
+    records = RecordFile(source, seed=0).load()
     return sum(len(records[i].messages[0].text) for i in random.Random(0).sample(range(len(records)), len(records)))
 
 def watch():
     while not done.wait(0.002):
         anonymous.append(status("RssAnon"))
 
-text.IN_MEMORY_BYTES = 2**20
+text.IN_MEMORY_BYTES, record_file.LOADED_BYTES = 2**20, 0
 small, large, *names = sys.argv[1:]
 for name in names:
-    read(small, name, 0)
+    read(small, name)
 before, anonymous, done = status("VmRSS"), [status("RssAnon")], threading.Event()
 threading.Thread(target=watch, daemon=True).start()
 for name in names:
-    print(name, read(large, name, 2**20), status("VmHWM") - before, max(anonymous) - anonymous[0])
+    print(name, read(large, name), status("VmHWM") - before, max(anonymous) - anonymous[0])
 done.set()
 """
 
@@ -207,7 +225,7 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path):
     rows = [{"prompt": f"{i:06}" + "word, " * (length // 6 - 1), "solution": "1"} for i in range(count)]
     (tmp_path / "small").mkdir()
     write_all_kinds(tmp_path / "small", rows[:3])
-    names = write_all_kinds(tmp_path, rows)
+    names = [name for name in write_all_kinds(tmp_path, rows) if name in ("lines.jsonl", "table.parquet", "saved")]
     # Memory that is given back counts as given back.
     env = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "100000"}
     command = [sys.executable, "-c", READER, str(tmp_path / "small"), str(tmp_path), *names]

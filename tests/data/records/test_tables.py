@@ -79,7 +79,7 @@ def test_the_command_checks_it_too(downloaded, capsys):
     [
         ("hf:org/name:tset", "hf:org/name:tset: can't be loaded: Unknown split"),
         ("hf:org/other", "Couldn't reach"),
-        ("empty", "empty: expected a data set written by `save_to_disk`"),
+        ("empty", "empty: expected a folder written by `save_to_disk`; of clips, qwenvl data from-folder "),
         ("splits", "holds the splits train; name the folder of one of them"),
         ("bad.parquet", "bad.parquet: not a readable parquet file"),
     ],
@@ -106,22 +106,6 @@ def test_cells_of_parquet_and_saved_data_sets_are_not_changed(tmp_path):
         assert first.read() == rows[0], "pictures stay bytes"
         assert second.read() == {"prompt": "b"}, "a column without a value is one that the row does not have"
         assert (first.where, second.default_id) == (f"{tmp_path / source}[0]", f"{source.partition('.')[0]}-1")
-
-
-def test_categories_of_pandas(tmp_path):
-    """They are stored as dictionaries, of which every part of a file may have its own."""
-    pandas = pytest.importorskip("pandas")
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    kinds = [["a", "b"], ["c", "d", "c"]]
-    frames = [pandas.DataFrame({"prompt": k, "solution": pandas.Categorical(k)}) for k in kinds]
-    tables = [pyarrow.Table.from_pandas(frame) for frame in frames]
-    with parquet.ParquetWriter(tmp_path / "a.parquet", tables[0].schema) as writer:
-        for table in tables:
-            writer.write_table(table)
-    rows = open_rows(tmp_path / "a.parquet")
-    assert [rows.row(i).read()["solution"] for i in range(5)] == [*kinds[0], *kinds[1]]
 
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from tests.train.display.terminal import Terminal, on_screen
 LOGS = {
     **{"loss": 0.0, "reward/total": 0.5, "reward/format": 1.0, "reward/std": 0.1, "reward/format/skipped": 1.0},
     **{"kl": 0.0123, "entropy": 1.5, "group/zero_std_frac": 0.25, "completion/length_mean": 184.32},
-    **{"time/sample_s": 6.0, "time/data_wait_s": 3.5, "time/step_s": 99.0, "frame_cache/hit_s": 5.0},
+    **{"time/sample_s": 6.0, "time/data_wait_s": 3.5, "time/step_s": 99.0},
 }
 
 

@@ -27,17 +27,6 @@ def test_what_is_worth_a_look_is_said_once_with_how_often(
     assert "clips of 1280 x 720 pixels are seen at" in lines[1]
 
 
-def test_uneven_frames_are_said_where_the_model_is_not_told(tiny_checkpoint, make_clip, write_rows, make_row, capsys):
-    make_clip("a.mp4", 4)
-    row = make_row(prompt="<video>Which?", solution="<answer>(1)</answer>", video="a.mp4")
-    dataset = load_dataset(str(write_rows([row])), frame_sampler="change")
-    for family, told in (("qwen2_5_vl", 1), ("qwen3_vl", 0)):
-        collator = GRPOCollator(AutoProcessor.from_pretrained(tiny_checkpoint(family)))
-        capsys.readouterr()
-        first_look(dataset, collator)
-        assert capsys.readouterr().err.count("worth a look: --frame_sampler change: frames do not lie evenly") == told
-
-
 class TestSizes:
     """What would be paid for and be of no use is said before a run begins."""
 
