@@ -171,6 +171,11 @@ def _with_path(path: str | Path) -> Iterator[None]:
         if Path(path).is_dir():
             raise
         reason = str(error).strip().splitlines()[0]
+        if "connect to" in reason:
+            raise OSError(
+                f"{path}: no such folder, not in the cache, and the hub cannot be reached; where it can: hf download "
+                f"{path} --local-dir FOLDER, then copy FOLDER here and give it in place of the name"
+            ) from error
         raise OSError(f"{path}: no such folder, and no model of this name on the hub: {reason}") from error
 
 

@@ -351,9 +351,10 @@ def test_every_problem_is_told_at_once(make):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
+        ("auto_fit", "unknown flag auto_fit; use qwenvl plan, which names the flags"),
         ("num_generations", "unknown flag num_generations; use --grpo_sample_size"),
         ("grpo_sampl_size", "unknown flag grpo_sampl_size; near: grpo_sample_size"),
-        ("qqqq", "unknown flag qqqq; docs/flags.md lists them all"),
+        ("qqqq", "unknown flag qqqq; --help all lists them"),
     ],
 )
 def test_a_setting_that_does_not_exist_is_told_what_there_is(make, name, hint):

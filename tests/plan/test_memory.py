@@ -19,6 +19,7 @@ from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.plan.memory import (
     PIECE,
+    Case,
     cache_bytes,
     estimate,
     features_bytes,
@@ -27,6 +28,7 @@ from qwenvl.plan.memory import (
     merger_bytes,
     optimizer_bytes,
     reference_bytes,
+    remedies,
     sampled_bytes,
     sampling_logits_bytes,
     saved_bytes,
@@ -342,3 +344,14 @@ def test_a_forward_keeps_what_is_counted(family, checkpointing):
     ]
     planned = [counted(model, prompts, "backward", "activations", checkpointing=checkpointing) for prompts in sizes]
     assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.12)
+
+
+def test_remedies_lower_the_peak_one_after_the_other():
+    case = Case(SHAPES, WEIGHTS, Job(tokens=1000, patches=4000, prompts=2, group=4, length=50))
+    found = remedies(case)
+    peaks = [each.case.estimate().peak for each in found]
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] < case.estimate().peak
+    assert found[0].flags == "--per_device_train_batch_size 1 --gradient_accumulation_steps 2"
+    assert [each.flags.split()[0] for each in found[1:]] == ["--gradient_checkpointing", "--max_prompt_length"]
+    taught = replace(case.job, samples=False, warmup=True, reference="none")
+    assert not any("rollout_token_budget" in each.flags for each in remedies(Case(SHAPES, WEIGHTS, taught)))

@@ -27,10 +27,6 @@ _LOST = (
 _WORKER = "DataLoader worker (pid"
 
 
-class FullMemoryError(RuntimeError):
-    """Memory was full. The message says what used it."""
-
-
 @contextmanager
 def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[None]:
     """End the process with one line for Ctrl-C, a full disk or memory, a lost process or numbers that are not finite.
@@ -66,13 +62,12 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
             f"a worker of the data loader is gone ({first_line(error)}). Most often memory was full, or /dev/shm: "
             f"a lower --dataloader_num_workers takes less{_go_on(output_dir)}"
         )
-    if isinstance(error, FullMemoryError):
-        return f"{error}{_go_on(output_dir)}"
     if memory_is_full(error):
+        trains = "" if output_dir is None else "--gradient_checkpointing True, "
+        plan = "" if output_dir is None else "; qwenvl plan with the same flags computes how much each saves"
         return (
-            f"{which_memory(error)} is full: {first_line(error)}. What helps most: a lower --video_max_frames (or "
-            f"--video_max_frame_pixels), {'' if output_dir is None else '--gradient_checkpointing True, '}a lower "
-            f"--rollout_token_budget; then fewer completions per prompt and docs/scaling.md{_go_on(output_dir)}"
+            f"{which_memory(error)} is full: {first_line(error)}. What helps most: {trains}a lower --video_max_frames, "
+            f"a lower --rollout_token_budget{plan}{_go_on(output_dir)}"
         )
     if _is_full_disk(error):
         folder = Path.cwd() if output_dir is None else output_dir

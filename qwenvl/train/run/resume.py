@@ -12,7 +12,8 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from qwenvl.config.grpo_config import GRPOConfig, saves_within_windows
+from qwenvl.config.checks import saves_within_windows
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, plain, read_config, read_metrics
 from qwenvl.train.display.console import say
 from qwenvl.train.run.checkpoints import (

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainerCallback, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
+from qwenvl.config.grpo_config import WarmupConfig
+from qwenvl.config.own_options import STOP_STEPS
 from qwenvl.data.options import PromptOptions
 from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import InputBuilder, PromptInputs
@@ -27,7 +29,6 @@ from qwenvl.train.assemble import build_parts
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.warmup.config import RECENT, WarmupConfig
 from qwenvl.train.warmup.targets import RolloutTargets, SolutionTargets, TargetCollator
 from qwenvl.types import PromptBatch
 
@@ -243,10 +244,11 @@ class StopBelow(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Looks at the last steps."""
         if "loss" in logs and self._reached(state):
-            say(f"step {state.global_step}: the mean loss of {RECENT} steps is below {self._loss:g}: the warm-up ends")
+            below = f"the mean loss of {STOP_STEPS} steps is below {self._loss:g}"
+            say(f"step {state.global_step}: {below}: the warm-up ends")
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"
 
     def _reached(self, state: TrainerState) -> bool:
-        losses = [row["loss"] for row in state.log_history if "loss" in row][-RECENT:]
-        return len(losses) == RECENT and sum(losses) / RECENT < self._loss
+        losses = [row["loss"] for row in state.log_history if "loss" in row][-STOP_STEPS:]
+        return len(losses) == STOP_STEPS and sum(losses) / STOP_STEPS < self._loss

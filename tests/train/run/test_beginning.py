@@ -182,7 +182,7 @@ def test_weights_alone_are_not_resumed_but_started_from(command, tmp_path):
 
 def test_changed_settings_are_refused_before_a_model_is_loaded(command, tmp_path):
     command("--save_steps=1")
-    status, line = command("--resume_from_checkpoint=True", "--seed=7", "--model_name_or_path=./none")
+    status, line = command("--resume_from_checkpoint=True", "--seed=7", "--model_name_or_path=org/none")
     assert status == 2
     assert line.startswith("set them as they were, or begin a new run with the checkpoint's weights")
 

@@ -5,12 +5,11 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.runlog import read_metrics, read_rollouts
 from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.pass_rates import FILE
 from qwenvl.train.run.resume import SettingsError
-from qwenvl.train.warmup.config import WarmupConfig
 
 SOLVED = ("clip-0", "clip-1", "clip-2", "text")
 BAND = {"difficulty_band": "solved(low=0.1, high=0.9, window=1)", "per_device_train_batch_size": 2, "num_iterations": 1}

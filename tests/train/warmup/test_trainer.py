@@ -8,10 +8,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerControl, TrainerState
 
+from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.model.loading import unwrap
 from qwenvl.model.positions import completion_positions
 from qwenvl.runlog import read_config, read_metrics
-from qwenvl.train.warmup.config import WarmupConfig
 from qwenvl.train.warmup.trainer import StopBelow, WarmupTrainer
 from tests.train.conftest import turns
 from tests.train.every_target import GRADIENTS

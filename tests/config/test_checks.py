@@ -99,16 +99,16 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
     [("adamw_bnb_8bit", "bitsandbytes"), ("lion_8bit", "bitsandbytes"), ("galore_adamw", "galore-torch")],
 )
 def test_an_optimizer_whose_package_is_missing_is_named(make, monkeypatch, optimizer, package):
-    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
     assert f"--optim {optimizer} needs " in refusal(make, optim=optimizer)
     assert f"pip install {package}, or take --optim adamw_torch" in refusal(make, optim=optimizer)
     assert make(optim="adafactor").optim == "adafactor"
-    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: name)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: name)
     assert make(optim=optimizer).optim == optimizer
 
 
 def test_a_paged_optimizer_needs_a_gpu_whose_memory_it_leaves(make, monkeypatch):
-    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: name)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: name)
     told = "--optim paged_adamw_8bit has no effect on a CPU: there is no GPU to move states out of; take --optim adamw_"
     assert told in refusal(make, optim="paged_adamw_8bit")
     assert make(optim="adamw_8bit").optim == "adamw_8bit"
@@ -119,7 +119,7 @@ def test_a_paged_optimizer_needs_a_gpu_whose_memory_it_leaves(make, monkeypatch)
 def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
     for name in ("RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
     assert "--deepspeed needs a launcher, for one process too: put torchrun" in refusal(make, deepspeed="zero2.json")
 
 
