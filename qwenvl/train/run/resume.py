@@ -19,7 +19,6 @@ from qwenvl.train.display.console import say
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
     newer_ones,
-    newest_or_none,
     read_state,
     require_fresh_folder,
     require_same_tuning,
@@ -152,8 +151,6 @@ def requested_checkpoint(args: GRPOConfig) -> str | None:
     Raises:
         FileNotFoundError, ValueError: see ``find_checkpoint``.
     """
-    if args.resume == "auto":
-        return newest_or_none(args.output_dir)
     return find_checkpoint(args.resume_from_checkpoint if args.resume == "never" else args.resume, args.output_dir)
 
 

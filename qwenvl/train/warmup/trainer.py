@@ -29,7 +29,7 @@ from qwenvl.train.assemble import build_parts
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.warmup.targets import RolloutTargets, SolutionTargets, TargetCollator
+from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator
 from qwenvl.types import PromptBatch
 
 
@@ -61,23 +61,14 @@ class WarmupTrainer(PolicyTrainer):
         peft_config: Any = None,
     ):
         args = args or WarmupConfig()
-        targets = targets_of(args)
+        targets = SolutionTargets(args.target_template)
         parts = build_parts(args, targets, model, train_dataset, eval_dataset, processing_class, peft_config)
-        parts = replace(
-            parts,
-            collator=TargetCollator(parts.processor, PromptOptions.of(args), targets),
-            train_dataset=narrowed(parts.train_dataset, targets, "--dataset_use"),
-            eval_dataset=narrowed(parts.eval_dataset, targets, "--eval_dataset_use"),
-        )
+        parts = replace(parts, collator=TargetCollator(parts.processor, PromptOptions.of(args), targets))
         super().__init__(parts, args, with_reference=False, callbacks=callbacks)
         if args.stop_below_loss is not None:
             self.add_callback(StopBelow(args.stop_below_loss))
         self.build_inputs = InputBuilder.of(position_rule(unwrap(parts.policy).config), parts.processor)
         self._counts = StepCounts(0, 0, 1)  # of the step that is being trained
-
-    def _held_out(self, given: Any) -> Any:
-        made = super()._held_out(given)
-        return made if made is given else narrowed(made, self.rewards, "evaluate")
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
@@ -105,7 +96,7 @@ class WarmupTrainer(PolicyTrainer):
         return features_or_pixels(model, batch, self.args.device, self.build_inputs, self.paths.encode, autocast)
 
     def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
-        """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
+        """P x T log-probs of the targets. Those of a batch without prompts are 0.
 
         Args:
             prompts: of the batch, as ``encoded`` gives them. None has them made.
@@ -132,9 +123,9 @@ class WarmupTrainer(PolicyTrainer):
             for inputs in dataloader:
                 inputs = self._prepare_inputs(inputs)
                 logprobs, mask = self.target_logprobs(self.model, inputs), inputs["target_mask"]
-                for p, record in enumerate(inputs["prompts"].records):
-                    own = slice(p * len(mask) // len(inputs["prompts"]), (p + 1) * len(mask) // len(inputs["prompts"]))
-                    rows.append((record.where, -logprobs[own].sum().item(), int(mask[own].sum())))
+                losses, counts = (-logprobs.sum(1)).tolist(), mask.sum(1).tolist()
+                places = [record.where for record in inputs["prompts"].records]
+                rows += zip(places, losses, counts, strict=False)  # a batch without prompts has a row of its own
                 self.journal.left_out(inputs["prompts"])
                 self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         once = {where: (loss, tokens) for where, loss, tokens in gather_object(rows)}  # processes may share a prompt
@@ -173,7 +164,7 @@ class TaughtOn:
     """A micro-batch of targets that a loss was computed of.
 
     Attributes:
-        ids, mask: N x T, the targets of the batch's prompts.
+        ids, mask: P x T, the targets of the batch's prompts.
         loss: the negative log-prob of all of them.
     """
 
@@ -189,33 +180,11 @@ class TaughtOn:
 
     def report(self) -> dict[str, Any]:
         """Its loss, and its prompts with the tokens of their targets, as JSON can hold them."""
-        size = len(self.ids) // max(1, len(self.batch))
-        targets = [row[own].tolist() for row, own in zip(self.ids, self.mask, strict=True)]
         prompts = [
-            {"where": record.where, "id": record.id, "epoch": epoch, "targets": targets[p * size : (p + 1) * size]}
-            for p, (record, epoch) in enumerate(zip(self.batch.records, self.batch.epochs, strict=True))
+            {"where": record.where, "id": record.id, "epoch": epoch, "target": row[own].tolist()}
+            for record, epoch, row, own in zip(self.batch.records, self.batch.epochs, self.ids, self.mask, strict=True)
         ]
         return {"loss": self.loss, "prompts": prompts}
-
-
-def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
-    """What the flags have taught.
-
-    Raises:
-        ValueError: ``--from_rollouts`` names a run without a completion to learn from.
-    """
-    if args.from_rollouts is None or args.min_reward is None:
-        return SolutionTargets(args.target_template)
-    return RolloutTargets(args.from_rollouts, args.min_reward, args.max_per_prompt)
-
-
-def narrowed(dataset: Any, targets: SolutionTargets | RolloutTargets, flag: str) -> Any:
-    """The data set, or those by name, without records that have no target."""
-    if dataset is None or isinstance(targets, SolutionTargets):
-        return dataset
-    if isinstance(dataset, dict):
-        return {name: targets.narrow(each, f"{flag} {name}") for name, each in dataset.items()}
-    return targets.narrow(dataset, flag)
 
 
 def step_counts(batches: Sequence[dict[str, Any]]) -> StepCounts:

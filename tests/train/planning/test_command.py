@@ -51,7 +51,7 @@ def test_a_plan_is_of_the_case_of_the_run_itself(flags, tiny_checkpoint, sop_dat
     args = WarmupConfig(str(tmp_path), dataset_use=str(sop_data), use_cpu=True, report_to="none", **settings)
     warmup = WarmupTrainer(tiny_checkpoint(), args)
     drawn = warmup.data_collator([warmup.train_dataset[number] for number in range(8)])
-    assert (plan.case.job.group, plan.case.job.length) == (len(drawn["target_ids"]) // 8, drawn["target_ids"].shape[1])
+    assert (plan.case.job.group, plan.case.job.length) == (1, drawn["target_ids"].shape[1])
     assert plan.lengths.at(1.0).tokens == drawn["prompts"].attention_mask.sum(1).max()
     assert plan.case == case_of(args, warmup.model, plan.lengths, on_host=True)
     assert (plan.case.job.warmup, plan.case.job.samples, plan.case.job.reference) == (True, False, "none")
@@ -63,8 +63,8 @@ def test_flags_of_the_other_kind_of_run(flags, tmp_path, capsys):
     assert "vision" in out and "1 target of " in out and "sampling" not in out and "reference" not in out
     assert main(["--warmup", *flags, "--grpo_beta", "0"]) == 2
     assert "--grpo_beta has no effect in a warm-up" in capsys.readouterr().err
-    assert main([*flags, "--min_reward", "0.5"]) == 2
-    assert "unknown flag min_reward; qwenvl warmup and qwenvl plan --warmup have it" in capsys.readouterr().err
+    assert main([*flags, "--stop_below_loss", "0.5"]) == 2
+    assert "unknown flag stop_below_loss; qwenvl warmup and qwenvl plan --warmup have it" in capsys.readouterr().err
     shared = tmp_path / "run.yaml"  # one file for the warm-up and the training that follows
     shared.write_text("grpo_beta: 0\nlora_enable: True\ntune_mm_mlp: False\n")
     assert planned(str(shared), "--warmup", *flags).case.job.rank > 0
