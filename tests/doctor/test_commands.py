@@ -10,7 +10,7 @@ from PIL import Image
 
 from qwenvl.data.dataset import load_dataset
 from qwenvl.doctor.commands import main
-from qwenvl.doctor.preview import main as preview
+from qwenvl.doctor.preview_command import main as preview
 
 
 @pytest.fixture
