@@ -184,7 +184,7 @@ def row_of(config: Any, name: str) -> RowValue | None:
     except ValueError as error:
         raise ValueError(f"--{name} {value}: {error}") from None
     if called not in rows and None not in rows:
-        raise ValueError(f"--{name} must be one of {', '.join(rows)}, got {called!r}")
+        raise ValueError(f"--{name} must be one of {', '.join(rows)}, got {called!r}{did_you_mean(called, rows)}")
     kind = rows[called if called in rows else None]
     known = [each.name for each in fields(kind)]
     for each in given:
@@ -197,6 +197,12 @@ def row_of(config: Any, name: str) -> RowValue | None:
     except ValueError as error:
         text = re.sub(rf"--({'|'.join(known)})\b", r"\1", str(error))
         raise ValueError("\n".join(f"--{name}: {line}" for line in text.split("\n"))) from None
+
+
+def did_you_mean(word: Any, known: Iterable[Any]) -> str:
+    """The end of a message about an unknown word: the known word that is nearest to it, or nothing."""
+    near = get_close_matches(str(word), [str(each) for each in known], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def row_problem(config: Any, each: Field) -> str | None:
@@ -353,7 +359,8 @@ def misfit(config: Any, name: str, hint: Any) -> str | None:
     if value is None and NoneType in kinds:
         return None
     if choices:
-        return None if value in choices else f"--{name} must be one of {', '.join(choices)}, got {value!r}"
+        found = f"got {value!r}{did_you_mean(value, choices)}"
+        return None if value in choices else f"--{name} must be one of {', '.join(choices)}, {found}"
     accepted = (*kinds, int) if float in kinds else kinds
     if isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool)):
         return None

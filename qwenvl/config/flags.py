@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,7 @@ from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
-from qwenvl.option import Options, all_options, choices_of, kinds_of
+from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
@@ -182,8 +181,7 @@ class FlagParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            if near := get_close_matches(str(value), map(str, action.choices or ()), n=1):
-                error.message += f"; did you mean {near[0]}?"
+            error.message += did_you_mean(value, action.choices or ())
             raise
 
     def error(self, message: str) -> NoReturn:

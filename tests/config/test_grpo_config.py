@@ -275,6 +275,7 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"learning_rate": -1e-6}, "--learning_rate must be above 0, got -1e-06"),
         ({"base_interval": float("inf")}, "--base_interval must be a finite number, got inf"),
         ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
+        ({"loss_type": "cisbo"}, "got 'cisbo'; did you mean cispo?"),
         ({"loss_type": "ppo"}, "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, gspo, luspo, cispo, sapo, vespo"),
         ({"tune_mm_llm": 1}, "--tune_mm_llm must be True or False, got 1"),
         ({"max_prompt_length": True}, "--max_prompt_length must be an integer or None, got True"),

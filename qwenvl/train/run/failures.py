@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,11 +70,8 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
         )
     if _is_full_disk(error):
         folder = Path.cwd() if output_dir is None else output_dir
-        free = shutil.disk_usage(_existing(folder)).free / 1e9
-        return (
-            f"no space left for {folder}: {first_line(error)}; {free:.1f} GB are free there. Free some"
-            f"{'' if output_dir is None else ', or keep fewer checkpoints by --save_total_limit'}{_go_on(output_dir)}"
-        )
+        fewer = "" if output_dir is None else ", or keep fewer checkpoints by --save_total_limit"
+        return f"no space left for {folder}: {first_line(error)}; free some{fewer}{_go_on(output_dir)}"
     return None
 
 
@@ -114,8 +110,3 @@ def first_line(error: BaseException) -> str:
     its last line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1 if OF_A_WORKER in str(error) else 0].rstrip(".")[:400]
-
-
-def _existing(path: str | Path) -> Path:
-    path = Path(path).resolve()
-    return path if path.exists() else _existing(path.parent)
