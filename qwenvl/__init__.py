@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig as GRPOConfig
+    from qwenvl.config.grpo_config import WarmupConfig as WarmupConfig
     from qwenvl.data.saved_processor import read_clip as read_clip
     from qwenvl.train.grpo_trainer import GRPOTrainer as GRPOTrainer
-    from qwenvl.train.warmup.config import WarmupConfig as WarmupConfig
     from qwenvl.train.warmup.trainer import WarmupTrainer as WarmupTrainer
 
 _HOMES = {
     "GRPOConfig": "qwenvl.config.grpo_config",
     "GRPOTrainer": "qwenvl.train.grpo_trainer",
-    "WarmupConfig": "qwenvl.train.warmup.config",
+    "WarmupConfig": "qwenvl.config.grpo_config",
     "WarmupTrainer": "qwenvl.train.warmup.trainer",
     "read_clip": "qwenvl.data.saved_processor",
 }

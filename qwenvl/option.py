@@ -197,22 +197,25 @@ def row_of(config: Any, name: str) -> RowValue | None:
         raise ValueError("\n".join(f"--{name}: {line}" for line in text.split("\n"))) from None
 
 
-def nearest(word: str, names: Sequence[str], there_are: str = "it has") -> str:
-    """The names that a misspelt one is near to, or else all of them.
+def did_you_mean(word: Any, known: Iterable[Any]) -> str:
+    """The end of a message about an unknown word: the known words that are nearest to it, or nothing.
 
     Example:
-        >>> nearest("Dapoo", ["grpo", "dapo"]), nearest("x", [])
-        ('did you mean dapo?', 'it has none')
+        >>> did_you_mean("Dapoo", ["grpo", "dapo"])
+        '; did you mean dapo?'
     """
-    near = get_close_matches(word.lower(), names, n=2)
-    return f"did you mean {' or '.join(near)}?" if near else f"{there_are} {', '.join(names) or 'none'}"
+    near = get_close_matches(str(word).lower(), [str(each) for each in known], n=2)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def nearest(word: str, names: Sequence[str], there_are: str = "it has") -> str:
+    """The names that a misspelt one is near to, or else all of them."""
+    return did_you_mean(word, names).removeprefix("; ") or f"{there_are} {', '.join(names) or 'none'}"
 
 
 def wrong_choice(value: Any, choices: Sequence[str]) -> str:
     """Why a value is refused that is none of the choices."""
-    near = nearest(str(value), choices)
-    hint = f": {near}" if near.startswith("did") else ""
-    return f"must be one of {', '.join(choices)}, got {value!r}{hint}"
+    return f"must be one of {', '.join(choices)}, got {value!r}{did_you_mean(value, choices)}"
 
 
 def row_problem(config: Any, each: Field) -> str | None:

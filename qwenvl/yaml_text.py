@@ -48,3 +48,12 @@ def read_yaml(text: str, loader: type[yaml.SafeLoader] = PlainLoader) -> Any:
         raise ValueError(f"not valid YAML: {place}{said}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
+
+
+class StringLoader(PlainLoader):
+    """YAML without guesses: ``1e-6``, ``no`` and ``2026-01-31`` are strings, for the flag they set to interpret."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (read by PyYAML from the class)
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }

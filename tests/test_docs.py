@@ -13,12 +13,11 @@ import torch
 import yaml
 
 from qwenvl.cli import COMMANDS, main
-from qwenvl.config.command_line import parse_args, settings_from
+from qwenvl.config.command_line import parse_args, read_command, without_dry_run
 from qwenvl.doctor.commands import parser as data_commands
 from qwenvl.evaluate.settings import evaluation_request, probe_request, try_request
 from qwenvl.train.merge import make_parser as make_merge_parser
 from qwenvl.train.planning.command import request_of as settings_of_a_plan
-from qwenvl.train.warmup.config import OF_TRAINING, WarmupConfig
 from qwenvl.vllm_server.__main__ import parse as parse_server
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,7 +113,7 @@ def check(words: list[str], environment: dict[str, str]) -> None:
         if rest[0] == "train" and "--help" not in rest:
             check_training(1, words)
         if rest[0] == "warmup":
-            settings_from([word for word in rest[1:] if word != "--dry_run"], WarmupConfig, "", ignored=OF_TRAINING)
+            read_command("qwenvl warmup", without_dry_run(rest[1:])[0])
     elif program == "accelerate" and "--module" in rest:
         check(rest[rest.index("--module") + 1 :], environment)
     elif program in ("bash", "python") and rest[0].endswith((".sh", ".py")):

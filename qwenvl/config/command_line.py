@@ -1,4 +1,4 @@
-"""From a command line, with or without a settings file, to a ``GRPOConfig``.
+"""From a command line, with or without a settings file, to a ``GRPOConfig`` or ``WarmupConfig``.
 
     train_grpo.py --model_name_or_path MODEL --dataset_use data.json --max_steps 100
     train_grpo.py run.yaml
@@ -12,78 +12,85 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import Field, fields
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import yaml
-
-from qwenvl.config.flags import FLAG_GROUPS, FlagParser
+from qwenvl.config.checks import has_gpu, problems_of_machine
+from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class
+from qwenvl.config.unknown import unknown_flag
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
 from qwenvl.option import Options, kinds_of, row_text
-from qwenvl.yaml_text import PlainLoader, read_yaml, without_repeats
 
 if TYPE_CHECKING:
-    from qwenvl.config.grpo_config import GRPOConfig, PolicyConfig
-
-Config = TypeVar("Config", bound="PolicyConfig")
+    from qwenvl.config.grpo_config import GRPOConfig
 
 WITH_ROWS = {each.name for group in FLAG_GROUPS for each in fields(group) if each.metadata.get("rows")}
 """Options that a settings file can give as a mapping, ``loss_type: {cispo: {bound: 4}}``."""
-FILES_AND_FLAGS = "[FILE.yaml | FILE.json] [--config FILE] [--dry_run] [--flag value ...]"
-USAGE = f"qwenvl train {FILES_AND_FLAGS}"
-PURPOSE = (
-    "Train Qwen-VL by GRPO. --dry_run shows what a run would do (settings, rewards, parameters that learn, tokens of "
-    "the first prompts) and ends."
-)
+FILES_AND_FLAGS = "[FILE.yaml | FILE.json] [--config FILE] [--dry_run [all]] [--flag value ...]"
 
 
 def parse_args(argv: Sequence[str] | None = None) -> GRPOConfig:
     """The settings of a training run from ``argv``, by default those of the process.
 
-    Wrong settings end the process with status 2 and a message that says where, what and what to do, ``--help`` with 0.
+    Wrong settings end the process with status 2 and a message that says where, what and what to do.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if wants_help(argv):
-        print(help_text())
-        raise SystemExit(0)
-    from qwenvl.config.grpo_config import GRPOConfig
-
-    return settings_from(argv, GRPOConfig, USAGE)
+    return read_command("qwenvl train", sys.argv[1:] if argv is None else argv)
 
 
-def wants_help(argv: Sequence[str]) -> bool:
-    """Whether a command line asks for help."""
-    return bool({"-h", "--help"} & set(argv))
+def read_command(command: str, argv: Sequence[str], begins: bool = False) -> Any:
+    """The ``GRPOConfig`` or ``WarmupConfig`` of a command line. Wrong settings end the process with status 2.
 
-
-def settings_from(argv: Sequence[str], kind: type[Config], usage: str, ignored: Collection[str] = ()) -> Config:
-    """The settings of a run of some kind from a command line. Wrong ones end the process with status 2 and a message.
+    All that can be found out without torch is checked before torch is loaded.
 
     Args:
-        usage: shown before the message.
-        ignored: names that a file may have, for another command.
+        command: ``qwenvl train`` or ``qwenvl warmup``.
+        begins: the run begins on this machine: check models, data, packages and the GPU too.
     """
+    warmup = command == "qwenvl warmup"
+    groups, ignored = (WARMUP_GROUPS, OF_TRAINING) if warmup else (FLAG_GROUPS, ())
     try:
-        config = config_from(*split_file(argv), kind, ignored=ignored)
-        require_what_a_run_needs(config)
-    except ValueError as error:
-        tell(f"usage: {usage}\nerror: {error}")
+        values = parsed(*split_file(argv), groups, ignored=ignored)
+        settings = settings_class(groups)(**values)
+        if problems := [*_missing(settings), *(_of_machine(settings) if begins else ())]:
+            raise ValueError("\n".join(problems))
+        if begins and int(os.environ.get("RANK", "0")) == 0:
+            print(f"{command}: loading PyTorch and transformers", file=sys.stderr, flush=True)  # which takes seconds
+        from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
+
+        return (WarmupConfig if warmup else GRPOConfig)(**values)
+    except (ValueError, OSError) as error:
+        tell(f"usage: {command} {FILES_AND_FLAGS}\nerror: {error}")
         raise SystemExit(2) from None
-    return config
 
 
-def config_from(
+def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
+    """The other arguments, and the value of ``--dry_run``: "" without it, "changed" where it is bare, "all"."""
+    if "--dry_run" not in argv:
+        return list(argv), ""
+    at = argv.index("--dry_run")
+    everything = list(argv[at + 1 : at + 2]) == ["all"]
+    return [*argv[:at], *argv[at + 1 + everything :]], "all" if everything else "changed"
+
+
+def config_from(file: Path | None, argv: Sequence[str], kind: type, only: Collection[str] | None = None) -> Any:
+    """The ``GRPOConfig`` of ``file``, overridden by the flags in ``argv``. See ``parsed``."""
+    return kind(**parsed(file, argv, FLAG_GROUPS, only))
+
+
+def parsed(
     file: Path | None,
     argv: Sequence[str],
-    kind: type[Config],
+    groups: tuple[type[Options], ...],
     only: Collection[str] | None = None,
     ignored: Collection[str] = (),
-) -> Config:
-    """The settings of ``file``, overridden by the flags in ``argv``.
+) -> dict[str, Any]:
+    """The settings of ``file``, overridden by the flags in ``argv``, by name, without those that have their default.
 
     Args:
         only: names of the settings that are taken from the file. None for all.
@@ -92,18 +99,21 @@ def config_from(
     Raises:
         ValueError: an unknown name or unfit value, and whether it stands in the file or on the command line.
     """
+    kind = settings_class(groups)
+    known, hints = {each.name: each for each in fields(kind)}, get_type_hints(kind)
     parser = FlagParser(raises=True, add_help=False)
     parser.add_options(kind)
+    defaults = vars(parser.parse_args([]))
     namespace = argparse.Namespace()
-    for parser.where, tokens in ((f"{file}: ", file_tokens(file, kind, only, ignored)), ("", list(argv))):
+    for parser.where, tokens in ((f"{file}: ", file_tokens(file, known, only, ignored)), ("", list(argv))):
         _, unknown = parser.parse_known_args(tokens, namespace)
         if unknown:
-            raise ValueError(kind.unknown(unknown[0]))
-    for name, hint in get_type_hints(kind).items():  # --report_to takes one word, or several as a list
-        value = getattr(namespace, name, None)
-        if isinstance(value, list) and len(value) == 1 and str in kinds_of(hint):
-            setattr(namespace, name, value[0])
-    return kind(**vars(namespace))
+            raise ValueError(unknown_flag(unknown[0], known))
+    values = {name: value for name, value in vars(namespace).items() if value != defaults[name]}
+    for name, value in values.items():  # --report_to takes one word, or several as a list
+        if isinstance(value, list) and len(value) == 1 and str in kinds_of(hints[name]):
+            values[name] = value[0]
+    return values
 
 
 def split_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
@@ -119,12 +129,16 @@ def split_file(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def file_tokens(
-    file: Path | None, kind: type[PolicyConfig], only: Collection[str] | None = None, ignored: Collection[str] = ()
+    file: Path | None,
+    known: Mapping[str, Field],
+    only: Collection[str] | None = None,
+    ignored: Collection[str] = (),
 ) -> list[str]:
     """The settings of a YAML or JSON file as a command line. Empty without a file.
 
     Args:
-        only, ignored: as for ``config_from``.
+        known: the settings that there are, by name.
+        only, ignored: as for ``parsed``.
 
     Raises:
         ValueError: the file cannot be read, is not a mapping, repeats a name or has an unknown one.
@@ -140,13 +154,12 @@ def file_tokens(
     if not isinstance(settings, dict):
         got = "nothing: it is empty" if settings is None else f"a {type(settings).__name__}"
         raise ValueError(f"{file}: expected settings as `name: value`, got {got}")
-    known = {each.name: each.default for each in fields(kind)}
     settings = {name: value for name, value in settings.items() if name not in ignored}
     for name, value in settings.items():
         if name not in known:
-            raise ValueError(f"{file}: {kind.unknown(str(name))}")
-        if value is None and known[name] is not None:
-            raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name]}")
+            raise ValueError(f"{file}: {unknown_flag(str(name), known)}")
+        if value is None and known[name].default is not None:
+            raise ValueError(f"{file}: {name} cannot be null; leave it out for its default, {known[name].default}")
     return tokens_of(
         {
             name: typed(value) if isinstance(value, dict) or name == "reward_funcs" else value
@@ -163,6 +176,8 @@ def read_settings(file: Path) -> Any:
         OSError: the file cannot be read.
         ValueError: it is not JSON or YAML, or gives a name twice.
     """
+    from qwenvl.yaml_text import StringLoader, read_yaml, without_repeats
+
     text = plain_file(file).read_text(encoding="utf-8-sig")
     if file.suffix == ".json":
         return json.loads(text, object_pairs_hook=without_repeats)
@@ -188,15 +203,6 @@ def typed(value: Any) -> Any:
         return value
 
 
-class StringLoader(PlainLoader):
-    """YAML without guesses: ``1e-6``, ``no`` and ``2026-01-31`` are strings, for the flag they set to interpret."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 (read by PyYAML from the class)
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
 def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings by name as a command line. None leaves one at its default."""
     tokens = []
@@ -210,43 +216,52 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     return tokens
 
 
-def require_what_a_run_needs(config: PolicyConfig) -> None:
-    """Raise ValueError where the command lacks something that a script may do with the trainer itself."""
+def _missing(config: Any) -> Iterator[str]:
+    """What the command lacks, which a script may do with the trainer itself."""
     if config.model_name_or_path is None:
-        raise ValueError("--model_name_or_path is missing: a folder or a name such as Qwen/Qwen3.5-4B")
+        yield "--model_name_or_path is missing: a folder or a name such as Qwen/Qwen3.5-4B"
     if config.dataset_use is None:
-        raise ValueError("--dataset_use is missing: a name of the catalog or a path of a .json or .jsonl file")
-    if config.eval_strategy != "no" and config.eval_dataset_use is None:
-        raise ValueError(f"--eval_strategy {config.eval_strategy.value} needs --eval_dataset_use: nothing to evaluate")
-    if config.eval_on_start and config.eval_dataset_use is None:
-        raise ValueError("--eval_on_start needs --eval_dataset_use: nothing to evaluate")
+        yield "--dataset_use is missing: a name of the catalog or a path of a .json or .jsonl file"
+    for name in ("eval_strategy", "eval_on_start"):
+        if getattr(config, name) not in ("no", False) and config.eval_dataset_use is None:
+            value = f" {config.eval_strategy}" if name == "eval_strategy" else ""
+            yield f"--{name}{value} needs --eval_dataset_use: nothing to evaluate"
     for name in ("hub_model_id", "hub_token", "hub_private_repo", "hub_revision"):
         if getattr(config, name) is not None and not config.push_to_hub:
-            raise ValueError(f"--{name} has no effect without --push_to_hub")
+            yield f"--{name} has no effect without --push_to_hub"
 
 
-def help_text(
-    usage: str = USAGE,
-    purpose: str = PURPOSE,
-    groups: Sequence[type[Options]] = FLAG_GROUPS,
-    without: Collection[str] = (),
-) -> str:
-    """The flags of this library by topic, with their defaults.
+PACKAGES = {  # by flag and value, where it is not for any; with what installs them
+    "load_in_4bit": ("bitsandbytes", True, "pip install bitsandbytes"),
+    "deepspeed": ("deepspeed", None, 'pip install "qwenvl[deepspeed]"'),
+    "attn_implementation": ("flash_attn", "flash_attention_2", "pip install flash-attn, or take sdpa"),
+    "video_backend": ("decord", "decord", "pip install decord, or take pyav"),
+    "use_liger_kernel": ("liger_kernel", True, "pip install liger-kernel"),
+}
+NEED_A_GPU = {"load_in_4bit": True, "activation_offload": True, "attn_implementation": "flash_attention_2"}
 
-    Args:
-        purpose: what the command does, and what ``--dry_run`` shows.
-        groups: the topics. An option that stands in two of them is that of the first.
-        without: names of options that are left out.
-    """
-    parser = FlagParser(
-        usage=usage,
-        add_help=False,
-        description=f"{purpose} A file sets the same names as the flags; flags override it.",
-        epilog="Every setting of transformers' TrainingArguments is a flag too, such as --output_dir, --max_steps, "
-        "--gradient_accumulation_steps, --eval_strategy, --save_total_limit, --deepspeed, --resume_from_checkpoint.",
-    )
-    listed = set(without)
-    for group in groups:
-        parser.add_options(group, listed, parser.add_argument_group((group.__doc__ or "").rstrip(".")))
-        listed |= {each.name for each in fields(group)}
-    return parser.format_help()
+
+def _of_machine(config: Any) -> Iterator[str]:
+    """Files, packages and a GPU that a run on this machine lacks."""
+    from qwenvl.data.records.catalog import resolve_datasets
+
+    for name in ("model_name_or_path", "ref_model_name_or_path", "start_from_weights"):
+        path = str(getattr(config, name, None) or "")
+        if Path(path).is_file():
+            yield f"--{name} {path}: a file; expected the folder of a model, or its name on the hub"
+        elif not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.strip("/").count("/") > 1):
+            yield f"--{name} {path}: no such folder; expected one that holds a checkpoint, or a name on the hub"
+    for name in ("dataset_use", "eval_dataset_use"):
+        if names := getattr(config, name):
+            try:
+                resolve_datasets(names, config.dataset_catalog, f"--{name}")
+            except (ValueError, OSError) as error:
+                yield str(error)
+    for name, (package, value, install) in PACKAGES.items():
+        given = getattr(config, name)
+        if given and value in (None, given) and find_spec(package) is None:
+            yield f"--{name} needs the package {package}: {install}"
+    for name, wanted in NEED_A_GPU.items():
+        if getattr(config, name) == wanted and (config.use_cpu or not has_gpu()):
+            yield f"--{name} needs a GPU, and {'--use_cpu is set' if config.use_cpu else 'this machine has none'}"
+    yield from problems_of_machine(config)

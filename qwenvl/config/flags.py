@@ -1,25 +1,29 @@
-"""The flags: the options of all rooms, by topic, and the parser of every command that takes some of them.
+"""The flags: the options of all rooms by topic, those of the Trainer, and the parser of every command that has some.
 
-Each room has its options in a file of its own, ``options.py``, with the standard library alone, so that ``--help`` does
-not wait for torch. The help text and ``docs/flags.md`` are made from them.
+Each room has its options in a file of its own, ``options.py``, with the standard library alone. Those of the Trainer
+are read from the source of transformers. So neither ``--help`` nor a misspelt flag waits for torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import MISSING, Field, fields
-from enum import Enum
+from dataclasses import MISSING, Field, field, fields, make_dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
-from qwenvl.config.own_options import FitOptions, RunOptions, TrainerOptions
+from qwenvl.config.checks import problems_of_run
+from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
-from qwenvl.option import Options, all_options, choices_of, kinds_of
+from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
@@ -42,8 +46,79 @@ FLAG_GROUPS: tuple[type[Options], ...] = (
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
-    FitOptions,
 )
+WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
+_REASONS: dict[type[Options], str] = {
+    ReferenceOptions: "a warm-up has no reference",
+    RewardOptions: "a warm-up scores nothing",
+    SamplingOptions: "a warm-up samples nothing",
+    ObjectiveOptions: "the loss of a warm-up is the cross-entropy of its targets",
+}
+OF_TRAINING = {each.name: reason for group, reason in _REASONS.items() for each in fields(group)}
+"""The flags of training that a warm-up does not have, each with the reason. A settings file may have them."""
+
+
+class _Types(dict):
+    """The names in annotations of the Trainer's settings: enumerations have their values, other unknown names text."""
+
+    def __missing__(self, name: str) -> Any:
+        return str
+
+
+@cache
+def trainer_settings() -> type:
+    """A dataclass of the settings of transformers' ``TrainingArguments``, from its source: the import takes seconds.
+
+    An enumeration is a ``Literal`` of its values. A default that is no literal is None.
+    """
+    found = find_spec("transformers")
+    folder = Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
+    names, settings = _Types(Any=Any, Literal=Literal, dict=dict, list=list, int=int, float=float, bool=bool), []
+    for file in ("trainer_utils.py", "training_args.py"):
+        tree: Any = ast.parse((folder / file).read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in node.bases):
+                values: Any = [each.value for each in node.body if isinstance(each, ast.Assign)]
+                names[node.name] = Literal[tuple(each.value for each in values)]
+            if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
+                settings = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+    return make_dataclass("TrainerSettings", [_setting(each, names) for each in settings])
+
+
+def _setting(row: Any, names: dict[str, Any]) -> tuple[str, Any, Any]:
+    """Name, type and field of a setting, by its assignment in the source."""
+    given = {each.arg: each.value for each in row.value.keywords}
+    metadata = given.get("metadata", ast.Dict([], []))
+    texts = {key.value: _literal(value) for key, value in zip(metadata.keys, metadata.values, strict=True)}
+    made: Any = field(
+        **({"default_factory": list} if "default_factory" in given else {"default": _literal(given["default"])}),
+        metadata={key: value for key, value in texts.items() if value is not None},
+    )
+    hint = eval(ast.unparse(row.annotation), {"__builtins__": {}}, names)
+    if any(isinstance(each, str) for each in choices_of(hint)):  # the Trainer takes enumerations as any text
+        hint = next(part for part in (*get_args(hint), hint) if choices_of(part))
+    return row.target.id, hint, made
+
+
+def _literal(node: Any) -> Any:
+    """The value of a literal. None for other expressions."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+@cache
+def settings_class(groups: tuple[type[Options], ...]) -> Any:
+    """A dataclass of all settings of a run, which checks itself as its config does, without torch and its machine."""
+
+    def check(self: Any) -> None:
+        if problems := problems_of_run(self):
+            raise ValueError("\n".join(problems))
+
+    return make_dataclass("Settings", [], bases=(*groups, trainer_settings()), namespace={"__post_init__": check})
+
+
 
 
 def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
@@ -58,7 +133,8 @@ def kind_of(each: Field, hint: Any) -> str:
     rows = each.metadata.get("rows") or ()
     if None in rows:
         return "bool|NAME"
-    return "|".join(rows or choices_of(hint)) or kinds_of(hint)[0].__name__
+    choices = [str(each) for each in rows or choices_of(hint)]
+    return "|".join(choices) or next(each for each in kinds_of(hint) if each is not NoneType).__name__
 
 
 def help_of(each: Field) -> str:
@@ -101,6 +177,13 @@ class FlagParser(argparse.ArgumentParser):
         alone = action.type is truth and not equals and following.lower() not in (*TRUE, *FALSE)
         return underscored + ("=True" if alone else equals + value)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(value, action.choices or ())
+            raise
+
     def error(self, message: str) -> NoReturn:
         if self.raises:
             raise ValueError(self.where + message)
@@ -123,7 +206,7 @@ def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any) -> N
     kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
     choices = choices_of(hint) if str not in kinds else None
     named: dict[str, Any] = {"default": default, "help": argparse.SUPPRESS}
-    if "bounds" in each.metadata:
+    if "help" in each.metadata:
         shown = "" if default is None else " [%(default)s]"  # a command may set another
         named |= {"help": help_of(each).replace("%", "%%") + shown, "metavar": kind_of(each, hint)}
     if bool in kinds:
@@ -131,8 +214,6 @@ def _add_option(parser: argparse._ActionsContainer, each: Field, hint: Any) -> N
     elif list in kinds:
         part = next(get_args(part)[0] for part in (hint, *get_args(hint)) if kinds_of(part) == (list,))
         named |= {"nargs": "+", "type": part if part in (int, float) else str}
-    elif enum := next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)), None):
-        named |= {"choices": [member.value for member in enum]}
     elif choices:
         named |= {"choices": choices}
     else:

@@ -1,24 +1,24 @@
-"""``GRPOConfig``: every setting of a run, checked when it is made, and what it shares with that of a warm-up."""
+"""``GRPOConfig`` and ``WarmupConfig``: every setting of a run, checked when it is made."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import TrainingArguments, get_scheduler
 
-from qwenvl.config.own_options import FULL_LEARNING_RATE, LORA_LEARNING_RATE, FitOptions, RunOptions, TrainerOptions
-from qwenvl.config.trainer_checks import problems_of_trainer, schedule_problem
+from qwenvl.config.checks import problems_of_machine, problems_of_run
+from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS
+from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.config.unknown import unknown_flag
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
-from qwenvl.option import problems_of, row_of, was_set
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
@@ -29,7 +29,7 @@ _LEAST_BYTES = 2 * 10**9  # prompts cross there. Docker gives 64 MB, and a full 
 
 
 @dataclass
-class PolicyConfig(
+class GRPOConfig(
     ModelOptions,
     TuneOptions,
     LoraOptions,
@@ -40,90 +40,15 @@ class PolicyConfig(
     PromptOptions,
     RunOptions,
     TrainerOptions,
+    ReferenceOptions,
+    RewardOptions,
+    SamplingOptions,
+    ObjectiveOptions,
     TrainingArguments,
 ):
-    """The settings of model, data, run and Trainer: those of training by rewards and of a warm-up alike.
+    """The flags of this library and all ``TrainingArguments`` of transformers, in one object.
 
     Batch sizes count prompts, not completions. A value out of range, or one that would have no effect, is refused.
-
-    Attributes:
-        best_metric: what the best checkpoint is the best in, by default.
-        learning_rates: the default peak, of a whole model and of adapters.
-    """
-
-    best_metric: ClassVar[str]
-    learning_rates: ClassVar[tuple[float, float]]
-
-    def __new__(cls, *values: Any, **settings: Any) -> PolicyConfig:
-        """Names a setting that does not exist, and what to use in its place, where a dataclass would only name it."""
-        known = [each.name for each in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise TypeError(f"{cls.__name__}: {cls.unknown(name)}")
-        return super().__new__(cls)
-
-    @classmethod
-    def unknown(cls, name: str) -> str:
-        """The message for a flag or setting that does not exist."""
-        return unknown_flag(name, [each.name for each in fields(cls)])
-
-    def further_problems(self) -> Iterable[str]:
-        """Problems between the options of several rooms, and of the Trainer's settings."""
-        if not (self.tune_mm_llm or self.tune_mm_vision or self.tune_mm_mlp or self.lora_enable):
-            yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"
-        if self.activation_offload and not hasattr(self, "activation_checkpointing_kwargs"):
-            yield "--activation_offload needs a newer version of transformers, 5.23 or above"
-        yield from problems_of_trainer(self)
-
-    def __post_init__(self) -> None:
-        if str(self.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
-            self.fsdp = str(self.fsdp).lower() == "true"
-        if problems := problems_of(self, lambda config: config.further_problems()):
-            raise ValueError("\n".join(problems))
-        if self.output_dir == "":
-            raise ValueError("--output_dir is empty: name the folder of the run")
-        if self.learning_rate is None:
-            self.learning_rate = self.learning_rates[self.lora_enable]
-        if self.bf16 is None:
-            self.bf16 = not self.fp16 and not self.use_cpu and computes_in_bf16()
-        rate_follows_metric = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-        follows_metric = rate_follows_metric or self.save_strategy == "best" or self.load_best_model_at_end
-        if self.metric_for_best_model is None and follows_metric:
-            self.metric_for_best_model = self.best_metric
-        if self.dataloader_num_workers is None:
-            self.dataloader_num_workers = workers_here(torch.cuda.is_available() and not self.use_cpu)
-        if getattr(self, "activation_checkpointing", True) is None:
-            # The name in newer versions of transformers; the older one, which all versions know, would only warn.
-            self.activation_checkpointing = self.gradient_checkpointing
-        if self.activation_offload:
-            given = self.activation_checkpointing_kwargs or self.gradient_checkpointing_kwargs or {}
-            known = json.loads(given) if isinstance(given, str) else given
-            self.activation_checkpointing_kwargs = {**known, "offload": True}
-            self.gradient_checkpointing_kwargs = None  # the same by an older name
-        self.evaluates_by_tokens = self.per_device_eval_batch_size is None
-        if self.per_device_eval_batch_size is None:  # of the loader
-            self.per_device_eval_batch_size = 1
-        TrainingArguments.__post_init__(self)
-        # A reward or a script may change the current folder.
-        self.output_dir = self.output_dir and os.path.abspath(self.output_dir)
-        if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
-            better = "max" if self.greater_is_better else "min"
-            self.lr_scheduler_kwargs = {"mode": better, **(self.lr_scheduler_kwargs or {})}
-        if problem := schedule_problem(self):
-            raise ValueError(problem)
-        step = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
-        if self.train_sampling_strategy == "group_by_length" and step == 1:
-            raise ValueError(
-                "--train_sampling_strategy group_by_length has no effect on steps of one prompt: leave it out, or "
-                "raise --per_device_train_batch_size or --gradient_accumulation_steps"
-            )
-        # Pinned memory speeds up copies to a CUDA device; without one the loader would only warn.
-        self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"
-
-
-@dataclass
-class GRPOConfig(PolicyConfig, ReferenceOptions, RewardOptions, SamplingOptions, ObjectiveOptions, FitOptions):
-    """The flags of this library and all ``TrainingArguments`` of transformers, in one object.
 
     Raises:
         TypeError: a setting that does not exist, with the names near to it.
@@ -134,8 +59,14 @@ class GRPOConfig(PolicyConfig, ReferenceOptions, RewardOptions, SamplingOptions,
         1e-06
     """
 
-    best_metric: ClassVar[str] = "eval_total_reward"
-    learning_rates: ClassVar[tuple[float, float]] = (FULL_LEARNING_RATE, LORA_LEARNING_RATE)
+    def __new__(cls, *values: Any, **settings: Any) -> GRPOConfig:
+        refuse_unknown(cls, settings)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        settle(self, rates=(1e-6, 1e-5), best_metric="eval_total_reward")
+        if problem := gathering_problem(self):
+            raise ValueError(problem)
 
     @property
     def correction(self) -> str:
@@ -149,15 +80,112 @@ class GRPOConfig(PolicyConfig, ReferenceOptions, RewardOptions, SamplingOptions,
         """Whether the importance ratio is that of the policy to the older weights that sampled a completion ahead."""
         return self.async_rollouts > 0 and self.correction == "none"
 
-    def further_problems(self) -> Iterable[str]:
-        yield from problems_of_training(self)
-        yield from super().further_problems()
+
+@dataclass
+class WarmupConfig(
+    WarmupOptions,
+    ModelOptions,
+    TuneOptions,
+    LoraOptions,
+    DataOptions,
+    ReadingOptions,
+    FrameOptions,
+    DecodingOptions,
+    PromptOptions,
+    RunOptions,
+    TrainerOptions,
+    TrainingArguments,
+):
+    """The flags of a warm-up: its own, and those of training that are not about sampling, rewards and their loss.
+
+    Raises:
+        TypeError: a setting that does not exist, with the reason or the names near to it.
+        ValueError: naming every flag that is wrong or has no effect, and what to do about it.
+
+    Example:
+        >>> WarmupConfig(output_dir="runs/warm", stop_below_loss=0.5, max_steps=200).learning_rate
+        1e-05
+    """
+
+    def __new__(cls, *values: Any, **settings: Any) -> WarmupConfig:
+        refuse_unknown(cls, settings)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        self.auto_fitted: dict[str, Any] | None = None  # what --auto_fit took
-        super().__post_init__()
-        if problem := gathering_problem(self):
-            raise ValueError(problem)
+        if self.per_device_eval_batch_size is None:
+            self.per_device_eval_batch_size = self.per_device_train_batch_size
+        settle(self, rates=(1e-5, 1e-4), best_metric="eval_loss")
+
+    def __getattr__(self, name: str) -> Any:
+        """An option of training by rewards, which shared code reads: its default, or none of what a warm-up lacks."""
+        if name in OF_A_WARMUP:
+            return OF_A_WARMUP[name]
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
+
+OF_A_WARMUP = {
+    **{each.name: each.default for group in FLAG_GROUPS if group not in SHARED_GROUPS for each in fields(group)},
+    **{"grpo_sample_size": 1, "grpo_beta": 0.0, "log_completions_every": 0, "generation_top_p": 1.0},
+    "engine_has_own_weights": False,
+}
+
+
+def refuse_unknown(kind: type, settings: Iterable[str]) -> None:
+    """Raise TypeError for a setting that does not exist, with what to use in its place."""
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    for name in settings:
+        if name not in known:
+            raise TypeError(f"{kind.__name__}: {unknown_flag(name, known)}")
+
+
+def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
+    """Check the settings of a run, and resolve the defaults that depend on other settings or on the machine.
+
+    Args:
+        rates: the default peak of the learning rate, of a whole model and of adapters.
+        best_metric: what the best checkpoint is the best in, by default.
+    """
+    if str(config.fsdp).lower() in ("true", "false"):  # as a settings file has it; transformers takes --fsdp alone
+        config.fsdp = str(config.fsdp).lower() == "true"
+    if problems := problems_of_run(config) or list(problems_of_machine(config)):
+        raise ValueError("\n".join(problems))
+    if config.learning_rate is None:
+        config.learning_rate = rates[config.lora_enable]
+    if config.bf16 is None:
+        config.bf16 = not config.fp16 and not config.use_cpu and computes_in_bf16()
+    rate_follows_metric = config.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+    follows_metric = rate_follows_metric or config.save_strategy == "best" or config.load_best_model_at_end
+    if config.metric_for_best_model is None and follows_metric:
+        config.metric_for_best_model = best_metric
+    if config.dataloader_num_workers is None:
+        config.dataloader_num_workers = workers_here(torch.cuda.is_available() and not config.use_cpu)
+    if getattr(config, "activation_checkpointing", True) is None:
+        # The name in newer versions of transformers; the older one, which all versions know, would only warn.
+        config.activation_checkpointing = config.gradient_checkpointing
+    if config.activation_offload:
+        given = config.activation_checkpointing_kwargs or config.gradient_checkpointing_kwargs or {}
+        known = json.loads(given) if isinstance(given, str) else given
+        config.activation_checkpointing_kwargs = {**known, "offload": True}
+        config.gradient_checkpointing_kwargs = None  # the same by an older name
+    config.evaluates_by_tokens = config.per_device_eval_batch_size is None
+    if config.per_device_eval_batch_size is None:  # of the loader
+        config.per_device_eval_batch_size = 1
+    TrainingArguments.__post_init__(config)
+    # A reward or a script may change the current folder.
+    config.output_dir = config.output_dir and os.path.abspath(config.output_dir)
+    if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
+        better = "max" if config.greater_is_better else "min"
+        config.lr_scheduler_kwargs = {"mode": better, **(config.lr_scheduler_kwargs or {})}
+    if problem := schedule_problem(config):
+        raise ValueError(problem)
+    step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
+    if config.train_sampling_strategy == "group_by_length" and step == 1:
+        raise ValueError(
+            "--train_sampling_strategy group_by_length has no effect on steps of one prompt: leave it out, or "
+            "raise --per_device_train_batch_size or --gradient_accumulation_steps"
+        )
+    # Pinned memory speeds up copies to a CUDA device; without one the loader would only warn.
+    config.dataloader_pin_memory = config.dataloader_pin_memory and config.device.type == "cuda"
 
 
 def computes_in_bf16() -> bool:
@@ -197,47 +225,6 @@ def workers_here(cuda: bool) -> int:
     return decoding_workers(cuda, cores, processes, shared)
 
 
-def problems_of_training(config: Any) -> Iterator[str]:
-    """Problems of a ``GRPOConfig`` between the options of several rooms."""
-    if config.num_iterations > 1:
-        yield from saves_within_windows(config, config.save_steps, config.eval_steps or config.logging_steps)
-    if not config.engine_has_own_weights:
-        yield from same_weights(config)
-    else:
-        yield from _of_servers(config)
-
-
-def _of_servers(config: Any) -> Iterator[str]:
-    """Problems with options beside an engine in processes of its own."""
-    if config.reads_sampled_entropies:
-        names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
-        yield (
-            f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives no "
-            "entropies of the distributions that tokens are drawn from; leave out one of the two"
-        )
-    for name in ("vllm_deadline", "vllm_patience"):
-        if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
-            yield (
-                f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout {config.stall_timeout:g} "
-                "minutes, which ends the run before: lower the one or raise the other"
-            )
-
-
-def same_weights(config: Any) -> Iterator[str]:
-    """Problems with options that correct for a sampler of other weights, where the policy samples itself."""
-    if config.importance_correction not in (None, "none"):
-        yield (
-            f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "
-            "weights are 1; it is for engines with weights of their own"
-        )
-    loss = row_of(config, "loss_type")
-    if loss and loss.arguments.off_policy_mask is not None and config.num_iterations == 1:
-        yield (
-            f"off_policy_mask of --loss_type {loss.name} has no effect with --num_iterations 1: the policy has not "
-            "moved since it sampled; leave one of the two out"
-        )
-
-
 def gathering_problem(config: Any) -> str | None:
     """What is wrong with ``ds3_gather_for_generation``, once the Trainer has read what splits the model, or None."""
     zero = config.deepspeed_plugin
@@ -250,24 +237,20 @@ def gathering_problem(config: Any) -> str | None:
     )
 
 
-def saves_within_windows(config: Any, save_steps: float, eval_steps: float) -> Iterator[str]:
-    """Problems with checkpoints between the steps on the same completions: they lack those, and none could be resumed.
-
-    Args:
-        save_steps, eval_steps: in steps. What is below 1 is a share of a run that is not known yet, and passes.
-    """
-    if getattr(config, "enable_jit_checkpoint", False):
-        yield (
-            "--enable_jit_checkpoint saves at any step, with --num_iterations above 1 also between the steps on the "
-            "same completions, and such a checkpoint could not be resumed: leave one of the two out"
+def schedule_problem(config: Any) -> str | None:
+    """Why the schedule of the learning rate can't be made, or None. Asked of a config whose values are resolved."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
+    steps = config.max_steps if config.max_steps > 0 else 10**6  # of how many is not known yet
+    try:
+        get_scheduler(
+            config.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=config.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
         )
-    saving = [("save_steps", save_steps)] if config.save_strategy == "steps" else []
-    if config.save_strategy == "best" and config.eval_strategy == "steps":
-        saving = [("eval_steps", eval_steps)]
-    for name, steps in saving:
-        if steps >= 1 and (over := int(steps) % config.num_iterations):
-            near = [whole for whole in (int(steps) - over, int(steps) - over + config.num_iterations) if whole]
-            yield (
-                f"--{name} {steps:g} is no multiple of --num_iterations {config.num_iterations}: a checkpoint between "
-                f"the steps on the same completions could not be resumed; give {' or '.join(map(str, near))}"
-            )
+    except (TypeError, ValueError) as error:
+        schedule = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
+        told = f"{schedule} with --lr_scheduler_kwargs {config.lr_scheduler_kwargs or {}}"
+        return f"--lr_scheduler_type {told} makes no schedule: {error}"
+    return None

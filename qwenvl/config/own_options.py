@@ -1,4 +1,4 @@
-"""Options of a run, of its display and of memory, and those of the Trainer with other defaults or bounds."""
+"""Options of a run and its display, of a warm-up, and those of the Trainer with other defaults or bounds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Literal
 
 from qwenvl.option import Options, option
 
-FULL_LEARNING_RATE = 1e-6
-LORA_LEARNING_RATE = 1e-5
-SPLITTERS = ("deepspeed", "fsdp")
+STOP_STEPS = 10
+"""Optimizer steps whose mean loss ``stop_below_loss`` is compared with."""
 
 
 @dataclass
@@ -18,7 +17,7 @@ class TrainerOptions(Options):
     """Settings of the Trainer with another default. All others keep theirs."""
 
     learning_rate: float | None = option(
-        None, "Peak learning rate, above 0.", unset=f"{FULL_LEARNING_RATE:g}, with LoRA {LORA_LEARNING_RATE:g}", above=0
+        None, "Peak learning rate, above 0.", unset="1e-06, with LoRA 1e-05", above=0
     )
     bf16: bool | None = option(None, "Compute in bfloat16.", unset="where a CUDA device has it, never on a CPU")
     num_train_epochs: float = option(1.0, "Passes over the data, above 0; --max_steps overrides it.", above=0)
@@ -47,7 +46,7 @@ class TrainerOptions(Options):
     save_steps: float = option(
         100, "Optimizer steps between checkpoints, above 0.", above=0, needs="save_strategy == 'steps'"
     )
-    # Set, not offered: ``FIXED`` of ``trainer_checks`` has the reasons, and other values are refused.
+    # Set, not offered: ``FIXED`` of ``checks`` has the reasons, and other values are refused.
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
     ddp_broadcast_buffers: bool | None = False
@@ -110,21 +109,36 @@ class RunOptions(Options):
 
 
 @dataclass
-class FitOptions(Options):
-    """Fitting a run into memory."""
+class WarmupOptions(Options):
+    """What a warm-up teaches, and when it ends."""
 
-    auto_fit: bool = option(
-        False,
-        "Before the run, compute what a step with the longest prompts takes, and where that is too much take the "
-        "remedies that change nothing of what is learned: smaller micro-batches with more accumulation, a lower "
-        "--logit_memory_gb or --rollout_token_budget, --gradient_checkpointing. It says what it took, run.json has it, "
-        "and a run that would not fit even so is refused.",
-        needs=tuple(f"not {name}: it reads the batch sizes before; qwenvl plan names flags" for name in SPLITTERS),
-    )
-    fit_memory_gb: float | None = option(
+    target_template: str | None = option(
         None,
-        "Memory in GB that --auto_fit fits the run into, above 0. On a CPU it counts tensors alone, not the program.",
-        unset="nine tenths of the device's memory, on a CPU of what is free",
-        above=0,
-        needs="auto_fit",
+        "Text of a target. {solution} becomes what the record's answer block holds, or its whole solution where it has "
+        "no such block. {thinking} becomes the record's field `thinking`, or the think block of its solution: "
+        "'<think>{thinking}</think><answer>{solution}</answer>'.",
+        unset="the solution as it stands, in <answer> tags where it has none, after the record's `thinking` in <think> "
+        "tags where it has one",
     )
+    stop_below_loss: float | None = option(
+        None,
+        f"End when the mean loss of the last {STOP_STEPS} optimizer steps is below this, in nats per target token, "
+        "above 0. A low one leaves a policy that says the same to a prompt every time, which training by rewards can "
+        "learn nothing from.",
+        unset="the run ends with --max_steps or --num_train_epochs",
+        above=0,
+        needs="logging_steps == 1: it reads the loss of each step from the log",
+    )
+    learning_rate: float | None = option(
+        None, "Peak learning rate, above 0.", unset="1e-05, with LoRA 0.0001", above=0
+    )
+    per_device_eval_batch_size: int | None = option(
+        None,
+        "Prompts per process that evaluation computes together, at least 1. More: less time, more memory.",
+        unset="that of training",
+        least=1,
+    )
+
+    def problems(self) -> Iterator[str]:
+        if self.target_template is not None and "{solution}" not in self.target_template:
+            yield f"--target_template must hold {{solution}}, got {self.target_template!r}"

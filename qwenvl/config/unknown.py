@@ -1,10 +1,12 @@
-"""What to say of a setting that does not exist: its name here, or names that are near to it."""
+"""The message for a flag or setting that does not exist: its name here, or names that are near to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+
+from qwenvl.config.flags import OF_TRAINING
 
 _ARGUMENTS = (
     *("cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
@@ -24,6 +26,7 @@ _FILTER = '--filter_groups "total(max_rounds=3)"'
 _DIFFICULTY = "--filter_groups, or take out records that are too easy or too hard by the pass rates of qwenvl probe"
 _DECODING = "--dataloader_num_workers: more processes decode clips while a step runs"
 _LARGE_FILES = "no flag: files of more than 512 MB or 20,000 records are read one record at a time"
+_BEST = "records of their own: the best completions of rollouts/rank-0.jsonl as solutions"
 SUCCESSORS = {
     **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
@@ -115,23 +118,32 @@ SUCCESSORS = {
     "soft_cache_length": '--reward_funcs "soft_overlong(cache=100)"',
     "temporal": "--temporal_contrast",
     "box_units": "--reward_funcs \"box_iou(units='thousandths')\"",
+    **dict.fromkeys(("from_rollouts", "min_reward", "max_per_prompt"), _BEST),
+    "auto_fit": "qwenvl plan, which names the flags that make a run fit",
+    "fit_memory_gb": "qwenvl plan --gpu_memory",
     "len_control": "the reward length_window among --reward_funcs",
 }
 """Flags of earlier versions and of other trainers, and what to use here."""
-OF_A_WARMUP = ("target_template", "from_rollouts", "min_reward", "max_per_prompt", "stop_below_loss")
+OF_A_WARMUP = ("target_template", "stop_below_loss")
 
 
 def unknown_flag(token: str, known: Iterable[str]) -> str:
-    """What to say of a flag that does not exist, or of a word that belongs to none."""
-    name = token.split("=")[0].lstrip("-").replace("-", "_")
+    """The message for a flag that does not exist, or for a word that belongs to none.
+
+    Args:
+        known: the names that there are.
+    """
+    known, name = set(known), token.split("=")[0].lstrip("-").replace("-", "_")
     if name in SUCCESSORS:
         return f"unknown flag {name}; use {SUCCESSORS[name]}"
+    if (flag := name.removeprefix("no_")) in OF_TRAINING and flag not in known:
+        return f"--{flag} has no effect in a warm-up: {OF_TRAINING[flag]}; leave it out"
     if name in OF_A_WARMUP:
         return f"unknown flag {name}; qwenvl warmup and qwenvl plan --warmup have it"
-    if Path(token).suffix and not token.startswith("-"):
+    if not token.startswith("-") and Path(token).suffix:
         return (
             f"stray word {token}; a file of settings comes first, there is one, and its name ends in .yaml, .yml or "
             ".json"
         )
-    near = get_close_matches(name, list(known))
-    return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "docs/flags.md lists them all")
+    near = get_close_matches(name, sorted(known))
+    return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "--help all lists them")

@@ -15,17 +15,16 @@ from PIL import Image
 from torch import Tensor
 from transformers.image_utils import PILImageResampling
 
-from qwenvl.config.flags import FlagParser
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.errors import RecordError, told_to_the_user
+from qwenvl.data.errors import RecordError
 from qwenvl.data.frames import uniform_indices
 from qwenvl.data.hints import clip_lengths, few_frames
 from qwenvl.data.media.resize import resize
 from qwenvl.data.options import SampleOptions
 from qwenvl.data.prompt_length import MediaSizes, Ruler
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator, record_files
+from qwenvl.doctor.flags import hints_by, make_collator, record_files
 from qwenvl.failure import counted
 from qwenvl.report.write import data_url, render
 from qwenvl.rewards.columns import reward_columns
@@ -34,28 +33,6 @@ from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.types import BadSample, PromptBatch, Record, Sample, VideoClip
-
-
-def add_arguments(parser: FlagParser) -> None:
-    """Add the flags of the command."""
-    add_dataset_flags(parser)
-    add_frame_flags(parser)
-    parser.add_argument("--n", type=int, default=8, help="records to show, spread over the data set (8)")
-    parser.add_argument("--epoch", type=int, default=0, help="whose frames to draw where sampling is dynamic (0)")
-    parser.add_argument("--seed", type=int, default=42, help="run seed of the draw (42, as in training)")
-    parser.add_argument("--out", default="preview.html", help="the page to write (preview.html)")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the page and print its path. Ends with status 1 when the data are bad, 2 when the command is."""
-    parser = FlagParser(prog="qwenvl preview", description=__doc__)
-    add_arguments(parser)
-    args = parser.parse_args(argv)
-    with told_to_the_user("qwenvl preview"):
-        page = preview(args)
-        Path(args.out).write_text(page, encoding="utf-8")
-    print(f"wrote {args.out} ({len(page) / 1e6:.1f} MB); open it in a browser")
-    return 0
 
 
 def preview(args: argparse.Namespace) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from qwenvl.option import NoArguments, Options, option, parse_row, row_of, was_set
 
@@ -16,23 +16,27 @@ RATIO_MOVES = (
 )
 
 
+_OFF_POLICY_MASK: Any = option(
+    None,
+    "Leave completions with a negative advantage out of the policy term where the policy has moved away from them: "
+    "where their mean log-prob per token has fallen by more than this many nats since they were sampled, above 0.",
+    unset="none is left out",
+    above=0,
+)
+
+
 @dataclass
 class MaskArguments(Options):
     """The argument of every loss."""
 
-    off_policy_mask: float | None = option(
-        None,
-        "Leave completions with a negative advantage out of the policy term where the policy has moved away from them: "
-        "where their mean log-prob per token has fallen by more than this many nats since they were sampled, above 0.",
-        unset="none is left out",
-        above=0,
-    )
+    off_policy_mask: float | None = _OFF_POLICY_MASK
 
 
 @dataclass
-class RatioArguments(MaskArguments):
+class RatioArguments(Options):
     """The arguments of a loss with an importance ratio."""
 
+    off_policy_mask: float | None = _OFF_POLICY_MASK
     ratio: Literal["token", "sequence", "sequence_token"] | None = option(
         None,
         "What has an importance ratio. token: each token. sequence: the completion, the geometric mean of its tokens'. "

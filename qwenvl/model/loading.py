@@ -15,6 +15,7 @@ from qwenvl.files import require
 from qwenvl.model.families import FAMILIES, family_named
 from qwenvl.model.options import LoraOptions, Part, TuneOptions
 from qwenvl.model.weight_files import has_weights, require_folder, weights_problem
+from qwenvl.option import did_you_mean
 
 TURNED_EXPERTS = (
     "{}: with ZeRO-3 transformers reads experts of Qwen3-VL-MoE only as they were published, and these were saved by "
@@ -171,6 +172,11 @@ def _with_path(path: str | Path) -> Iterator[None]:
         if Path(path).is_dir():
             raise
         reason = str(error).strip().splitlines()[0]
+        if "connect to" in reason:
+            raise OSError(
+                f"{path}: no such folder, not in the cache, and the hub cannot be reached; where it can: hf download "
+                f"{path} --local-dir FOLDER, then copy FOLDER here and give it in place of the name"
+            ) from error
         raise OSError(f"{path}: no such folder, and no model of this name on the hub: {reason}") from error
 
 
@@ -342,7 +348,9 @@ def _chosen(layers: list[str], targets: list[str] | None) -> set[str]:
         named = {layer for layer in layers if f".{target}." in f".{layer}."}
         if not named:
             known = sorted({".".join(layer.split(".")[-2:]) for layer in layers})
-            raise ValueError(f"--lora_targets {target}: no layer that may learn bears it; expected {', '.join(known)}")
+            near = did_you_mean(target, sorted({part for each in known for part in (each, *each.split("."))}))
+            expected = f"expected {', '.join(known)}{near}"
+            raise ValueError(f"--lora_targets {target}: no layer that may learn bears it; {expected}")
         chosen |= named
     return chosen
 

@@ -14,11 +14,13 @@ REFERENCE = "reference.safetensors"
 
 
 def require_folder(path: str | Path) -> None:
-    """Raise FileNotFoundError where there is no such folder, and ``path`` can't be the name of a model on the hub.
+    """Raise FileNotFoundError for a file, and where there is no such folder and no model on the hub can have this name.
 
     Such a name has no slash or one, and begins with a letter or a digit.
     """
     path = str(path)
+    if Path(path).is_file():
+        raise FileNotFoundError(f"{path}: a file; expected the folder of a model, or its name on the hub")
     if not Path(path).is_dir() and (path.startswith(("/", ".", "~")) or path.strip("/").count("/") > 1):
         raise FileNotFoundError(f"{path}: no such folder; expected one that holds a checkpoint, or a name on the hub")
 

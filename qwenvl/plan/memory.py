@@ -1,4 +1,4 @@
-"""The bytes of a step, part by part and phase by phase.
+"""The bytes of a step, part by part and phase by phase, and the flags that lower them.
 
 Activations are counted operation by operation in the model classes of transformers: autograd saves the inputs of a
 product whose weights or other factor learn, and both factors of a product of activations.
@@ -6,8 +6,8 @@ product whose weights or other factor learn, and both factors of a product of ac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
@@ -67,10 +67,6 @@ class Estimate:
     def peak(self) -> int:
         """Bytes of the fullest phase."""
         return self.fullest.total
-
-    def peak_of(self, phases: Collection[str] | None) -> int:
-        """Bytes of the fullest of the named phases. None for all of them."""
-        return max(phase.total for phase in self.phases if phases is None or phase.name in phases)
 
 
 def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
@@ -402,6 +398,74 @@ def merger_bytes(vision: Vision, job: Job) -> tuple[int, int]:
         return 0, job.forward_patches * (tensors + 2) * each if job.mergers_learn else 0
     learn = job.mergers_learn or job.tower_learns
     return vision.mergers * job.forward_patches * tensors * each if learn else 0, 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """The input of an estimate: a model and a step."""
+
+    shapes: Shapes
+    weights: ModelWeights
+    job: Job
+
+    def estimate(self) -> Estimate:
+        """The memory of the step."""
+        return estimate(self.shapes, self.weights, self.job)
+
+    def doing(self, **changes: object) -> Case:
+        """The case with other settings of the step."""
+        return replace(self, job=replace(self.job, **changes))  # type: ignore[arg-type]
+
+
+class Remedy(NamedTuple):
+    """Flags that lower the peak, what they cost, and the case with them and all remedies before them."""
+
+    flags: str
+    costs: str
+    case: Case
+
+
+def remedies(case: Case) -> list[Remedy]:
+    """Remedies one after the other, the cheapest first, each of which lowers the peak further."""
+    found: list[Remedy] = []
+    for make in (_smaller_batches, _checkpointing, _smaller_budget, _fewer_frames):
+        made = make(case)
+        if made is not None and made.case.estimate().peak < case.estimate().peak:
+            found.append(made)
+            case = made.case
+    return found
+
+
+def _smaller_batches(case: Case) -> Remedy | None:
+    job = case.job
+    if job.prompts == 1:
+        return None
+    micro = job.micro_batches * job.prompts
+    flags = f"--per_device_train_batch_size 1 --gradient_accumulation_steps {micro}"
+    return Remedy(flags, "nothing: the gradient is the same", case.doing(prompts=1, micro_batches=micro))
+
+
+def _checkpointing(case: Case) -> Remedy | None:
+    if case.job.checkpointing:
+        return None
+    return Remedy("--gradient_checkpointing True", "about a fifth more time", case.doing(checkpointing=True))
+
+
+def _smaller_budget(case: Case) -> Remedy | None:
+    if case.job.sampled_together == 1:
+        return None
+    changed = case.doing(token_budget=case.job.budgeted)
+    return Remedy(f"--rollout_token_budget {case.job.budgeted}", "time, in sampling alone", changed)
+
+
+def _fewer_frames(case: Case) -> Remedy | None:
+    job, merged = case.job, case.shapes.vision.merged
+    if job.patches <= 4 * merged:
+        return None
+    half = job.patches // 2
+    less = case.doing(patches=half, tokens=max(1, job.tokens - half // merged))
+    flags = f"--max_prompt_length {less.job.tokens} --fit_frames True"
+    return Remedy(flags, "half of the frames of the longest prompts", less)
 
 
 def amount(size: float) -> str:

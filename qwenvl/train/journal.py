@@ -128,8 +128,6 @@ class Journal:
         """
         self.runlog.begin(finished_steps, evaluates=evaluates)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
-        if self._args.auto_fitted is not None:
-            settings["auto_fitted"] = self._args.auto_fitted
         self.runlog.write_config(settings)
 
     def drawn(self, batch: PromptBatch) -> None:

@@ -89,11 +89,6 @@ class PolicyTrainer(Trainer):
         *,
         with_reference: bool = False,
     ):
-        if args.auto_fit and args.auto_fitted is None:
-            raise ValueError(
-                "auto_fit is done by the command before it makes the trainer: call "
-                "qwenvl.train.planning.full_memory.fit_to_memory(args) first, or leave it out"
-            )
         if args.activation_offload and args.device.type == "cpu":
             raise ValueError(
                 "--activation_offload has no effect on a CPU: activations are in its memory anyway; leave it out"

@@ -10,7 +10,9 @@ if __package__ in (None, ""):
     # Run as a file: Python puts this folder first on the path; what is meant is the one that holds the package.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from qwenvl.config.command_line import parse_args
+from qwenvl.config.command_line import FILES_AND_FLAGS, read_command, without_dry_run
+from qwenvl.config.flags import FLAG_GROUPS
+from qwenvl.config.help import USUAL, wants_help
 from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 from qwenvl.train.run.signals import ends_at_signals
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 
 COMMAND = "qwenvl train"
+PURPOSE = "Train Qwen-VL by GRPO."
 
 
 def main(argv: list[str] | None = None, callbacks: list[TrainerCallback] | None = None) -> None:
@@ -36,33 +39,29 @@ def main(argv: list[str] | None = None, callbacks: list[TrainerCallback] | None 
 
 def start(argv: list[str], callbacks: list[TrainerCallback] | None = None) -> None:
     """Reads the settings, looks for the data, and runs what they describe, alone in its folder."""
-    if not {"-h", "--help"} & set(argv):
-        say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
-    dry = "--dry_run" in argv
-    args = parse_args([argument for argument in argv if argument != "--dry_run"])
-    # After the flags are known to be good: these imports take seconds.
+    if wants_help(argv, f"{COMMAND} {FILES_AND_FLAGS}", PURPOSE, FLAG_GROUPS, USUAL):
+        return
+    argv, dry = without_dry_run(argv)
+    args = read_command(COMMAND, argv, begins=True)
     from qwenvl.train.run.command import alone_in_its_folder
 
-    with alone_in_its_folder(COMMAND, args, dry):
+    with alone_in_its_folder(COMMAND, args, bool(dry)):
         run(args, argv, dry, callbacks)
 
 
-def run(args: GRPOConfig, argv: list[str], dry: bool, callbacks: list[TrainerCallback] | None = None) -> None:
+def run(args: GRPOConfig, argv: list[str], dry: str, callbacks: list[TrainerCallback] | None = None) -> None:
     """Trains, evaluates and saves, or says why there is nothing to do."""
     from qwenvl.train.display.dry_run import dry_run
     from qwenvl.train.display.summary import collected_warnings, findings_of, next_steps, run_summary
     from qwenvl.train.grpo_trainer import GRPOTrainer
-    from qwenvl.train.planning.full_memory import fit_to_memory
     from qwenvl.train.run.command import beginning_of, carry_out, told_of_settings
 
     with told_of_settings(COMMAND), collected_warnings() as early:
-        if args.auto_fit:
-            fit_to_memory(args)
         beginning = beginning_of(COMMAND, args)
         if beginning.finished:
             return
         if dry:
-            plan = dry_run(args)
+            plan = dry_run(args, dry)
             if args.process_index == 0:
                 print(plan)
             return

@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 from qwenvl.config.command_line import parse_args
+from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS, settings_class
+from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 
 NEEDED = ["--model_name_or_path", "tiny", "--dataset_use", "sop", "--use_cpu"]
 
@@ -247,15 +250,56 @@ def test_a_command_without_model_or_data_is_told_so(capsys, missing):
     assert f"--{missing} is missing" in message
 
 
-def test_help_needs_no_torch_and_shows_range_and_default():
-    code = (
-        "import sys; from qwenvl.config.command_line import parse_args\n"
-        "try: parse_args(['--help'])\n"
-        "except SystemExit as end: assert end.code == 0\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    words = " ".join(shown.split())
-    assert "--generation_top_p float Sample among the likeliest tokens" in words and "above 0 to 1" in words
-    assert "%NN after one takes a seeded NN percent of it" in words
-    assert "--loss_type grpo|bnpo|dapo|dr_grpo|" in words and "[512]" in words and "of cispo: off_policy_mask" in words
+SHOWN = """
+import sys
+from qwenvl.cli import main
+from qwenvl.failure import printable
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code in (None, 0, 2), end.code
+assert not {"torch", "transformers", "numpy"} & set(sys.modules), set(sys.modules)
+"""
+
+
+def shown(*words: str) -> str:
+    """What a command prints that must not wait for torch or numpy."""
+    done = subprocess.run([sys.executable, "-c", SHOWN, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.parametrize("command", ["train", "warmup", "plan"])
+def test_help_is_of_a_usual_run_of_all_flags_or_of_a_word(command):
+    usual, everything, word = (shown(command, "--help", *words) for words in ([], ["all"], ["early"]))
+    for flag in ("--dataset_use", "--output_dir", "--max_steps", "--gradient_accumulation_steps", "--seed"):
+        assert f"{flag} " in usual and f"{flag} " in everything
+    assert ("--grpo_sample_size " in usual) == (command != "warmup") and "--base_interval " not in usual
+    assert ("--target_template " in usual) == (command == "warmup")
+    assert "--base_interval float Seconds between the frames" in everything and "--adam_beta1 float" in everything
+    assert "no flag has the word early" in word
+    assert "--video_backend auto|pyav|decord" in shown(command, "--help", "video_back")
+
+
+def test_a_wrong_command_line_waits_for_no_import(tmp_path):
+    (tmp_path / "clip.mp4").touch()
+    flags = f"--model_name_or_path {tmp_path}/clip.mp4 --dataset_use exampl --load_in_4bit --lora_enable --use_cpu"
+    said = shown("train", *flags.split(), "--eval_on_start")
+    assert "--eval_on_start needs --eval_dataset_use" in said and "did you mean example?" in said
+    assert "clip.mp4: a file; expected the folder of a model" in said
+    assert "--load_in_4bit needs a GPU, and --use_cpu is set" in said
+    both = shown("train", "--grpo_sample_size", "1", "--lora_r", "8")
+    assert "--grpo_sample_size must be at least 2" in both and "--lora_r has no effect without --lora_enable" in both
+    assert "did you mean cosine?" in shown("train", "--lr_scheduler_type", "cosin")
+    missing = shown("warmup")
+    assert "--model_name_or_path is missing" in missing and "--dataset_use is missing" in missing
+
+
+def test_settings_without_torch_are_those_of_the_config():
+    free = {each.name: each for each in fields(settings_class(FLAG_GROUPS))}
+    assert free.keys() == {each.name for each in fields(GRPOConfig)}
+    for each in fields(GRPOConfig):
+        default = getattr(each.default, "value", each.default)
+        assert free[each.name].default == default or each.name == "optim", each.name
+    own = {each.name for each in fields(settings_class(WARMUP_GROUPS))}
+    assert own == {each.name for each in fields(WarmupConfig)}

@@ -53,9 +53,10 @@ NAMED_DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED_DEFAULTS)
-def test_defaults_are_those_of_the_documentation(make, name):
-    assert getattr(make(), name) == NAMED_DEFAULTS[name]
+def test_defaults_are_those_of_the_documentation(make):
+    config = make()
+    assert {name: getattr(config, name) for name in NAMED_DEFAULTS} == NAMED_DEFAULTS
+    assert config.report_to == [] and config.dataloader_pin_memory is False
 
 
 def test_learning_rate_depends_on_what_is_trained_unless_it_is_given(make):
@@ -76,19 +77,11 @@ def test_bf16_is_never_the_default_on_a_cpu_and_follows_the_device(tmp_path, mak
     assert not computes_in_bf16()
 
 
-def test_no_tracker_that_needs_an_account(make):
-    assert make().report_to == []
-
-
 def test_gradient_checkpointing_goes_by_one_name_in_all_versions(make, recwarn):
     config = make(gradient_checkpointing=True)
     assert config.gradient_checkpointing is True and getattr(config, "activation_checkpointing", True) is True
     assert not make().gradient_checkpointing
     assert not [each for each in recwarn if "checkpointing" in str(each.message)]
-
-
-def test_memory_is_pinned_only_for_a_cuda_device(make):
-    assert make().dataloader_pin_memory is False
 
 
 def test_a_copy_keeps_what_was_resolved(make):
@@ -157,10 +150,6 @@ def test_the_arguments_of_a_row_reach_their_reader(make):
     assert make(advantage_estimator="rloo(kl_in_reward=True)").kl_in_reward and not make().kl_in_reward
     assert row_of(make(filter_groups="total(max_rounds=2)"), "filter_groups").arguments.max_rounds == 2
     assert row_of(make(filter_groups=True), "filter_groups").name == "" and row_of(make(), "filter_groups") is None
-
-
-def test_a_group_of_one_is_refused_with_the_reason(make):
-    assert "always 0" in refusal(make, grpo_sample_size=1)
 
 
 def test_nothing_to_train_is_refused_but_not_with_lora(make):
@@ -233,28 +222,18 @@ def test_settings_without_effect_are_refused(make, settings):
     "settings",
     [
         {"vision_tower_lr": 1e-6, "tune_mm_vision": True},
-        {"mm_projector_lr": 1e-6},
         {"vision_tower_lr": 1e-6, "tune_mm_vision": True, "lora_enable": True, "lora_r": 8, "lora_alpha": 16},
         {"on_long_prompt": "skip", "max_prompt_length": 1024},
         {"fit_frames": True, "max_prompt_length": 1024},
-        {"kl_estimator": "k1"},
         {"grpo_epsilon": 0.3, "grpo_epsilon_high": 0.28, "num_iterations": 2},
         {"loss_type": "gspo(ratio='sequence_token')", "kl_estimator": "k1(unbiased=True)", "num_iterations": 2},
         {"num_iterations": 4, "save_steps": 100, "eval_strategy": "steps", "eval_steps": 1},
         {"loss_type": "grpo(off_policy_mask=0.5)", "num_iterations": 2},
         {"entropy_coef": 0.01, "entropy_target": 0.5},
-        {"mask_truncated_completions": True, "top_entropy_quantile": 0.2},
-        {"num_iterations": 3, "save_strategy": "no"},
         {"num_iterations": 3, "save_steps": 0.1},  # of how many is not known yet
         {"num_iterations": 3, "save_strategy": "best", "eval_strategy": "epoch"},
-        {"video_fps": 0.5},
         {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2},
         {"train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 2},
-        {"train_sampling_strategy": "sequential"},
-        {"generation_top_p": 1.0, "generation_top_k": 0, "generation_min_p": 0.0, "generation_repetition_penalty": 1},
-        {"generation_top_k": 2, "generation_min_p": 0.1, "stop_strings": ["</answer>"]},
-        {"format_reward_weight": 0.0},
-        {"base_interval": 1},
     ],
     ids=str,
 )
@@ -271,25 +250,16 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
             "--train_sampling_strategy must be one of random, sequential, group_by_length, got 'batch_rebalance'",
         ),
         ({"generation_top_p": 1.1}, "--generation_top_p must be at most 1, got 1.1"),
-        ({"generation_top_k": -1}, "--generation_top_k must be at least 0, got -1"),
         ({"generation_top_k": 1}, "--generation_top_k 1 makes all completions of a group the same"),
         ({"generation_min_p": 1.0}, "--generation_min_p must be below 1, got 1.0"),
-        ({"generation_repetition_penalty": 0.0}, "--generation_repetition_penalty must be above 0, got 0.0"),
         ({"stop_strings": "</answer>"}, "--stop_strings must be a list or None, got '</answer>'"),
         ({"stop_strings": ["</answer>", ""]}, "--stop_strings must be texts of at least one character"),
-        ({"generation_max_length": 0}, "--generation_max_length must be at least 1, got 0"),
-        ({"eval_sample_size": 0}, "--eval_sample_size must be at least 1, got 0"),
-        ({"grpo_alpha": 0.0}, "--grpo_alpha must be above 0, got 0.0"),
-        ({"grpo_beta": -0.1}, "--grpo_beta must be at least 0, got -0.1"),
-        ({"num_iterations": 0}, "--num_iterations must be at least 1, got 0"),
         ({"num_iterations": 2, "grpo_epsilon": 1.0}, "--grpo_epsilon must be below 1, got 1.0"),
-        ({"num_iterations": 2, "grpo_epsilon_high": 0.0}, "--grpo_epsilon_high must be above 0, got 0.0"),
         (
             {"num_iterations": 3},
             "--save_steps 100 is no multiple of --num_iterations 3: a checkpoint between the steps on the same "
             "completions could not be resumed; give 99 or 102",
         ),
-        ({"num_iterations": 8, "save_steps": 5}, "could not be resumed; give 8"),
         (
             {"num_iterations": 2, "save_strategy": "best", "eval_strategy": "steps", "eval_steps": 5},
             "--eval_steps 5 is no multiple of --num_iterations 2",
@@ -297,35 +267,17 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"num_iterations": 2, "enable_jit_checkpoint": True}, "--enable_jit_checkpoint saves at any step"),
         ({"grpo_beta": float("nan")}, "--grpo_beta must be a finite number, got nan"),
         ({"learning_rate": -1e-6}, "--learning_rate must be above 0, got -1e-06"),
-        ({"lora_enable": True, "lora_r": 0}, "--lora_r must be at least 1, got 0"),
-        ({"lora_enable": True, "lora_dropout": 1.0}, "--lora_dropout must be below 1, got 1.0"),
-        ({"video_fps": 0.0}, "--video_fps must be above 0, got 0.0"),
         ({"base_interval": float("inf")}, "--base_interval must be a finite number, got inf"),
         ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
-        ({"min_pixels": 500000}, "--min_pixels 500000 is above --max_pixels 451584"),
-        ({"video_min_frame_pixels": 0}, "--video_min_frame_pixels must be at least 1, got 0"),
-        ({"max_prompt_length": 0}, "--max_prompt_length must be at least 1, got 0"),
-        ({"format_reward_weight": -0.3}, "--format_reward_weight must be at least 0, got -0.3"),
+        ({"loss_type": "cisbo"}, "got 'cisbo'; did you mean cispo?"),
         ({"loss_type": "ppo"}, "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, gspo, luspo, cispo, sapo, vespo"),
-        ({"base_interval": "2"}, "--base_interval must be a number, got '2'"),
-        ({"grpo_sample_size": 4.5}, "--grpo_sample_size must be an integer, got 4.5"),
         ({"tune_mm_llm": 1}, "--tune_mm_llm must be True or False, got 1"),
         ({"max_prompt_length": True}, "--max_prompt_length must be an integer or None, got True"),
         ({"remove_unused_columns": True}, "--remove_unused_columns must stay False: reward functions see every field"),
-        ({"ddp_find_unused_parameters": True}, "--ddp_find_unused_parameters must stay False"),
-        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size must be at least 1, got 0"),
         ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps must be at least 1, got 0"),
-        ({"num_train_epochs": 0}, "--num_train_epochs must be above 0, got 0"),
-        ({"dataloader_num_workers": -1}, "--dataloader_num_workers must be at least 0, got -1"),
         ({"max_steps": 0}, "--max_steps must be at least 1, got 0"),
-        ({"save_steps": 0}, "--save_steps must be above 0, got 0"),
         ({"save_steps": -5}, "--save_steps must be above 0, got -5"),
-        ({"eval_steps": -5, "eval_strategy": "steps"}, "--eval_steps must be above 0, got -5"),
-        ({"logging_steps": 0}, "--logging_steps must be above 0, got 0"),
-        ({"max_grad_norm": -1}, "--max_grad_norm must be at least 0, got -1"),
-        ({"weight_decay": -0.1}, "--weight_decay must be at least 0, got -0.1"),
         ({"adam_beta1": 2}, "--adam_beta1 must be below 1, got 2"),
-        ({"adam_beta2": 1.0}, "--adam_beta2 must be below 1, got 1.0"),
         ({"fsdp": True, "fsdp_config": "none.json"}, "--fsdp_config none.json: no such file; expected a JSON file"),
         ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
         ({"format_reward_weight": 0.0, "accuracy_reward_weight": 0.0}, "both 0"),
@@ -344,9 +296,10 @@ def test_every_problem_is_told_at_once(make):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
+        ("auto_fit", "unknown flag auto_fit; use qwenvl plan, which names the flags"),
         ("num_generations", "unknown flag num_generations; use --grpo_sample_size"),
         ("grpo_sampl_size", "unknown flag grpo_sampl_size; near: grpo_sample_size"),
-        ("qqqq", "unknown flag qqqq; docs/flags.md lists them all"),
+        ("qqqq", "unknown flag qqqq; --help all lists them"),
     ],
 )
 def test_a_setting_that_does_not_exist_is_told_what_there_is(make, name, hint):

@@ -12,11 +12,10 @@ from contextlib import redirect_stdout
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.demo.run import Demo, example, main
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.runlog import Rollout, RunLog, read_evaluation, read_metrics
-from qwenvl.train.warmup.config import WarmupConfig
 
 
 def call(folder, *flags):

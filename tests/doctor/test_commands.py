@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from qwenvl.doctor.commands import main
-from qwenvl.doctor.preview import main as preview
+from qwenvl.doctor.preview_command import main as preview
 
 
 @pytest.fixture

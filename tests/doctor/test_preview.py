@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from qwenvl.doctor.preview import main
+from qwenvl.doctor.preview_command import main
 
 
 def page_of(tmp_path, *argv):

@@ -88,7 +88,7 @@ def test_adapters_go_where_their_names_say(tiny_pair, targets, parts_of_names):
 
 def test_names_that_no_layer_bears_and_dropout_of_experts_are_refused(tiny_pair):
     model, _ = tiny_pair("qwen3_5_moe")
-    with pytest.raises(ValueError, match=r"--lora_targets qproj: .*expected experts\.down_proj, .*self_attn\.q_proj"):
+    with pytest.raises(ValueError, match=r"--lora_targets qproj: .*expected experts\.down_proj, .*did you mean q_proj"):
         lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 2, 4, lora_targets=["qproj"]))
     with pytest.raises(ValueError, match="cannot be used on experts"):
         lora_config(model, TuneOptions(), LoraOptions(True, 2, 4, lora_dropout=0.1))

@@ -36,7 +36,9 @@ def test_what_is_no_checkpoint_is_named(load, tmp_path, monkeypatch):
     for path in (str(tmp_path / "none"), "../none", "runs/sop/checkpoint-3"):
         with pytest.raises(FileNotFoundError, match=rf"^{path}: no such folder; expected one that holds a checkpoint"):
             load(path)
-    with pytest.raises(OSError, match=r"^org/none: no such folder, and no model of this name on the hub: "):
+    with pytest.raises(FileNotFoundError, match="a file; expected the folder of a model"):
+        load(__file__)
+    with pytest.raises(OSError, match=r"^org/none: no such folder, (and no model of this name|not in the cache)"):
         load("org/none")
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from qwenvl.config.command_line import settings_from
-from qwenvl.train.warmup.config import WarmupConfig
+from qwenvl.config.command_line import read_command
 from qwenvl.train.warmup.trainer import WarmupTrainer
 
 GRADIENTS = "gradients.pt"
@@ -36,7 +35,7 @@ def run_every_target(flags: list[str]) -> None:
     Args:
         flags: of the command line. Those of sampling, which a warm-up refuses, are left out.
     """
-    args = settings_from([flag for flag in flags if not flag.startswith(OF_SAMPLING)], WarmupConfig, "")
+    args = read_command("qwenvl warmup", [flag for flag in flags if not flag.startswith(OF_SAMPLING)])
     model = AutoModelForImageTextToText.from_pretrained(args.model_name_or_path, dtype=torch.float64)
     trainer = WarmupTrainer(model, args)
     trainer.optimizer = Keeps(trainer.model)

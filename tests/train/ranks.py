@@ -35,7 +35,7 @@ from qwenvl.rollout.engine import completion_mask
 from qwenvl.rollout.local import LocalEngine, SharedPrefixEngine
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.train import fast_paths
-from qwenvl.train.run import checkpoints, launch
+from qwenvl.train.run import launch
 from qwenvl.train.run.checkpoints import find_checkpoint, newest_whole
 from qwenvl.train.train_grpo import main as train_command
 from qwenvl.types import RolloutBatch
@@ -185,12 +185,8 @@ def command(environment: dict[str, str], log: str, words: list[str]) -> None:
     train_command(words)
 
 
-def on_a_small_disk(log: str, folder: str, megabytes: int, words: list[str], asked_before: bool) -> None:
-    """The command on a file system of its own, which is gone with this process. Says which checkpoint is whole.
-
-    Args:
-        asked_before: whether the run looks for space before it saves.
-    """
+def on_a_small_disk(log: str, folder: str, megabytes: int, words: list[str]) -> None:
+    """The command on a file system of its own, which is gone with this process. Says which checkpoint is whole."""
     begin({}, log)
     system = ctypes.CDLL(None, use_errno=True)
     new_mounts, private = 0x20000, (1 << 18) | (1 << 14)  # CLONE_NEWNS, MS_PRIVATE | MS_REC
@@ -201,8 +197,6 @@ def on_a_small_disk(log: str, folder: str, megabytes: int, words: list[str], ask
         or system.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, options)
     ):
         sys.exit(f"refused: {os.strerror(ctypes.get_errno())}")
-    if not asked_before:
-        checkpoints.require_space = lambda folder: None
     try:
         train_command(words)
     except SystemExit as ended:

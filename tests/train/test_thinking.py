@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoProcessor
 
 from qwenvl.doctor.commands import main as data_command
-from qwenvl.doctor.preview import main as preview_command
+from qwenvl.doctor.preview_command import main as preview_command
 
 THINKS = """
 {%- if add_generation_prompt -%}<think>

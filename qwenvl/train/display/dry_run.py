@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -17,7 +17,6 @@ from qwenvl.data.options import PromptOptions
 from qwenvl.failure import counted
 from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
 from qwenvl.option import Options
-from qwenvl.rewards import Rubric
 from qwenvl.train.assemble import build_policy, build_rewards, weight_dtype
 from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.console import say
@@ -26,10 +25,13 @@ from qwenvl.train.display.first_look import first_look, size_warnings
 RECORDS = 4  # whose prompts are made
 
 
-def dry_run(args: GRPOConfig) -> str:
+def dry_run(args: GRPOConfig, what: str = "changed") -> str:
     """The settings, rewards, parameters and first prompts of a run, as lines of text.
 
     The weights are not loaded: their shapes follow from the checkpoint's ``config.json``.
+
+    Args:
+        what: ``changed``, the settings that differ from their defaults, or ``all``.
 
     Raises:
         RecordError, BadMediaError: a record that the run would stop at, if it is among the first.
@@ -41,13 +43,21 @@ def dry_run(args: GRPOConfig) -> str:
     dataset: Any = build_dataset(args.dataset_use, args, rubric, collator, training=True)
     first_look(dataset, collator)
     say_sizes(args, dataset, build_dataset(args.eval_dataset_use, args, rubric, collator, training=False))
-    sections = {
-        "settings": settings_lines(args, FLAG_GROUPS),
-        "rewards": _rewards(rubric),
-        "parameters that learn": parameter_lines(policy, weight_dtype(args, args.lora_enable)),
-        "one step": [f"{counted(prompts_of_a_step(args), 'prompt')}, {args.grpo_sample_size} completions each"],
-        f"prompts of the first of {counted(len(dataset), 'record')}": prompt_lines(dataset, collator),
-    }
+    rewards = [f"{name}: weight {weight:g}" for name, weight in zip(rubric.names, rubric.weights, strict=True)]
+    step = f"{counted(prompts_of_a_step(args), 'prompt')}, {args.grpo_sample_size} completions each"
+    return sections_text(
+        {
+            **settings_section(args, FLAG_GROUPS, what),
+            "rewards": rewards,
+            "parameters that learn": parameter_lines(policy, weight_dtype(args, args.lora_enable)),
+            "one step": [step],
+            f"prompts of the first of {counted(len(dataset), 'record')}": prompt_lines(dataset, collator),
+        }
+    )
+
+
+def sections_text(sections: Mapping[str, Iterable[str]]) -> str:
+    """The text of a dry run: titles, and lines below them."""
     lines = [line for title, body in sections.items() for line in (title, *(f"  {line}" for line in body))]
     return "\n".join([*lines, "This was a dry run: nothing was trained or written."])
 
@@ -58,18 +68,15 @@ def say_sizes(args: GRPOConfig, train: Any, evaluation: Any) -> None:
         say(f"worth a look: {warning}")
 
 
-def settings_lines(args: GRPOConfig, groups: Sequence[type[Options]], without: Collection[str] = ()) -> Iterator[str]:
-    """The settings of ``groups`` except ``without``, and those of the Trainer that differ from their defaults."""
-    own = {each.name for group in groups for each in fields(group)} - set(without)
+def settings_section(args: GRPOConfig, groups: Sequence[type[Options]], what: str) -> dict[str, list[str]]:
+    """The settings that differ from their defaults, with ``all`` the other ones of ``groups`` too, by a title."""
+    own = {each.name for group in groups for each in fields(group)} if what == "all" else set()
+    lines = []
     for each in fields(args):
         value = getattr(args, each.name)
         if each.name in own or (value not in (None, []) and each.default is not MISSING and value != each.default):
-            yield f"{each.name}: {getattr(value, 'value', value)}"
-
-
-def _rewards(rubric: Rubric) -> Iterator[str]:
-    for name, weight in zip(rubric.names, rubric.weights, strict=True):
-        yield f"{name}: weight {weight:g}"
+            lines.append(f"{each.name}: {getattr(value, 'value', value)}")
+    return {"settings" if own else "settings that differ from their defaults (--dry_run all: every setting)": lines}
 
 
 def parameter_lines(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -28,7 +27,6 @@ MANIFEST = "manifest.json"
 _STATE = "trainer_state.json"
 _ADAPTER_CONFIG = "adapter_config.json"
 _UNSEALED = {MANIFEST, "README.md"}  # a card may be edited, or get the numbers of an evaluation
-_MARGIN = 1.05  # a checkpoint may need this much more space than the one before it
 _THREADS = 8  # zlib computes without Python's lock
 _CHUNK_BYTES = 1 << 24
 
@@ -37,9 +35,12 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
     """The checkpoint to resume from, with every file unchanged since it was saved.
 
     Args:
-        resume: a folder, or ``True`` ("true", as it comes from a command line) for the newest checkpoint in
-            ``output_dir``. None or False for a new run. Checkpoints without a manifest, which is written last, are
-            passed over.
+        resume: a folder; ``auto`` or True ("true", as it comes from a command line) for the newest whole checkpoint of
+            ``output_dir``; None or False for a new run. Newer ones that are not whole are passed over, each with a
+            warning that says what is missing.
+
+    Returns:
+        None for a new run, with ``auto`` also where no checkpoint was finished.
 
     Raises:
         FileNotFoundError: there is no checkpoint, or it has no optimizer or schedule.
@@ -47,7 +48,7 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
     """
     if resume in (None, False, "", "false", "False"):
         return None
-    if resume not in (True, "true", "True"):
+    if resume not in (True, "true", "True", "auto"):
         folder = Path(str(resume))
         if not folder.is_dir():
             why = "that is no folder" if folder.exists() else "no such folder"
@@ -58,29 +59,14 @@ def find_checkpoint(resume: str | bool | None, output_dir: str | Path) -> str | 
             raise FileNotFoundError(f"{folder}: not a checkpoint (no {_STATE} in it){advice}")
         require_whole(folder)
         return str(resume)
-    every = checkpoints_of(output_dir)
-    whole = [each for each in every if is_sealed(each)]
-    if not whole:
-        raise FileNotFoundError(
-            f"{output_dir}: no whole checkpoint to resume from ({len(every)} unfinished); leave out "
-            "--resume_from_checkpoint to start anew"
-        )
-    require_whole(whole[-1])
-    return str(whole[-1])
-
-
-def newest_or_none(output_dir: str | Path) -> str | None:
-    """The newest whole checkpoint of ``output_dir``, or None without a finished one: for ``--resume auto``.
-
-    Newer ones that are not whole are passed over, each with a warning that says what is missing.
-
-    Raises:
-        FileNotFoundError, ValueError: there are checkpoints, and none of them is whole.
-    """
-    checkpoints = checkpoints_of(output_dir)
-    newest = newest_whole(output_dir, read=True)
+    checkpoints, newest = checkpoints_of(output_dir), newest_whole(output_dir, read=True)
     if newest is None and (sealed := [each for each in checkpoints if is_sealed(each)]):
         require_whole(sealed[-1])
+    if newest is None and resume != "auto":
+        raise FileNotFoundError(
+            f"{output_dir}: no whole checkpoint to resume from ({len(checkpoints)} unfinished); leave out "
+            "--resume_from_checkpoint to start anew"
+        )
     then = "begins anew" if newest is None else f"resumes from {newest}"
     for each in reversed(checkpoints):
         if each == newest:
@@ -271,16 +257,10 @@ def _checksum(file: Path, store: bool) -> int:
 
 @contextmanager
 def whole_checkpoint(trainer: Trainer, folder: Path) -> Iterator[None]:
-    """The Trainer writes the checkpoint ``folder`` within. All processes must enter it.
-
-    Raises:
-        OSError: with the number of a full disk, before anything is written.
-    """
+    """The Trainer writes the checkpoint ``folder`` within. All processes must enter it."""
     args = trainer.args
-    if args.should_save:
-        if folder.exists():  # of a run that ended while it saved, or that resumed from an earlier step
-            shutil.rmtree(folder)
-        require_space(folder.parent)
+    if args.should_save and folder.exists():  # of a run that ended while it saved, or resumed from an earlier step
+        shutil.rmtree(folder)
     trainer.accelerator.wait_for_everyone()
     limit, args.save_total_limit = args.save_total_limit, None
     try:
@@ -306,20 +286,3 @@ def delete_others(newest: Path, limit: int, best: str | None) -> None:
     room = max(0, limit - len(kept))
     for each in others[: max(0, len(others) - room)]:
         shutil.rmtree(each, ignore_errors=True)
-
-
-def require_space(folder: Path) -> None:
-    """Refuse to begin a checkpoint that would fill the disk, by the size of the newest one in the run folder.
-
-    Raises:
-        OSError: with the number of a full disk, saying how much is needed and how much there is.
-    """
-    before = [each for each in checkpoints_of(folder) if is_sealed(each)]
-    newest = max(before, key=lambda each: each.stat().st_mtime, default=None)
-    files = [] if newest is None else [each for each in newest.rglob("*") if each.is_file()]
-    needed, free = _MARGIN * sum(each.stat().st_size for each in files), shutil.disk_usage(folder).free
-    if free < needed:
-        raise OSError(
-            errno.ENOSPC,
-            f"a checkpoint takes about {needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free, so none was begun",
-        )

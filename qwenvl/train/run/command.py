@@ -7,14 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
-from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.model.loading import MisfitError
 from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.display.console import say
 from qwenvl.train.display.summary import RunSummary, collected_warnings
-from qwenvl.train.planning.full_memory import told_what_takes_memory
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.failures import told_in_one_line
 from qwenvl.train.run.lock import RunFolderError, locked
@@ -23,16 +21,12 @@ from qwenvl.train.run.resume import Beginning, SettingsError, begin
 
 @contextmanager
 def alone_in_its_folder(command: str, args: GRPOConfig, dry: bool) -> Iterator[None]:
-    """Lock the run folder within, once the data sets of the flags are found. Errors end the process in one line.
+    """Lock the run folder within. Errors end the process in one line.
 
     Args:
         command: the beginning of error messages.
         dry: nothing will be written, so the folder is not locked.
     """
-    with told_to_the_user(command):  # before a model is loaded, which may take minutes
-        for flag in ("dataset_use", "eval_dataset_use"):
-            if names := getattr(args, flag):
-                resolve_datasets(names, args.dataset_catalog, f"--{flag}")
     with (
         told_in_one_line(command, args.output_dir),
         told_to_the_user(command, (RunFolderError,)),
@@ -66,7 +60,6 @@ def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> lis
     with (
         told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError, RunLogError)),
         collected_warnings() as warnings,
-        told_what_takes_memory(trainer),
     ):
         trainer.train(beginning)
         if trainer.eval_dataset is not None and not evaluated_last(trainer):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +24,6 @@ _LOST = (
     *("remote process exited", "NCCL communicator was aborted", "Socket Timeout", "Timed out waiting"),
 )
 _WORKER = "DataLoader worker (pid"
-
-
-class FullMemoryError(RuntimeError):
-    """Memory was full. The message says what used it."""
 
 
 @contextmanager
@@ -66,21 +61,17 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
             f"a worker of the data loader is gone ({first_line(error)}). Most often memory was full, or /dev/shm: "
             f"a lower --dataloader_num_workers takes less{_go_on(output_dir)}"
         )
-    if isinstance(error, FullMemoryError):
-        return f"{error}{_go_on(output_dir)}"
     if memory_is_full(error):
+        trains = "" if output_dir is None else "--gradient_checkpointing True, "
+        plan = "" if output_dir is None else "; qwenvl plan with the same flags computes how much each saves"
         return (
-            f"{which_memory(error)} is full: {first_line(error)}. What helps most: a lower --video_max_frames (or "
-            f"--video_max_frame_pixels), {'' if output_dir is None else '--gradient_checkpointing True, '}a lower "
-            f"--rollout_token_budget; then fewer completions per prompt and docs/scaling.md{_go_on(output_dir)}"
+            f"{which_memory(error)} is full: {first_line(error)}. What helps most: {trains}a lower --video_max_frames, "
+            f"a lower --rollout_token_budget{plan}{_go_on(output_dir)}"
         )
     if _is_full_disk(error):
         folder = Path.cwd() if output_dir is None else output_dir
-        free = shutil.disk_usage(_existing(folder)).free / 1e9
-        return (
-            f"no space left for {folder}: {first_line(error)}; {free:.1f} GB are free there. Free some"
-            f"{'' if output_dir is None else ', or keep fewer checkpoints by --save_total_limit'}{_go_on(output_dir)}"
-        )
+        fewer = "" if output_dir is None else ", or keep fewer checkpoints by --save_total_limit"
+        return f"no space left for {folder}: {first_line(error)}; free some{fewer}{_go_on(output_dir)}"
     return None
 
 
@@ -119,8 +110,3 @@ def first_line(error: BaseException) -> str:
     its last line."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1 if OF_A_WORKER in str(error) else 0].rstrip(".")[:400]
-
-
-def _existing(path: str | Path) -> Path:
-    path = Path(path).resolve()
-    return path if path.exists() else _existing(path.parent)

@@ -11,13 +11,13 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from qwenvl.config.grpo_config import GRPOConfig, saves_within_windows
+from qwenvl.config.checks import saves_within_windows
+from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, plain, read_config, read_metrics
 from qwenvl.train.display.console import say
 from qwenvl.train.run.checkpoints import (
     find_checkpoint,
     newer_ones,
-    newest_or_none,
     read_state,
     require_fresh_folder,
     require_same_tuning,
@@ -151,8 +151,6 @@ def requested_checkpoint(args: GRPOConfig) -> str | None:
     Raises:
         FileNotFoundError, ValueError: see ``find_checkpoint``.
     """
-    if args.resume == "auto":
-        return newest_or_none(args.output_dir)
     return find_checkpoint(args.resume_from_checkpoint if args.resume == "never" else args.resume, args.output_dir)
 
 

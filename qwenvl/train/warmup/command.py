@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from qwenvl.config.command_line import FILES_AND_FLAGS, help_text, settings_from, wants_help
+from qwenvl.config.command_line import FILES_AND_FLAGS, read_command, without_dry_run
+from qwenvl.config.flags import WARMUP_GROUPS
+from qwenvl.config.help import OF_A_WARMUP, USUAL, wants_help
 from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 from qwenvl.train.run.signals import ends_at_signals
 
 if TYPE_CHECKING:
-    from qwenvl.train.warmup.config import WarmupConfig
+    from qwenvl.config.grpo_config import WarmupConfig
     from qwenvl.train.warmup.trainer import WarmupTrainer
 
 COMMAND = "qwenvl warmup"
-USAGE = f"{COMMAND} {FILES_AND_FLAGS}"
 PURPOSE = (
-    "Teach Qwen-VL by cross-entropy to give the records' solutions, or the best completions of a run, before GRPO. "
-    "--dry_run shows what a run would do (settings, parameters that learn, first prompts and targets) and ends. "
+    "Teach Qwen-VL by cross-entropy to give the records' solutions, before GRPO.\n"
     "Settings that only training by rewards reads are refused as flags, and passed over in a file."
 )
 
@@ -32,25 +32,21 @@ def main(argv: list[str] | None = None) -> None:
 
 def start(argv: list[str]) -> None:
     """Reads the settings, looks for the data, and runs what they describe, alone in its folder."""
-    say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
+    shown = {name: text for names in (OF_A_WARMUP, USUAL) for name, text in names.items()}
+    if wants_help(argv, f"{COMMAND} {FILES_AND_FLAGS}", PURPOSE, WARMUP_GROUPS, shown):
+        return
+    argv, dry = without_dry_run(argv)
+    args = read_command(COMMAND, argv, begins=True)
     from qwenvl.train.run.command import alone_in_its_folder
-    from qwenvl.train.warmup.config import GROUPS, OF_TRAINING, WarmupConfig
 
-    if wants_help(argv):
-        print(help_text(USAGE, PURPOSE, GROUPS))
-        raise SystemExit(0)
-    dry = "--dry_run" in argv
-    flags = [argument for argument in argv if argument != "--dry_run"]
-    args = settings_from(flags, WarmupConfig, USAGE, ignored=OF_TRAINING)
-    with alone_in_its_folder(COMMAND, args, dry):
+    with alone_in_its_folder(COMMAND, args, bool(dry)):
         run(args, dry)
 
 
-def run(args: WarmupConfig, dry: bool) -> None:
+def run(args: WarmupConfig, dry: str) -> None:
     """Trains, evaluates and saves, or says why there is nothing to do."""
     from qwenvl.train.display.summary import collected_warnings, findings_of, run_summary
     from qwenvl.train.run.command import beginning_of, carry_out, told_of_settings
-    from qwenvl.train.warmup.dry_run import dry_run
     from qwenvl.train.warmup.trainer import WarmupTrainer
 
     with told_of_settings(COMMAND), collected_warnings() as early:
@@ -58,7 +54,7 @@ def run(args: WarmupConfig, dry: bool) -> None:
         if beginning.finished:
             return
         if dry:
-            plan = dry_run(args)
+            plan = dry_run(args, dry)
             if args.process_index == 0:
                 print(plan)
             return
@@ -81,6 +77,31 @@ def first_target(trainer: WarmupTrainer) -> str:
     if not any("</think>" in line for line in shown):
         shown.append("without thinking: where rewards want a <think> block, give the records a `thinking`")
     return "\n".join(["the first target:", *(f"  {line}" for line in shown)])
+
+
+def dry_run(args: WarmupConfig, what: str) -> str:
+    """The settings, parameters, first prompts and first targets of a warm-up. See ``display.dry_run``."""
+    from qwenvl.data.options import PromptOptions
+    from qwenvl.model.loading import load_processor, load_without_weights
+    from qwenvl.train.assemble import build_policy, weight_dtype
+    from qwenvl.train.data_sets import build_dataset
+    from qwenvl.train.display import dry_run as shown
+    from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator, shown_targets
+
+    policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
+    targets = SolutionTargets(args.target_template)
+    collator = TargetCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args), targets)
+    dataset: Any = build_dataset(args.dataset_use, args, targets, collator, training=True)
+    shown.say_sizes(args, dataset, build_dataset(args.eval_dataset_use, args, targets, collator, training=False))
+    return shown.sections_text(
+        {
+            **shown.settings_section(args, WARMUP_GROUPS, what),
+            "parameters that learn": shown.parameter_lines(policy, weight_dtype(args, args.lora_enable)),
+            "one step": [f"{shown.prompts_of_a_step(args)} prompts"],
+            f"prompts of the first of {len(dataset):,} records": shown.prompt_lines(dataset, collator),
+            "their targets": shown_targets(dataset, collator, shown.RECORDS),
+        }
+    )
 
 
 def next_step(args: WarmupConfig) -> str:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import ProcessorMixin, TrainerCallback, TrainerState
 from transformers.trainer_utils import EvalLoopOutput
 
+from qwenvl.config.grpo_config import WarmupConfig
+from qwenvl.config.own_options import STOP_STEPS
 from qwenvl.data.options import PromptOptions
 from qwenvl.grpo.loss import StepCounts
 from qwenvl.model.inputs import InputBuilder, PromptInputs
@@ -25,8 +27,7 @@ from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.journal import TrainedOn
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.warmup.config import RECENT, WarmupConfig
-from qwenvl.train.warmup.targets import RolloutTargets, SolutionTargets, TargetCollator
+from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator
 from qwenvl.types import PromptBatch
 
 
@@ -59,7 +60,7 @@ class WarmupTrainer(PolicyTrainer):
     ):
         args = args or WarmupConfig()
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
-        super().__init__(args, targets_of(args), *given)
+        super().__init__(args, SolutionTargets(args.target_template), *given)
         if args.stop_below_loss is not None:
             self.add_callback(StopBelow(args.stop_below_loss))
         self.build_inputs = InputBuilder.of(position_rule(unwrap(self.model).config), self.data_collator.processor)
@@ -67,9 +68,6 @@ class WarmupTrainer(PolicyTrainer):
 
     def make_collator(self, processor: ProcessorMixin, args: WarmupConfig) -> TargetCollator:
         return TargetCollator(processor, PromptOptions.of(args), self.rewards)
-
-    def narrowed(self, dataset: Any, flag: str) -> Any:
-        return narrowed(dataset, self.rewards, flag)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
@@ -97,7 +95,7 @@ class WarmupTrainer(PolicyTrainer):
         return features_or_pixels(model, batch, self.args.device, self.build_inputs, self.paths.encode, autocast)
 
     def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
-        """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
+        """P x T log-probs of the targets. Those of a batch without prompts are 0.
 
         Args:
             prompts: of the batch, as ``encoded`` gives them. None has them made.
@@ -125,9 +123,9 @@ class WarmupTrainer(PolicyTrainer):
             for inputs in dataloader:
                 inputs = self._prepare_inputs(inputs)
                 logprobs, mask = self.target_logprobs(self.model, inputs), inputs["target_mask"]
-                for p, record in enumerate(inputs["prompts"].records):
-                    own = slice(p * len(mask) // len(inputs["prompts"]), (p + 1) * len(mask) // len(inputs["prompts"]))
-                    rows.append((record.where, -logprobs[own].sum().item(), int(mask[own].sum())))
+                losses, counts = (-logprobs.sum(1)).tolist(), mask.sum(1).tolist()
+                places = [record.where for record in inputs["prompts"].records]
+                rows += zip(places, losses, counts, strict=False)  # a batch without prompts has a row of its own
                 self.journal.left_out(inputs["prompts"])
                 self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         once = {where: (loss, tokens) for where, loss, tokens in gather_object(rows)}  # processes may share a prompt
@@ -161,26 +159,6 @@ class WarmupTrainer(PolicyTrainer):
             self.meter.mean("target/loss", loss / sum(lengths), weight=sum(lengths))
 
 
-def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
-    """What the flags have taught.
-
-    Raises:
-        ValueError: ``--from_rollouts`` names a run without a completion to learn from.
-    """
-    if args.from_rollouts is None or args.min_reward is None:
-        return SolutionTargets(args.target_template)
-    return RolloutTargets(args.from_rollouts, args.min_reward, args.max_per_prompt)
-
-
-def narrowed(dataset: Any, targets: SolutionTargets | RolloutTargets, flag: str) -> Any:
-    """The data set, or those by name, without records that have no target."""
-    if dataset is None or isinstance(targets, SolutionTargets):
-        return dataset
-    if isinstance(dataset, dict):
-        return {name: targets.narrow(each, f"{flag} {name}") for name, each in dataset.items()}
-    return targets.narrow(dataset, flag)
-
-
 def step_counts(batches: Sequence[dict[str, Any]]) -> StepCounts:
     """How many targets and tokens the micro-batches of a step have. All processes must call this together."""
     masks = [inputs["target_mask"] for inputs in batches]
@@ -207,10 +185,11 @@ class StopBelow(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Looks at the last steps."""
         if "loss" in logs and self._reached(state):
-            say(f"step {state.global_step}: the mean loss of {RECENT} steps is below {self._loss:g}: the warm-up ends")
+            below = f"the mean loss of {STOP_STEPS} steps is below {self._loss:g}"
+            say(f"step {state.global_step}: {below}: the warm-up ends")
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"
 
     def _reached(self, state: TrainerState) -> bool:
-        losses = [row["loss"] for row in state.log_history if "loss" in row][-RECENT:]
-        return len(losses) == RECENT and sum(losses) / RECENT < self._loss
+        losses = [row["loss"] for row in state.log_history if "loss" in row][-STOP_STEPS:]
+        return len(losses) == STOP_STEPS and sum(losses) / STOP_STEPS < self._loss

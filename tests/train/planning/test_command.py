@@ -5,62 +5,85 @@ import shutil
 
 import pytest
 
-from qwenvl.plan.remedies import remedies
-from qwenvl.train.planning.command import lines, main, plan_of, request_of
+from qwenvl.config.grpo_config import WarmupConfig
+from qwenvl.train.planning.case import case_of
+from qwenvl.train.planning.command import main, plan_of, request_of
+from qwenvl.train.warmup.trainer import WarmupTrainer
+
+TEMPLATE = "<think>It is easy to see.</think><answer>{solution}</answer>"
 
 
-def test_a_plan_says_lengths_memory_and_remedies(tiny_checkpoint, sop_data, capsys):
-    flags = ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), "--grpo_sample_size", "8"]
-    assert main([*flags, "--gpu_memory", "0.0001"]) == 3
+@pytest.fixture
+def flags(tiny_checkpoint, sop_data) -> list[str]:
+    return ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data)]
+
+
+def planned(*flags: str):
+    return plan_of(*request_of(flags))
+
+
+def test_a_plan_prints_lengths_memory_and_remedies(flags, capsys):
+    assert main([*flags, "--grpo_sample_size", "8", "--gpu_memory", "0.0001"]) == 3
     out = capsys.readouterr().out
     assert "prompts of 8 records: " in out and "tokens (median)" in out and "It does not fit: " in out
-    assert "--gradient_checkpointing True" in out and "costs about a fifth more time" in out
-    assert "which is still too much" in out
+    assert "--gradient_checkpointing True gives " in out and "it costs about a fifth more time" in out
     for part in ("weights", "optimizer", "reference", "activations", "in all"):
         assert f"\n  {part}" in out
+    assert main([*flags, "--gpu_memory", "1", "--json"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["fits"] and numbers["peak"] == planned(*flags).made.peak <= numbers["room"] == 9 * 10**8
+    assert numbers["peak"] == max(sum(parts.values()) for parts in numbers["memory"].values())
+    assert numbers["remedies"] and all(each["peak"] < numbers["peak"] for each in numbers["remedies"])
+    assert numbers["prompt_tokens"]["median"] <= numbers["prompt_tokens"]["p95"] <= numbers["prompt_tokens"]["largest"]
 
 
-def test_the_numbers_are_those_of_the_table(tiny_checkpoint, sop_data, capsys):
-    flags = ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), "--gpu_memory", "1"]
-    assert main([*flags, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    plan = plan_of(request_of(flags))
-    assert told["fits"] and told["peak"] == plan.made.peak <= told["room"] == 9 * 10**8
-    assert told["peak"] == max(sum(parts.values()) for parts in told["memory"].values())
-    assert told["remedies"] and all(each["peak"] < told["peak"] for each in told["remedies"])
-    assert told["prompt_tokens"]["median"] <= told["prompt_tokens"]["p95"] <= told["prompt_tokens"]["largest"]
-    assert any("fits" in line for line in lines(plan, request_of(flags).options))
-
-
-def test_lengths_are_those_that_a_run_sees(tiny_checkpoint, sop_data, make_trainer):
-    from qwenvl.train.planning.case import case_of
-
-    flags = ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), "--base_interval", "0.5", "--seed", "3"]
-    plan = plan_of(request_of([*flags, "--use_cpu"]))
+def test_a_plan_is_of_the_case_of_the_run_itself(flags, tiny_checkpoint, sop_data, tmp_path, make_trainer):
+    plan = planned(*flags, "--base_interval", "0.5", "--seed", "3", "--use_cpu")
     trainer = make_trainer(per_device_train_batch_size=8, max_steps=1)
     batch = next(iter(trainer.get_train_dataloader()))["prompts"]
-    seen = sorted(batch.attention_mask.sum(1).tolist())
-    assert [length.tokens for length in plan.lengths.each] == seen
-    # The run itself gives the same case as its settings do without weights.
-    args = trainer.args
-    args.per_device_train_batch_size, args.grpo_sample_size = 1, plan.case.job.group
-    args.generation_max_length = plan.case.job.length
-    assert case_of(args, trainer.model, plan.lengths.at(1.0), on_host=True) == plan.case
+    assert [length.tokens for length in plan.lengths.each] == sorted(batch.attention_mask.sum(1).tolist())
+    args, job = trainer.args, plan.case.job
+    args.per_device_train_batch_size, args.grpo_sample_size, args.generation_max_length = 1, job.group, job.length
+    assert case_of(args, trainer.model, plan.lengths, on_host=True) == plan.case
+
+    settings = {"target_template": TEMPLATE, "gradient_accumulation_steps": 3, "max_steps": 1}
+    plan = planned("--warmup", *flags, "--use_cpu", *(f"--{name}={value}" for name, value in settings.items()))
+    args = WarmupConfig(str(tmp_path), dataset_use=str(sop_data), use_cpu=True, report_to="none", **settings)
+    warmup = WarmupTrainer(tiny_checkpoint(), args)
+    drawn = warmup.data_collator([warmup.train_dataset[number] for number in range(8)])
+    assert (plan.case.job.group, plan.case.job.length) == (1, drawn["target_ids"].shape[1])
+    assert plan.lengths.at(1.0).tokens == drawn["prompts"].attention_mask.sum(1).max()
+    assert plan.case == case_of(args, warmup.model, plan.lengths, on_host=True)
+    assert (plan.case.job.warmup, plan.case.job.samples, plan.case.job.reference) == (True, False, "none")
 
 
-def test_a_split_model_may_be_sampled_layer_by_layer(tiny_checkpoint, sop_data, capsys):
-    flags = ["--model", str(tiny_checkpoint()), "--dataset_use", str(sop_data), "--gpus", "8", "--engine", "zero3"]
-    flags += ["--grpo_beta", "0", "--rollout_token_budget", "1"]
-    whole = plan_of(request_of(flags))
-    layers = plan_of(request_of([*flags, "--ds3_gather_for_generation", "False"]))
-    assert whole.case.weights == layers.case.weights
-    of_sampling = [plan.made.peak_of(("prefill", "decoding")) for plan in (whole, layers)]
+def test_flags_of_the_other_kind_of_run(flags, tmp_path, capsys):
+    assert main(["--warmup", *flags, "--gpu_memory", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "vision" in out and "1 target of " in out and "sampling" not in out and "reference" not in out
+    assert main(["--warmup", *flags, "--grpo_beta", "0"]) == 2
+    assert "--grpo_beta has no effect in a warm-up" in capsys.readouterr().err
+    assert main([*flags, "--stop_below_loss", "0.5"]) == 2
+    assert "unknown flag stop_below_loss; qwenvl warmup and qwenvl plan --warmup have it" in capsys.readouterr().err
+    shared = tmp_path / "run.yaml"  # one file for the warm-up and the training that follows
+    shared.write_text("grpo_beta: 0\nlora_enable: True\ntune_mm_mlp: False\n")
+    assert planned(str(shared), "--warmup", *flags).case.job.rank > 0
+
+
+def test_a_split_model_may_be_sampled_layer_by_layer(flags):
+    flags += ["--gpus", "8", "--engine", "zero3", "--grpo_beta", "0", "--rollout_token_budget", "1"]
+    by_layer = ["--ds3_gather_for_generation", "False"]
+    whole, layers = planned(*flags), planned(*flags, *by_layer)
     weights = whole.case.weights
+    assert weights == layers.case.weights
+    of_sampling = [
+        max(phase.total for phase in plan.made.phases if phase.name in ("prefill", "decoding"))
+        for plan in (whole, layers)
+    ]
     assert of_sampling[0] - of_sampling[1] == weights.held - round(weights.held / 8) - weights.widest
-    assert main([*flags[:-6], "--ds3_gather_for_generation", "False"]) == 2
-    assert "no effect without --engine zero3 or fsdp" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="--ds3_gather_for_generation"):
-        request_of([*flags[:-4], "--warmup", "--ds3_gather_for_generation", "False"])
+    for others in (["--compile_decoding"], ["--warmup"], ["--engine", "ddp"]):
+        with pytest.raises(ValueError, match="--ds3_gather_for_generation"):
+            request_of([*flags[:-4], *others, *by_layer])
 
 
 def test_files_without_weights_are_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
@@ -69,9 +92,9 @@ def test_files_without_weights_are_enough(tiny_checkpoint, sop_data, tmp_path, c
     shutil.copy(whole / "config.json", tmp_path / "config.json")
     with pytest.raises(SystemExit):
         main(["--model", str(tmp_path), *flags])
-    assert "no tokenizer.json beside its config.json" in capsys.readouterr().err
+    assert "no tokenizer.json in it" in capsys.readouterr().err
     shutil.copytree(whole, tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
-    light, full = (plan_of(request_of(["--model", str(path), *flags])) for path in (tmp_path, whole))
+    light, full = (planned("--model", str(path), *flags) for path in (tmp_path, whole))
     assert light == full
 
 
@@ -81,14 +104,15 @@ def test_a_name_that_the_hub_does_not_give(sop_data, monkeypatch, capsys):
         main(["--model", "Qwen/Qwen2.5-VL-none", "--dataset_use", str(sop_data)])
     assert end.value.code == 2
     told = capsys.readouterr().err
-    assert "--model Qwen/Qwen2.5-VL-none: no folder of this name" in told and "config.json and its processor" in told
+    assert "Qwen/Qwen2.5-VL-none: no such folder, not in the cache, and the hub cannot be reached" in told
+    assert "hf download Qwen/Qwen2.5-VL-none --local-dir FOLDER" in told and len(told.strip().splitlines()) == 2
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
         (["--gpus", "0"], "--gpus must be at least 1"),
-        (["--device", "h100"], "--device: a plan computes memory alone"),
+        (["--device", "h100"], "unknown flag --device"),
         (["--engine", "fsdp"], "--engine fsdp has no effect with --gpus 1"),
         (["--gpus", "8", "--deepspeed", "zero3.json"], "a plan takes --engine zero2, zero3 or fsdp"),
         (["--grpo_sample_size", "1"], "--grpo_sample_size must be at least 2"),
@@ -104,12 +128,9 @@ def test_what_is_of_another_machine_can_be_planned(tiny_checkpoint, sop_data, tm
     """bfloat16, an optimizer of a package and several GPUs, none of which is here, from a settings file too."""
     file = tmp_path / "run.yaml"
     file.write_text(f"model_name_or_path: {tiny_checkpoint()}\ndataset_use: {sop_data}\noptim: adamw_8bit\n")
-    request = request_of([str(file), "--gpus", "4", "--engine", "zero3"])
-    job = plan_of(request).case.job
+    job = planned(str(file), "--gpus", "4", "--engine", "zero3").case.job
     assert (job.optimizer, job.engine, job.processes) == ("adamw_8bit", "zero3", 4)
     assert job.precision.products == 2 and not job.on_host
-    plain = plan_of(request_of([str(file), "--bf16", "False"])).case.job
-    assert plain.precision.products == 4
-    adapted = plan_of(request_of([str(file), "--lora_enable", "--tune_mm_mlp", "False"]))
-    assert adapted.case.job.precision.stream == 2 and adapted.case.job.reference == "adapter"
-    assert not any("lora_enable" in each.settings for each in remedies(adapted.case))
+    assert planned(str(file), "--bf16", "False").case.job.precision.products == 4
+    adapted = planned(str(file), "--lora_enable", "--tune_mm_mlp", "False").case.job
+    assert adapted.precision.stream == 2 and adapted.reference == "adapter"

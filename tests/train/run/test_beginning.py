@@ -89,14 +89,6 @@ def test_resume_auto_is_one_command_for_a_queue(command, tmp_path):
     assert contents(out) == before
 
 
-def test_resume_auto_leaves_a_finished_run_without_checkpoints(command, tmp_path):
-    assert command("--resume=auto", "--save_strategy=no")[0] == 0
-    before = contents(tmp_path / "out")
-    status, line = command("--resume=auto", "--save_strategy=no")
-    assert status == 0 and line.startswith("qwenvl train: finished already: ")
-    assert contents(tmp_path / "out") == before
-
-
 def test_resume_takes_the_folder_of_a_checkpoint(command, tmp_path):
     command("--save_steps=1")
     command(f"--resume={tmp_path}/out/checkpoint-1", "--save_steps=1", "--max_steps=3")
@@ -131,9 +123,11 @@ def test_a_run_that_died_after_its_last_checkpoint_saves_its_model(command, tmp_
     assert list(read_rollouts(tmp_path / "out")) == rollouts
 
 
-def test_the_model_of_a_finished_run_is_not_replaced_unasked(command, tmp_path):
-    command("--save_strategy=no")
+def test_the_model_of_a_finished_run_is_not_replaced_by_default(command, tmp_path):
+    assert command("--resume=auto", "--save_strategy=no")[0] == 0
     before = contents(tmp_path / "out")
+    status, line = command("--resume=auto", "--save_strategy=no")
+    assert status == 0 and line.startswith("qwenvl train: finished already: ")
     status, line = command("--save_strategy=no")
     assert status == 2
     assert line.startswith(f"qwenvl train: {tmp_path}/out: holds a model, which this run would replace; give another")
@@ -162,12 +156,16 @@ def test_a_foreign_file_is_not_written_into(command, tmp_path):
     assert line.endswith("not a file that this library wrote: give another --output_dir, or move the file away")
 
 
-@pytest.mark.parametrize("flag", ["--overwrite_output_dir=True", "--start_from_weights=none"])
-def test_flags_of_a_new_run_are_refused_beside_a_checkpoint(flag, command, tmp_path):
+def test_flags_and_settings_that_a_resumed_run_cannot_have_are_refused(command):
     command("--save_steps=1")
-    status, line = command(flag, "--resume_from_checkpoint=True")
+    for flag in ("--overwrite_output_dir=True", "--start_from_weights=none"):
+        status, line = command(flag, "--resume_from_checkpoint=True")
+        assert status == 2
+        assert line.startswith(f"qwenvl train: {flag.split('=')[0]} has no effect with --resume_from_checkpoint")
+    # before a model is loaded
+    status, line = command("--resume_from_checkpoint=True", "--seed=7", "--model_name_or_path=org/none")
     assert status == 2
-    assert line.startswith(f"qwenvl train: {flag.split('=')[0]} has no effect with --resume_from_checkpoint")
+    assert line.startswith("set them as they were, or begin a new run with the checkpoint's weights")
 
 
 def test_weights_alone_are_not_resumed_but_started_from(command, tmp_path):
@@ -178,13 +176,6 @@ def test_weights_alone_are_not_resumed_but_started_from(command, tmp_path):
     assert line.startswith(f"qwenvl train: {checkpoint}/optimizer.pt: no such file, and without it")
     status, _ = command(f"--start_from_weights={checkpoint}", f"--output_dir={tmp_path}/second")
     assert status == 0
-
-
-def test_changed_settings_are_refused_before_a_model_is_loaded(command, tmp_path):
-    command("--save_steps=1")
-    status, line = command("--resume_from_checkpoint=True", "--seed=7", "--model_name_or_path=./none")
-    assert status == 2
-    assert line.startswith("set them as they were, or begin a new run with the checkpoint's weights")
 
 
 def test_a_folder_in_use_is_left_alone(command, tmp_path):

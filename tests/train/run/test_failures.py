@@ -80,7 +80,7 @@ def test_full_memory_names_the_flags_that_help(tmp_path):
         torch.empty(2**60)
     said = explanation(error.value, tmp_path)
     assert said.startswith("memory is full: ") and "allocate" in said
-    for flag in ("--video_max_frames", "--gradient_checkpointing", "--rollout_token_budget"):
+    for flag in ("--video_max_frames", "--gradient_checkpointing", "--rollout_token_budget", "qwenvl plan"):
         assert flag in said
     for words in (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has",

@@ -7,7 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.forked import forks
@@ -129,52 +128,6 @@ def test_the_process_that_others_wait_for_says_where_it_stands(tmp_path):
     assert process.exitcode == 1 and said.count("no progress for 0.02 minutes") == 1
     assert "process 0 ends" in first and " in waits\n" in first and " in hangs\n" not in first
     assert " in hangs\n" in second and " in waits\n" not in second
-
-
-MEETS = """
-import os, sys, time, torch.distributed as distributed
-distributed.init_process_group("gloo")
-with open(f"{sys.argv[1]}-{distributed.get_rank()}", "w") as file:
-    file.write(f"{os.environ['GROUP_RANK']} of {distributed.get_world_size()}")
-while sys.argv[2] == "stays":
-    distributed.barrier()
-distributed.destroy_process_group()
-"""
-
-
-def test_two_machines_meet_lose_each_other_and_meet_again(tmp_path):
-    """Two launchers at an address of their own. The second one is lost with its process, and both are started again."""
-    context = forks()
-    import ranks
-
-    (tmp_path / "meets.py").write_text(MEETS)
-    where = ["--nnodes=2", "--master_addr=127.0.0.2", f"--master_port={environments(2)[0]['MASTER_PORT']}"]
-
-    def machines(name: str, how: str) -> list:
-        logs = [str(tmp_path / f"{name}-log-{n}") for n in (0, 1)]
-        words = ["--nproc_per_node=1", str(tmp_path / "meets.py"), str(tmp_path / name), how]
-        both = [
-            context.Process(target=ranks.torchrun, args=(log, [*where, f"--node_rank={n}", *words]))
-            for n, log in enumerate(logs)
-        ]
-        for each in both:
-            each.start()
-        return both
-
-    first, second = machines("first", "stays")
-    while not all((tmp_path / f"first-{n}").exists() for n in (0, 1)):
-        assert first.is_alive() and second.is_alive(), [each.read_text() for each in tmp_path.glob("*log*")]
-        time.sleep(0.05)
-    for each in (*psutil.Process(second.pid).children(), second):
-        each.kill()
-    first.join(600)
-    assert first.exitcode == 1
-    assert "qwenvl train: process 0 ended with status 1, and the run with it" in (tmp_path / "first-log-0").read_text()
-    for each in machines("again", "goes"):
-        each.join(600)
-        assert each.exitcode == 0
-    for name in ("first", "again"):
-        assert sorted((tmp_path / f"{name}-{n}").read_text() for n in (0, 1)) == ["0 of 2", "1 of 2"]
 
 
 def test_a_run_that_lost_a_process_goes_on_and_ends_as_one_that_did_not(tiny_checkpoint, tmp_path):

@@ -57,31 +57,22 @@ def test_a_schedule_that_follows_a_metric_is_restored(make_trainer, sop_data):
             require_shared(saved | {name: other}, args)
 
 
-@pytest.mark.parametrize("name", ["model_name_or_path", "ref_model_name_or_path"])
-def test_another_reference_is_told_of(name, make_trainer, tmp_path, caplog):
+def test_another_reference_and_other_data_are_warned_of(make_trainer, tmp_path, caplog):
     args = make_trainer().args
-    setattr(args, name, "Qwen/Qwen2.5-VL-3B-Instruct")
+    args.model_name_or_path, args.dataset_use = "Qwen/Qwen2.5-VL-3B-Instruct", "a.json"
     saved = shared_settings(args)
-    setattr(args, name, str(tmp_path))
     require_shared(saved, args)
-    told = f"against Qwen/Qwen2.5-VL-3B-Instruct and will be against {tmp_path.resolve()}: see that they are the same"
-    assert told in caplog.text
+    assert not caplog.text
+    args.ref_model_name_or_path, args.dataset_use = str(tmp_path), "b.json"
+    require_shared(saved, args)
+    moved = f"against Qwen/Qwen2.5-VL-3B-Instruct and will be against {tmp_path.resolve()}: see that they are the same"
+    assert moved in caplog.text
+    assert "drawn from a.json and will be from b.json, where as many are skipped as were drawn" in caplog.text
     caplog.clear()
     args.grpo_beta = 0.0
     require_shared(shared_settings(args), args)
     require_shared({}, args)
     assert not caplog.text
-
-
-def test_other_data_are_told_of(make_trainer, caplog):
-    args = make_trainer().args
-    args.dataset_use = "a.json"
-    saved = shared_settings(args)
-    require_shared(saved, args)
-    assert not caplog.text
-    args.dataset_use = "b.json"
-    require_shared(saved, args)
-    assert "drawn from a.json and will be from b.json, where as many are skipped as were drawn" in caplog.text
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -233,21 +224,12 @@ def test_a_new_run_begins_with_the_weights_of_another(lora, make_trainer, tmp_pa
 
 
 def test_a_resumed_run_keeps_its_learning_rates(make_trainer, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3, "mm_projector_lr": 2e-3}
+    """The rate of a part that does not learn, here the language model, is not among them."""
+    settings = SAVING | {"learning_rate": 1e-3, "mm_projector_lr": 2e-3, "tune_mm_llm": False, "tune_mm_mlp": True}
     make_trainer(**settings, max_steps=1).train()
     checkpoint = str(tmp_path / "run" / "checkpoint-1")
-    for name, kept in (("learning_rate", "0.001"), ("mm_projector_lr", "0.002")):
-        with pytest.raises(SettingsError, match=rf"keeps the learning rates of its checkpoint, {kept} among them"):
-            make_trainer(**settings | {name: 5e-3}).train(resume_from_checkpoint=checkpoint)
+    with pytest.raises(SettingsError, match=r"keeps the learning rates of its checkpoint, 0\.002 among them"):
+        make_trainer(**settings | {"mm_projector_lr": 5e-3}).train(resume_from_checkpoint=checkpoint)
     trainer = make_trainer(**settings)
     trainer.train(resume_from_checkpoint=checkpoint)
-    assert trainer.state.global_step == 2
-
-
-def test_a_rate_that_no_part_learns_by_does_not_keep_a_run_from_resuming(make_trainer, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 1, "tune_mm_llm": False, "tune_mm_mlp": True}
-    settings |= {"mm_projector_lr": 2e-3}
-    make_trainer(**settings, max_steps=1).train()
-    trainer = make_trainer(**settings)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     assert trainer.state.global_step == 2

@@ -1,18 +1,19 @@
-"""Checks of the Trainer's own settings: numbers without a meaning, and settings without effect."""
+"""Checks of settings beyond the single option: between rooms, of the Trainer's own settings, of the machine.
+
+They import no torch, so that a command line is refused before torch is loaded.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import get_scheduler
-from transformers.training_args import trainer_log_levels
-
-from qwenvl.option import Bounds, unmet_needs, was_set
+from qwenvl.grpo.options import ObjectiveOptions
+from qwenvl.option import Bounds, problems_of, row_of, unmet_needs, was_set
 
 BOUNDS = {
     "adam_beta1": Bounds(least=0, below=1),
@@ -108,10 +109,28 @@ OPTIMIZER_PACKAGES = {
 }
 """Packages that the Trainer's optimizers come from, each with how the names of its optimizers begin."""
 
+LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 _LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}  # what DeepSpeed finds out about its processes from
 
 
-def problems_of_trainer(config: Any) -> Iterator[str]:
+def problems_of_run(config: Any) -> list[str]:
+    """Everything wrong with the settings of a run, on any machine. Empty where all is well."""
+    return problems_of(config, _between_rooms)
+
+
+def _between_rooms(config: Any) -> Iterator[str]:
+    if isinstance(config, ObjectiveOptions):
+        yield from _of_training(config)
+    if not (config.tune_mm_llm or config.tune_mm_vision or config.tune_mm_mlp or config.lora_enable):
+        yield "nothing is trained: set one of --tune_mm_llm, --tune_mm_mlp, --tune_mm_vision, or --lora_enable"
+    if config.activation_offload and not hasattr(config, "activation_checkpointing_kwargs"):
+        yield "--activation_offload needs a newer version of transformers, 5.23 or above"
+    if config.output_dir == "":
+        yield "--output_dir is empty: name the folder of the run"
+    yield from _of_trainer(config)
+
+
+def _of_trainer(config: Any) -> Iterator[str]:
     """What is wrong with the settings that the Trainer reads."""
     for name, bounds in BOUNDS.items():
         value = getattr(config, name)
@@ -123,8 +142,8 @@ def problems_of_trainer(config: Any) -> Iterator[str]:
     if config.warmup_steps > 1 and config.warmup_steps != int(config.warmup_steps):
         yield f"--warmup_steps must be whole, or below 1 for a share of all steps, got {config.warmup_steps}"
     for name in ("log_level", "log_level_replica"):
-        if (level := getattr(config, name)) not in trainer_log_levels:
-            yield f"--{name} must be one of {', '.join(trainer_log_levels)}, got {level!r}"
+        if (level := getattr(config, name)) not in LOG_LEVELS:
+            yield f"--{name} must be one of {', '.join(LOG_LEVELS)}, got {level!r}"
     for name, reason in WITHOUT_EFFECT.items():
         if was_set(config, name):
             yield f"--{name} has no effect: {reason}; leave it out"
@@ -134,44 +153,26 @@ def problems_of_trainer(config: Any) -> Iterator[str]:
     for name, need in NEEDS.items():
         if hasattr(config, name) and was_set(config, name):
             yield from unmet_needs(config, f"--{name}", (need,))
-    yield from _missing_parts(config)
-
-
-def schedule_problem(config: Any) -> str | None:
-    """Why the schedule of the learning rate can't be made, or None. Asked of a config whose values are resolved."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
-    steps = config.max_steps if config.max_steps > 0 else 10**6  # of how many is not known yet
-    try:
-        get_scheduler(
-            config.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=config.get_warmup_steps(steps),
-            num_training_steps=steps,
-            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
-        )
-    except (TypeError, ValueError) as error:
-        told = f"{_text(config.lr_scheduler_type)} with --lr_scheduler_kwargs {config.lr_scheduler_kwargs or {}}"
-        return f"--lr_scheduler_type {told} makes no schedule: {error}"
-    return None
-
-
-def _missing_parts(config: Any) -> Iterator[str]:
-    """Problems with files, packages and processes that the Trainer would miss only later."""
-    path = config.fsdp_config
-    if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
-        yield f"--fsdp_config {path}: no such file; expected a JSON file"
     if config.save_only_model and config.load_best_model_at_end and (config.fsdp or config.deepspeed):
         yield "--save_only_model: FSDP and DeepSpeed can't take it with --load_best_model_at_end; leave one out"
+    if config.optim_args and not all(part.count("=") == 1 for part in config.optim_args.split(",")):
+        yield f"--optim_args must be name=value,name=value, got {config.optim_args!r}"
+
+
+def problems_of_machine(config: Any) -> Iterator[str]:
+    """Files, packages, processes and GPUs that the settings need and this machine lacks."""
+    for name in ("fsdp_config", "deepspeed", "dataset_catalog"):
+        path = getattr(config, name, None)
+        if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
+            yield f"--{name} {path}: no such file; expected a {'YAML' if name == 'dataset_catalog' else 'JSON'} file"
     optimizer = _text(config.optim)
-    if optimizer.startswith("paged_") and (config.use_cpu or not torch.cuda.is_available()):
+    if optimizer.startswith("paged_") and (config.use_cpu or not has_gpu()):
         plain = optimizer.removeprefix("paged_")
         yield f"--optim {optimizer} has no effect on a CPU: there is no GPU to move states out of; take --optim {plain}"
     for package, names in OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(names) and find_spec(package) is None:
             pip = package.replace("_", "-")
             yield f"--optim {optimizer} needs {package}: pip install {pip}, or take --optim adamw_torch"
-    if config.optim_args and not all(part.count("=") == 1 for part in config.optim_args.split(",")):
-        yield f"--optim_args must be name=value,name=value, got {config.optim_args!r}"
     if config.deepspeed and not _LAUNCHED & set(os.environ) and find_spec("mpi4py") is None:
         yield (
             "--deepspeed needs a launcher, for one process too: put torchrun --standalone --nproc_per_node 1 in place "
@@ -179,6 +180,78 @@ def _missing_parts(config: Any) -> Iterator[str]:
         )
 
 
+def has_gpu() -> bool:
+    """Whether the machine has a GPU: as torch finds it where torch is loaded, else by the files of its driver."""
+    if torch := sys.modules.get("torch"):
+        return torch.cuda.is_available()
+    devices = Path("/dev")
+    return any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
+
+
 def _text(choice: Any) -> str:
     """A choice as it is typed: the Trainer makes members of an Enum of some."""
     return str(getattr(choice, "value", choice))
+
+
+def _of_training(config: Any) -> Iterator[str]:
+    """Problems of a ``GRPOConfig`` between the options of several rooms."""
+    if config.num_iterations > 1:
+        yield from saves_within_windows(config, config.save_steps, config.eval_steps or config.logging_steps)
+    if not config.engine_has_own_weights:
+        yield from _same_weights(config)
+    else:
+        yield from _of_servers(config)
+
+
+def _of_servers(config: Any) -> Iterator[str]:
+    """Problems with options beside an engine in processes of its own."""
+    if config.reads_sampled_entropies:
+        names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
+        yield (
+            f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives no "
+            "entropies of the distributions that tokens are drawn from; leave out one of the two"
+        )
+    for name in ("vllm_deadline", "vllm_patience"):
+        if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
+            yield (
+                f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout {config.stall_timeout:g} "
+                "minutes, which ends the run before: lower the one or raise the other"
+            )
+
+
+def _same_weights(config: Any) -> Iterator[str]:
+    """Problems with options that correct for a sampler of other weights, where the policy samples itself."""
+    if config.importance_correction not in (None, "none"):
+        yield (
+            f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "
+            "weights are 1; it is for engines with weights of their own"
+        )
+    loss = row_of(config, "loss_type")
+    if loss and loss.arguments.off_policy_mask is not None and config.num_iterations == 1:
+        yield (
+            f"off_policy_mask of --loss_type {loss.name} has no effect with --num_iterations 1: the policy has not "
+            "moved since it sampled; leave one of the two out"
+        )
+
+
+def saves_within_windows(config: Any, save_steps: float, eval_steps: float) -> Iterator[str]:
+    """Problems with checkpoints between the steps on the same completions: they lack those, and none could be resumed.
+
+    Args:
+        save_steps, eval_steps: in steps. What is below 1 is a share of a run that is not known yet, and passes.
+    """
+    if getattr(config, "enable_jit_checkpoint", False):
+        yield (
+            "--enable_jit_checkpoint saves at any step, with --num_iterations above 1 also between the steps on the "
+            "same completions, and such a checkpoint could not be resumed: leave one of the two out"
+        )
+    saving = [("save_steps", save_steps)] if config.save_strategy == "steps" else []
+    if config.save_strategy == "best" and config.eval_strategy == "steps":
+        saving = [("eval_steps", eval_steps)]
+    for name, steps in saving:
+        if steps >= 1 and (over := int(steps) % config.num_iterations):
+            near = [whole for whole in (int(steps) - over, int(steps) - over + config.num_iterations) if whole]
+            yield (
+                f"--{name} {steps:g} is no multiple of --num_iterations {config.num_iterations}: a checkpoint between "
+                f"the steps on the same completions could not be resumed; give {' or '.join(map(str, near))}"
+            )

@@ -15,16 +15,9 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5}
     ("settings", "expected"),
     [
         ({"save_total_limit": -1}, "must be at least 1, got -1: without the setting all checkpoints are kept"),
-        ({"save_total_limit": 0}, "must be at least 1, got 0"),
-        ({"eval_delay": -3}, "must be at least 0, got -3"),
         ({"max_steps": -5}, "must be at least 1, got -5; -1, the default"),
-        ({"warmup_steps": -1}, "must be at least 0, got -1"),
         ({"warmup_steps": 1.5}, "must be whole, or below 1 for a share of all steps, got 1.5"),
-        ({"neftune_noise_alpha": -1.0}, "must be above 0, got -1.0"),
-        ({"seed": -1}, "must be at least 0, got -1"),
         ({"seed": 2**32}, "must be at most 4294967295"),
-        ({"ddp_timeout": -1}, "must be above 0, got -1"),
-        ({"dataloader_prefetch_factor": 0, "dataloader_num_workers": 1}, "must be at least 1, got 0"),
         ({"log_level": "loud"}, "must be one of detail, debug, info"),
         ({"optim_args": "momentum", "optim": "sgd"}, "must be name=value,name=value, got 'momentum'"),
         ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"speed": 1}}, "makes no schedule: "),
@@ -99,16 +92,16 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
     [("adamw_bnb_8bit", "bitsandbytes"), ("lion_8bit", "bitsandbytes"), ("galore_adamw", "galore-torch")],
 )
 def test_an_optimizer_whose_package_is_missing_is_named(make, monkeypatch, optimizer, package):
-    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
     assert f"--optim {optimizer} needs " in refusal(make, optim=optimizer)
     assert f"pip install {package}, or take --optim adamw_torch" in refusal(make, optim=optimizer)
     assert make(optim="adafactor").optim == "adafactor"
-    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: name)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: name)
     assert make(optim=optimizer).optim == optimizer
 
 
 def test_a_paged_optimizer_needs_a_gpu_whose_memory_it_leaves(make, monkeypatch):
-    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: name)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: name)
     told = "--optim paged_adamw_8bit has no effect on a CPU: there is no GPU to move states out of; take --optim adamw_"
     assert told in refusal(make, optim="paged_adamw_8bit")
     assert make(optim="adamw_8bit").optim == "adamw_8bit"
@@ -119,7 +112,7 @@ def test_a_paged_optimizer_needs_a_gpu_whose_memory_it_leaves(make, monkeypatch)
 def test_deepspeed_without_a_launcher_is_told_of_one(make, monkeypatch):
     for name in ("RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("qwenvl.config.trainer_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("qwenvl.config.checks.find_spec", lambda name: None)
     assert "--deepspeed needs a launcher, for one process too: put torchrun" in refusal(make, deepspeed="zero2.json")
 
 
