@@ -118,7 +118,7 @@ class Evaluation:
                 "left_out": [],  # of the models that are done
                 "seconds": {},  # by model, earlier sittings included
                 "ended": None,
-                **{name: [] for name in ("numbers", "drops", "differences", "strata")},
+                **{name: [] for name in ("numbers", "drops", "differences")},
             }
         )
         self.log = EvaluationLog(request.output_dir, request.config.process_index)
@@ -239,7 +239,7 @@ class Evaluation:
             raise RecordError(f"all {len(questions.records)} records were left out; the first: {first}")
         ordered = [replace(samples[key], cluster=questions.clusters[key.doc_id]) for key in keys]
         passes = found["protocol"]["passes"]
-        found |= results_of(ordered, names, questions.controls, passes["by"], passes["at"], options.stratum_names)
+        found |= results_of(ordered, names, questions.controls, passes["by"], passes["at"])
         found["ended"] = _now()
         log.join(ordered)
         log.write(found)
