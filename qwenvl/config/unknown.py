@@ -103,6 +103,9 @@ SUCCESSORS = {
     "soft_max_length": '--reward_funcs "soft_overlong(max_len=512)"',
     "soft_cache_length": '--reward_funcs "soft_overlong(cache=100)"',
     "temporal": "--temporal_contrast",
+    "strata": "docs/evaluation.md, which computes numbers by any key of the samples in four lines",
+    "serve": "qwenvl report again, which shows a running run so far; python -m http.server serves its folder",
+    "picture": "qwenvl preview: its page has the frames as the model sees them",
     "box_units": "--reward_funcs \"box_iou(units='thousandths')\"",
     "len_control": "the reward length_window among --reward_funcs",
 }

@@ -19,12 +19,8 @@ from qwenvl.report.groups import (
     SUSPECT,
     Group,
     GroupRow,
-    compared,
     dataset_of,
     grouped,
-    hardest,
-    histories,
-    most_improved,
     row_of,
     suspicions,
     with_gaps,
@@ -66,15 +62,9 @@ class WrittenGroups:
     strips: list[list[Strip]]
 
     def wanted(self) -> list[Strip]:
-        """Each strip once: of suspected groups and of the most improved and the hardest records, then the newest."""
-        seen = histories(self.rows)
-        told = {(each.record, each.where) for each in (*most_improved(seen), *hardest(seen))}
-
-        def key(n: int) -> tuple[bool, int]:
-            row = self.rows[n]
-            return not (row.marks & SUSPECT or (row.record, row.where) in told), -row.step
-
-        return list(dict.fromkeys(strip for n in sorted(range(len(self.rows)), key=key) for strip in self.strips[n]))
+        """Each strip once: those of suspected groups, then the newest."""
+        order = sorted(range(len(self.rows)), key=lambda n: (not self.rows[n].marks & SUSPECT, -self.rows[n].step))
+        return list(dict.fromkeys(strip for n in order for strip in self.strips[n]))
 
 
 def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenGroups:
@@ -138,7 +128,7 @@ def write_pages(
 def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
     """The index of all groups for filters and jumps: columns of numbers, and the texts that they number.
 
-    ``records`` has ``[id, place, number of the data set]``, ``improved`` has ``[number of the record, gain]``.
+    ``records`` has ``[id, place, number of the data set]``.
     """
     splits = list(dict.fromkeys(row.split for row in rows))
     datasets = list(dict.fromkeys(dataset_of(row.where) for row in rows))
@@ -146,15 +136,11 @@ def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
     places = {key: n for n, key in enumerate(dict.fromkeys((row.record, row.where) for row in rows))}
     set_numbers = {name: n for n, name in enumerate(datasets)}
     split_numbers = {name: n for n, name in enumerate(splits)}
-    seen = histories(rows)
     return {
         "splits": splits,
         "datasets": datasets,
         "rewards": rewards,
         "records": [[record, where, set_numbers[dataset_of(where)]] for record, where in places],
-        "improved": [
-            [places[each.record, each.where], finite([each.gain])[0]] for each in most_improved(seen, len(seen))
-        ],
         "columns": {
             **{name: [getattr(row, name) for row in rows] for name in ("page", "place")},
             "split": [split_numbers[row.split] for row in rows],
@@ -181,6 +167,7 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "where": head.where,
         "prompt": list(head.prompt),
         "solution": head.solution,
+        "truth": read(head.completion, head.solution)[1],
         **media_as_shown(head.clips, head.images),
         "fitted": head.fitted,
         "suspicions": suspicions(group),
@@ -206,8 +193,6 @@ def completion_as_shown(
     Args:
         names: of the rewards, in the order of the page.
     """
-    answer, truth = read(each.completion, solution)
-    against = compared(answer, truth)
     return {
         "sample": each.sample,
         "text": each.completion,
@@ -216,8 +201,7 @@ def completion_as_shown(
         "rewards": finite([each.rewards.get(name) for name in names]),
         "total": finite([each.total])[0],
         "advantage": finite([advantage])[0],
-        "answer": None if answer is None else against.parts,
-        "missing": against.missing,
+        "answer": read(each.completion, solution)[0],
     }
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
@@ -17,6 +25,21 @@ from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
+
+
+def launch_facts() -> dict[str, str]:
+    """The command, the time and the hardware of this process. The value of a flag that ends in token is left out."""
+    words = [
+        "..." if before.endswith("token") else re.sub(r"(token=).*", r"\1...", word)
+        for before, word in pairwise(["", Path(sys.argv[0]).name, *sys.argv[1:]])
+    ]
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    named = [f"{count} x {name}" for name, count in Counter(gpus).items()]
+    return {
+        "command": shlex.join(words),
+        "started": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        "hardware": ", ".join([*named, f"{os.cpu_count()} CPU cores"]),
+    }
 
 
 class MicroBatch(Protocol):
@@ -150,7 +173,7 @@ class Journal:
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
         if self._args.auto_fitted is not None:
             settings["auto_fitted"] = self._args.auto_fitted
-        self.runlog.write_config(settings)
+        self.runlog.write_config(settings, launch=launch_facts())
 
     def drawn(self, batch: PromptBatch) -> None:
         """Count the samples that training drew from each data set, left-out ones included."""
