@@ -13,7 +13,7 @@ from qwenvl.evaluate.settings import TryRequest, try_request
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
-    from qwenvl.types import PromptBatch, Sample
+    from qwenvl.types import PromptBatch, Record
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def ask(request: TryRequest) -> dict[str, Any]:
     )
     sample = dataset.load(record)  # an unreadable clip is an error before the weights are loaded
     batch = collator([sample])["prompts"]
-    media = media_of(sample, batch, collator.processor)
+    media = media_of(record, batch, collator.processor)
     respondent = build_respondent(config, collator, rubric)
     if options.solution is None:
         [rollout], rewards = respondent.collector.complete(respondent.model, [batch], options.n), {}
@@ -89,30 +89,19 @@ def ask(request: TryRequest) -> dict[str, Any]:
     }
 
 
-def media_of(sample: Sample, batch: PromptBatch, processor: ProcessorMixin) -> list[dict[str, Any]]:
-    """Each clip and then each image of a prompt, with the size and the frames that the model sees.
+def media_of(record: Record, batch: PromptBatch, processor: ProcessorMixin) -> list[dict[str, Any]]:
+    """Each clip and then each image of a prompt as the model sees it.
 
-    Sizes are height and width in pixels, times in seconds, indices the numbers of the frames in the file.
+    ``size`` is height and width in pixels, ``times`` are in seconds, empty for an image, ``tokens`` are of vision.
     """
     patch, merged = processor.image_processor.patch_size, processor.image_processor.merge_size**2
     grids = [
         grid for each in (batch.video_grid_thw, batch.image_grid_thw) if each is not None for grid in each.tolist()
     ]
-    files: list[tuple[str, Sequence[float], Sequence[int], Sequence[int]]] = [
-        (clip.info.path, clip.info.times, clip.info.indices, clip.decoded_size or clip.frames.shape[-2:])
-        for clip in sample.videos
-    ]
-    files += [(path, (), (), image.shape[-2:]) for path, image in zip(sample.record.images, sample.images, strict=True)]
+    files = [(clip.path, tuple(clip.times)) for clip in batch.frames[0]] + [(path, ()) for path in record.images]
     return [
-        {
-            "path": path,
-            "times": tuple(times),
-            "indices": tuple(indices),
-            "file_size": tuple(size),
-            "size": (h * patch, w * patch),
-            "tokens": t * h * w // merged,
-        }
-        for (path, times, indices, size), (t, h, w) in zip(files, grids, strict=True)
+        {"path": path, "times": times, "size": (h * patch, w * patch), "tokens": t * h * w // merged}
+        for (path, times), (t, h, w) in zip(files, grids, strict=True)
     ]
 
 
@@ -121,12 +110,8 @@ def as_text(answers: dict[str, Any]) -> Iterator[str]:
     yield answers["model"] + (f", an adapter on {answers['base']}" if answers["base"] else "")
     yield f"settings: {answers['settings']}\n"
     for seen in answers["media"]:
-        (file_height, file_width), (height, width) = seen["file_size"], seen["size"]
-        kind = f"{len(seen['times'])} frames" if seen["times"] else "an image"
-        yield (
-            f"{Path(seen['path']).name}: {kind}, {file_width} x {file_height} pixels, the model sees {width} x "
-            f"{height}, {seen['tokens']:,} tokens"
-        )
+        kind, (height, width) = f"{len(seen['times'])} frames" if seen["times"] else "an image", seen["size"]
+        yield f"{Path(seen['path']).name}: {kind} of {width} x {height} pixels, {seen['tokens']:,} tokens"
         if seen["times"]:
             yield f"  at {' '.join(f'{time:.2f}' for time in seen['times'])} s"
     total, vision = answers["prompt_tokens"]

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from qwenvl.files import written_whole
 from qwenvl.report.curves import finite
 from qwenvl.report.groups import (
-    SUSPECT,
     Group,
     GroupRow,
     dataset_of,
@@ -54,21 +53,10 @@ class Strip:
         return hashlib.sha256(f"{self.path}\n{self.indices}".encode()).hexdigest()[:20]
 
 
-@dataclass(frozen=True)
-class WrittenGroups:
-    """The groups of a run as written: their rows of the index, and the strips of each, in the same order."""
-
-    rows: list[GroupRow]
-    strips: list[list[Strip]]
-
-    def wanted(self) -> list[Strip]:
-        """Each strip once: those of suspected groups, then the newest."""
-        order = sorted(range(len(self.rows)), key=lambda n: (not self.rows[n].marks & SUSPECT, -self.rows[n].step))
-        return list(dict.fromkeys(strip for n in order for strip in self.strips[n]))
-
-
-def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenGroups:
+def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[list[GroupRow], list[Strip]]:
     """Write ``index.js`` and ``page-0.js``, ``page-1.js``, ... of a run, and remove pages of an earlier report.
+
+    Returns the rows of the index, and each strip once, the newest first.
 
     Args:
         number: of the run in the report, from 0.
@@ -86,7 +74,8 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenG
     )
     rows = [row for row, _ in made]
     write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
-    return WrittenGroups(rows, [strips for _, strips in made])
+    newest_first = sorted(made, key=lambda each: -each[0].step)
+    return rows, list(dict.fromkeys(strip for _, strips in newest_first for strip in strips))
 
 
 def write_pages(

@@ -61,7 +61,7 @@ class Written:
     Attributes:
         page: the file to open.
         summary: the content of ``summary.json``.
-        strips: the pictures that the page would show, the most wanted first.
+        strips: the pictures that the page would show, the newest first.
     """
 
     page: Path
@@ -107,7 +107,7 @@ def write_report(
         "clocks": clocks(runs),
     }
     write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
-    facts = summary(runs, [each.rows for each in groups])
+    facts = summary(runs, [rows for rows, _ in groups])
     write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
     page = write_index(
         folder,
@@ -122,7 +122,7 @@ def write_report(
         evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
         metrics={name for run in facts["runs"] for name in run["trends"]},
     )
-    return Written(page, facts, _merged([each.wanted() for each in groups]))
+    return Written(page, facts, _merged([strips for _, strips in groups]))
 
 
 def write_index(folder: Path, template: str, scripts: Sequence[str], **values: Any) -> Path:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from itertools import groupby
 from math import comb
 from pathlib import Path
@@ -125,16 +124,6 @@ def test_where_all_are_bad_there_is_no_probe(model, flags, make_clip, make_row, 
     assert error.startswith(f"qwenvl probe: all 1 records were left out; the first: {data}[0] (id bad): ")
 
 
-def test_what_it_says_to_type_next_is_understood(model, flags, capsys):
-    main([model, "example", *flags, "--limit", "2", "--samples", "4"])
-    shown = capsys.readouterr().out
-    assert "cut off: " in shown and "2 prompts" in shown
-    command = shlex.split(shown.rstrip().splitlines()[-1])
-    assert command[:2] == ["qwenvl", "probe"] and command[-2:] == ["--generation_max_length", "12"]
-    main(command[2:])
-    assert "at the limit of 12 tokens" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
@@ -165,18 +154,3 @@ def test_a_wrong_command_line_shows_the_usage(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "--samples" in shown and "--video_max_frames" in shown and "--learning_rate" not in shown
-
-
-def test_ctrl_c_ends_it_with_one_line_and_keeps_the_rows(model, flags, tmp_path, capsys):
-    out = tmp_path / "probe"
-    (tmp_path / "interrupting.py").write_text(
-        "calls = []\n\ndef interrupting(completions, **columns):\n    calls.append(1)\n"
-        "    if len(calls) == 3:\n        raise KeyboardInterrupt\n    return [1.0] * len(completions)\n"
-    )
-    one_by_one = ["--rollout_token_budget", "1", "--reward_funcs", f"{tmp_path}/interrupting.py:interrupting"]
-    with pytest.raises(SystemExit) as ended:
-        main([model, "example", *SETTINGS, *one_by_one, "--output_dir", str(out)])
-    error = capsys.readouterr().err
-    assert ended.value.code == 130 and "Traceback" not in error
-    assert error.strip().splitlines()[-1] == "qwenvl probe: stopped by Ctrl-C"
-    assert len(groups_in(out)) == 2 and not (out / "probe.json").exists()

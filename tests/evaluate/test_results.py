@@ -180,11 +180,6 @@ def test_equal_chance_counts_all_choices(rewards):
         assert equal_chance(rewards, k) == pytest.approx(equal / len(choices), abs=1e-12)
 
 
-def test_equal_chance_of_more_than_there_are():
-    with pytest.raises(ValueError, match="groups of 3 out of 2"):
-        equal_chance([1.0, 0.0], 3)
-
-
 @pytest.mark.parametrize("n", [5, 200])
 def test_shares_that_are_0_or_1_everywhere_have_wilsons_interval(n):
     stats = pytest.importorskip("scipy.stats")

@@ -1,39 +1,13 @@
 """Which settings of training a probe reads, and what it says of the others."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.evaluate.settings import READ_BY_PROBE, REASONS, probe_request
-from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.engine import SamplingParams
+from qwenvl.evaluate.settings import probe_request
 
 PLACES = ["model", "data.json"]
-
-
-def test_what_decides_what_is_sampled_is_read():
-    """The objects that answers are made from take these options and no others."""
-    known = {each.name for each in fields(GRPOConfig)}
-    assert known >= READ_BY_PROBE | set(REASONS)
-    groups = (FrameOptions, ReadingOptions, PromptOptions, RewardOptions)
-    assert {each.name for group in groups for each in fields(group)} - READ_BY_PROBE == {"on_long_prompt"}
-    asked_for = Asking()
-    SamplingParams.of(asked_for)
-    # All but ``entropies``, which no option is but what the loss needs: a probe takes those of the trainer's pass.
-    assert asked_for.names <= READ_BY_PROBE and len(asked_for.names) == len(fields(SamplingParams)) - 1
-
-
-class Asking:
-    """Options of which the names that are asked for are kept."""
-
-    def __init__(self):
-        self.names = set()
-
-    def __getattr__(self, name: str) -> None:
-        self.names.add(name)
 
 
 def test_words_and_flags():

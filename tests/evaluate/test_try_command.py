@@ -96,10 +96,14 @@ def test_several_answers_are_sampled_as_in_training(run, capsys):
     assert all(answer["tokens"] <= 3 for answer in again["answers"])
 
 
-def test_flags_stand_above_the_settings_of_the_run(run, capsys):
-    answers = told("run", "17.mp4", QUESTION, "--video_fps", "0.5", "--system", "Speak.", capsys=capsys)
+def test_flags_stand_above_the_settings_of_the_run_and_texts_may_be_files(run, capsys):
+    Path("question.txt").write_text(f"{QUESTION}\n(3) fasten\n")
+    Path("solution.txt").write_text("<answer>(1) pick</answer>\n")
+    texts = ["question.txt", "--solution", "solution.txt"]
+    answers = told("run", "17.mp4", *texts, "--video_fps", "0.5", "--system", "Speak.", capsys=capsys)
     assert len(answers["media"][0]["times"]) == 4 and "Speak." in answers["prompt"]
-    assert "Be brief." not in answers["prompt"]
+    assert "Be brief." not in answers["prompt"] and "(3) fasten" in answers["prompt"]
+    assert answers["solution"] == "<answer>(1) pick</answer>"
 
 
 def test_images_and_several_clips_stand_where_the_tags_are(run, capsys):
@@ -111,13 +115,6 @@ def test_images_and_several_clips_stand_where_the_tags_are(run, capsys):
     assert re.search(r"<image: .*>\S*\n\S*<video: .*>\S*\nWhich\?", plain["prompt"])
     text = told("run", "1 + 1 =", capsys=capsys)
     assert text["media"] == [] and "1 + 1 =" in text["prompt"]
-
-
-def test_the_question_and_the_solution_may_be_files(run, capsys):
-    Path("question.txt").write_text(f"{QUESTION}\n(3) fasten\n")
-    Path("solution.txt").write_text("<answer>(1) pick</answer>\n")
-    answers = told("run", "17.mp4", "question.txt", "--solution", "solution.txt", capsys=capsys)
-    assert "(3) fasten" in answers["prompt"] and answers["solution"] == "<answer>(1) pick</answer>"
 
 
 def test_a_run_that_has_not_ended_is_asked_by_its_newest_checkpoint(run, capsys):
@@ -180,7 +177,7 @@ def test_what_is_wrong_is_told_in_a_line(run, capsys, argv, code, message):
 
 
 def test_text_of_an_adapter_an_image_and_a_truncated_answer():
-    seen = {"indices": (0, 8), "file_size": (240, 320), "size": (56, 84), "tokens": 6}
+    seen = {"size": (56, 84), "tokens": 6}
     answers = [
         {"text": "one\ntwo", "tokens": 4, "finish_reason": "length", "rewards": {"format": 1.0, "accuracy": None}},
         {"text": "", "tokens": 1, "finish_reason": "stop", "rewards": {}},
@@ -191,25 +188,9 @@ def test_text_of_an_adapter_an_image_and_a_truncated_answer():
         **{"prompt_tokens": (20, 12), "sampling": "sampled at temperature 0.7", "solution": "(1) pick"},
         "answers": answers,
     }
-    assert "\n".join(as_text(answered)) == (
-        "runs/sop, an adapter on org/base\n"
-        "settings: its run\n"
-        "\n"
-        "17.mp4: 2 frames, 320 x 240 pixels, the model sees 84 x 56, 6 tokens\n"
-        "  at 0.00 0.53 s\n"
-        "part.png: an image, 320 x 240 pixels, the model sees 84 x 56, 6 tokens\n"
-        "\n"
-        "prompt: 20 tokens, 12 of them vision\n"
-        "  Q?\n"
-        "\n"
-        "solution:\n"
-        "  (1) pick\n"
-        "\n"
-        "answer 1 of 2 (sampled at temperature 0.7): 4 tokens, cut there by --generation_max_length\n"
-        "  one\n"
-        "  two\n"
-        "  rewards: format 1.000, accuracy does not apply\n"
-        "\n"
-        "answer 2 of 2 (sampled at temperature 0.7): 1 token\n"
-        "  "
-    )
+    shown = "\n".join(as_text(answered))
+    assert shown.startswith("runs/sop, an adapter on org/base\nsettings: its run\n")
+    assert "17.mp4: 2 frames of 84 x 56 pixels, 6 tokens\n  at 0.00 0.53 s\n" in shown
+    assert "part.png: an image of 84 x 56 pixels, 6 tokens\n" in shown
+    assert "answer 1 of 2 (sampled at temperature 0.7): 4 tokens, cut there by --generation_max_length\n" in shown
+    assert "rewards: format 1.000, accuracy does not apply" in shown and "answer 2 of 2" in shown

@@ -142,6 +142,10 @@ def test_a_link_names_a_group_and_keeps_the_filters(opened):
     link = page.run("location.hash")
     assert link == "#run=0&step=2&id=18&f_data=more"
     assert opened(link).run(COUNT) == "2 of 6 groups"
+    page = opened("#run=1&step=2&id=17&f_data=sop")
+    set_filter(page, "run", "0")
+    page.wait("location.hash.startsWith('#run=0&')")
+    assert page.run(COUNT) == "2 of 6 groups" and page.run("document.querySelector('#filter-data').value") == "sop"
     assert opened("#run=1&step=2&id=held").run("document.querySelector('#filter-run').value") == "1"
     assert opened("#id=held&split=eval").run(CHOSEN) == "held"
     assert "names no group" in opened("#step=9&id=nobody").run(COUNT)
@@ -182,14 +186,6 @@ def test_it_fits_a_phone(opened, browser, dark):
     page.wait("document.documentElement.scrollWidth === 390")  # a new size of the window takes a moment
     ground = page.run("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(16, 20, 25)" if dark else "rgb(246, 247, 249)")
-
-
-def test_the_other_run_has_filters_of_its_own(opened):
-    page = opened("#run=1&step=2&id=17&f_data=sop")
-    assert page.run(COUNT) == "2 of 6 groups"
-    set_filter(page, "run", "0")
-    page.wait("location.hash.startsWith('#run=0&')")
-    assert page.run(COUNT) == "2 of 6 groups" and page.run("document.querySelector('#filter-data').value") == "sop"
 
 
 def test_a_folder_that_lost_a_file_says_so(browser, make_run, tmp_path):

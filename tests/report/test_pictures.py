@@ -7,8 +7,7 @@ from PIL import Image
 from qwenvl.data.media.open import open_clip
 from qwenvl.doctor.pictures import COLUMNS, WIDTH, make_pictures
 from qwenvl.doctor.report import add_pictures, main, make_report
-from qwenvl.report.groups import grouped, row_of
-from qwenvl.report.pages import Strip, WrittenGroups
+from qwenvl.report.pages import Strip
 from qwenvl.runlog import SeenClip
 from tests.report.runs import group
 
@@ -117,10 +116,3 @@ def test_the_page_shows_them_in_a_browser(browser, clip, make_run):
     browser.run("document.querySelector('dialog').close()")
     browser.wait("document.querySelector('dialog') === null")
     assert browser.errors == []
-
-
-def test_suspected_groups_come_first_and_then_the_newest():
-    totals = [[1.0, 0.9, 0.8]] * 3 + [[0.0] * 3]
-    rows = [row_of(each, 0, 0) for n, own in enumerate(totals) for each in grouped(group(own, step=[2, 4, 3, 1][n]))]
-    written = WrittenGroups(rows, [[Strip(name)] for name in ("old", "new", "old", "hollow")])
-    assert [each.path for each in written.wanted()] == ["hollow", "new", "old"], "each once"
