@@ -17,20 +17,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(request: EvaluationRequest) -> str:
-    """Evaluate alone in the folder. "" in all processes but the first."""
-    from qwenvl.data.errors import told_to_the_user
-    from qwenvl.evaluate.evaluation import evaluate
+    """Evaluate, with the folder locked, and return the text to print: "" in all processes but the first."""
+    from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
+    from qwenvl.evaluate.evaluation import Evaluation
+    from qwenvl.evaluate.results_table import table
+    from qwenvl.rewards import RewardError
+    from qwenvl.runlog import NUMBERS, RunLogError
+    from qwenvl.train.assemble import build_rewards
     from qwenvl.train.card import update_cards
+    from qwenvl.train.display.console import settle_output
     from qwenvl.train.run.lock import locked
 
+    settle_output()
     process = request.config.process_index
     with locked(request.output_dir, process):
-        shown = evaluate(COMMAND, request)
-        if process == 0 and request.options.update_card:
+        with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
+            evaluation = Evaluation(request, build_rewards(request.config, None, None))
+            evaluation.resume()
+        with told_to_the_user(COMMAND, (*DATA_ERRORS, RewardError, RunLogError)):
+            evaluation.run()
+        if process != 0:
+            return ""
+        if request.options.update_card:
             with told_to_the_user(COMMAND):
                 written, without = update_cards(request.output_dir)
             for card in written:
                 say(f"wrote the numbers into {card}")
             for model in without:
                 say(f"{model} has no model card to write into")
-    return shown
+    if request.options.json:
+        return (request.output_dir / NUMBERS).read_text(encoding="utf-8").rstrip()
+    return table(evaluation.found, request.output_dir)

@@ -173,11 +173,11 @@ OF_A_RUN = (
 ) - {"stream_above_mb", "reward_workers", "reward_aggregation", "temporal_contrast"}
 """The flags whose defaults come from the run of a model: frames, prompts, sampling and scoring."""
 
-_GIVEN = "--samples, of qwenvl try -n, sets the number of completions"
+_SAMPLES = "--samples, of qwenvl try -n, sets the number of completions"
 REASONS = {
     **dict.fromkeys(("model_name_or_path", "start_from_weights"), "give the model as MODEL"),
     **dict.fromkeys(("dataset_use", "eval_dataset_use"), "give the data as DATA"),
-    **dict.fromkeys(("grpo_sample_size", "eval_sample_size"), _GIVEN),
+    **dict.fromkeys(("grpo_sample_size", "eval_sample_size"), _SAMPLES),
     **dict.fromkeys(_SKIPS, "records that cannot be used are left out, counted and named"),
     "temporal_contrast": "--controls shuffled compares with shuffled frames",
 }

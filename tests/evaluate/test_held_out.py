@@ -92,11 +92,7 @@ def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at
         (["MODEL", "example", "--learning_rate", "1"], 2, "--learning_rate has no effect: only training reads it"),
         (["MODEL", "example", "--temporal_contrast"], 2, "--controls shuffled compares"),
         (["FOLDER", "example"], 2, "no weights in it; expected a model"),
-        (
-            ["MODEL", "example", "--strata", "colour"],
-            2,
-            "unknown flag strata; use docs/evaluation.md: samples.jsonl is",
-        ),
+        (["MODEL", "example", "--strata", "colour"], 2, "unknown flag strata; use docs/evaluation.md"),
         (["MODEL", "example", "--cluster_by", "colour"], 1, r"no field 'colour'.*; it has "),
         (["MODEL", "example", "--output_dir", "MODEL"], 2, "holds files that no evaluation wrote"),
         (["./none", "example"], 2, "./none: no such folder"),
