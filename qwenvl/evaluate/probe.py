@@ -8,11 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwenvl.evaluate.command import run_command
 from qwenvl.evaluate.settings import ProbeRequest, probe_request
 from qwenvl.files import written_whole
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from qwenvl.config.grpo_config import GRPOConfig
+    from qwenvl.data.collator import GRPOCollator
+    from qwenvl.rewards import Rubric
 
 COMMAND = "qwenvl probe"
 NUMBERS = "probe.json"
@@ -52,12 +59,11 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
     """
     from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
     from qwenvl.evaluate.probe_results import PromptGroup, groups_of, numbers_of
-    from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
+    from qwenvl.evaluate.respondent import build_respondent, collator_of, pass_reward, with_progress
     from qwenvl.rewards import RewardError
     from qwenvl.runlog import RunLog
     from qwenvl.train.assemble import build_rewards
     from qwenvl.train.collect.collector import require_finite
-    from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
     from qwenvl.train.display.console import settle_output
     from qwenvl.train.evaluation import in_budget
     from qwenvl.train.journal import rollout_rows
@@ -81,13 +87,7 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         if log is not None:
             _refuse_foreign(log.folder)
         collator = collator_of(config)
-        cache = build_frame_cache(config, collator)
-        dataset = build_dataset(config.dataset_use, config, rubric, collator, cache, training=True)
-        keys: dict[int, tuple[int, int]] = {}
-        for key in build_sampler(dataset, config, 1, collator):
-            if key is not None:
-                keys.setdefault(key[1], key)  # with weights a record may come several times
-        loader = loader_of(dataset, list(keys.values())[: options.limit], collator, config)
+        loader = _first_prompts(config, rubric, collator, options.limit)
         respondent = build_respondent(config, collator, rubric)
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
@@ -118,6 +118,20 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         if not groups:
             raise RecordError(f"all {len(loader)} records were left out; the first: {left_out[0].error}")
         return numbers_of(question, groups, left_out, time.perf_counter() - began)
+
+
+def _first_prompts(config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int) -> DataLoader:
+    """The first records that training would draw, each once."""
+    from qwenvl.evaluate.respondent import loader_of
+    from qwenvl.train.data_sets import build_dataset, build_frame_cache, build_sampler
+
+    cache = build_frame_cache(config, collator)
+    dataset = build_dataset(config.dataset_use, config, rubric, collator, cache, training=True)
+    keys: dict[int, tuple[int, int]] = {}
+    for key in build_sampler(dataset, config, 1, collator):
+        if key is not None:
+            keys.setdefault(key[1], key)  # with weights a record may come several times
+    return loader_of(dataset, list(keys.values())[:limit], collator, config)
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -149,6 +149,7 @@ def _mean(interval: dict[str, Any]) -> str:
 
 
 def interval_text(interval: dict[str, Any], signed: bool = False) -> str:
+    """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``."""
     sign, ends = "+" if signed else "", (interval["low"], interval["high"])
     if None in ends:  # one cluster
         return f"{interval['mean']:{sign}.3f}"
