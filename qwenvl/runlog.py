@@ -135,8 +135,17 @@ class RunLog:
         self._rollouts, self._parity = (self.folder / kind / f"rank-{rank}.jsonl" for kind in ("rollouts", "parity"))
         self._earlier: dict[Path, int] = {}  # bytes of a file before this process wrote to it
 
-    def write_config(self, config: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> None:
-        """Write the settings of the run. Earlier ones in this folder that differ are kept as ``previous``."""
+    def write_config(
+        self,
+        config: Mapping[str, Any],
+        versions: Mapping[str, str] | None = None,
+        launch: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the settings of the run. Earlier ones in this folder that differ are kept as ``previous``.
+
+        Args:
+            launch: ``command``, ``started`` and ``hardware`` of the newest start.
+        """
         if self.rank != 0:
             return
         path = self.folder / "run.json"
@@ -145,11 +154,12 @@ class RunLog:
         if path.exists():
             earlier = read_config(self.folder)
             previous = earlier.pop("previous", [])
-            for ended in _ENDED:
-                earlier.pop(ended, None)
+            for name in (*_ENDED, "launch"):
+                earlier.pop(name, None)
             if earlier != content:
                 previous = [*previous, earlier]
-        _replace(path, json.dumps({**content, "previous": previous}, indent=2, allow_nan=False) + "\n")
+        started = {"launch": dict(launch)} if launch else {}
+        _replace(path, json.dumps({**content, **started, "previous": previous}, indent=2, allow_nan=False) + "\n")
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line of numbers to ``metrics.jsonl``. NaN and infinity are written as words and read back."""

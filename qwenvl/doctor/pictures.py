@@ -21,7 +21,7 @@ from qwenvl.report.write import Picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-WIDTH, STILL_WIDTH = 160, 480  # of a frame and of an image, in pixels
+WIDTH, STILL_WIDTH = 320, 640  # of a frame and of an image, in pixels
 COLUMNS = 8  # pictures side by side in a file
 
 

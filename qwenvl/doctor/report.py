@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from qwenvl.config.flags import FLAG_GROUPS, describe
+from qwenvl.config.unknown import unknown_flag
 from qwenvl.report.evaluation import write_evaluation
 from qwenvl.report.run import read_runs
-from qwenvl.report.serve import ReportServer, state_of
 from qwenvl.report.write import ReportError, Written, write_pictures, write_report
 from qwenvl.rewards.functions.text import answer_of, solution_of
-from qwenvl.runlog import NUMBERS, RunLogError
+from qwenvl.runlog import NUMBERS, RunLogError, plain
 
 MOST_PICTURES = 300
-MORE_PICTURES = 24  # each time --serve writes the report again: decoding takes time from the run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,32 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="clips and images to decode for thumbnails, at least 0, the newest first; those of earlier calls are kept "
         "and do not count [%(default)s]",
     )
-    parser.add_argument(
-        "--serve",
-        type=_count,
-        nargs="?",
-        const=8477,
-        metavar="PORT",
-        help="go on and follow a run: write the report again when the run has logged more, and serve it to browsers of "
-        "this machine alone, at 127.0.0.1 and this port, 0 for any free one [8477]",
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report, print its path, and serve it with ``--serve``.
+    """Write the report and print its path.
 
-    Returns 2 if a folder is not that of a run, or the port is in use.
+    Returns 2 if a folder is not that of a run.
     """
     parser = argparse.ArgumentParser(prog="qwenvl report", description=__doc__)
     add_arguments(parser)
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(unknown_flag(unknown[0], ("out", "pictures")))
     out = args.out or args.run[0] / "report"
     evaluations = [each for each in args.run if (each / NUMBERS).is_file()]
     try:
-        if evaluations and (len(args.run) > 1 or args.serve is not None):
-            raise ReportError(
-                f"{evaluations[0]}: an evaluation has a page of its own, which follows nothing: give its folder alone"
-            )
+        if evaluations and len(args.run) > 1:
+            raise ReportError(f"{evaluations[0]}: an evaluation has a page of its own: give its folder alone")
         written = write_evaluation(args.run[0], out, read_answer) if evaluations else make_report(args.run, out)
     except (RunLogError, ReportError) as error:
         return _failed(str(error))
@@ -70,15 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"wrote {written.page}; open it in a browser")
     if summary := add_pictures(written, args.pictures):
         print(summary)
-    if args.serve is not None:
-        try:
-            with ReportServer(written.folder, args.serve) as server:
-                print(f"{server.address} follows the run; Ctrl-C ends it", flush=True)
-                _follow(server, args.run, out, args.pictures)
-        except KeyboardInterrupt:
-            pass
-        except OSError as error:
-            return _failed(f"--serve {args.serve}: {error.strerror}; give another port")
     return 0
 
 
@@ -87,26 +67,10 @@ def _failed(message: str) -> int:
     return 2
 
 
-def _follow(server: ReportServer, folders: Sequence[Path], out: Path, pictures: int) -> NoReturn:
-    """Write the report again whenever the run has logged more. This takes at most a fifth of the time."""
-    server.state = state_of(folders)
-    pause = 3.0
-    while True:
-        time.sleep(pause)
-        if (state := state_of(folders)) == server.state:
-            continue
-        started = time.monotonic()
-        try:
-            add_pictures(make_report(folders, out), min(pictures, MORE_PICTURES))
-        except RunLogError as error:  # a run that begins anew replaces its files one by one
-            print(f"qwenvl report: not written again: {error}", file=sys.stderr)
-        server.state = state
-        pause = max(3.0, 4 * (time.monotonic() - started))
-
-
 def make_report(folders: Sequence[Path], out: Path) -> Written:
     """Read the runs and write their report, with the pictures that it has already."""
-    return write_report(read_runs(folders), out, read_answer)
+    defaults = {name: default for group in FLAG_GROUPS for name, _, default, _ in describe(group)}
+    return write_report(read_runs(folders), out, read_answer, plain(defaults))
 
 
 def read_answer(completion: str, solution: str) -> tuple[str | None, str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import redirect_stdout
 from typing import TypeVar
 
-from qwenvl.config.flags import FLAG_GROUPS, FlagParser
-from qwenvl.config.own_options import TrainerOptions
+from qwenvl.config.flags import FlagParser
 from qwenvl.evaluate.settings import (
     READ_BY_EVALUATION,
     READ_BY_PROBE,
@@ -16,7 +15,6 @@ from qwenvl.evaluate.settings import (
     EvaluateOptions,
     ProbeOptions,
     TryOptions,
-    names_of,
 )
 from qwenvl.failure import tell, tells_errors_once
 from qwenvl.option import Options
@@ -30,54 +28,41 @@ USAGE = {
     "evaluate": "qwenvl evaluate MODEL [MODEL2 ...] DATA [--controls all] [--samples 8] [--flag of training value ...]",
     "try": 'qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',
 }
-_HELP: dict[str, tuple[str, type[Options], set[str], str, str]] = {
+_MODEL = "MODEL is a checkpoint, an adapter's folder, a run's folder or a name on the hub"
+_HELP: dict[str, tuple[type[Options], Set[str], str]] = {
     "probe": (
-        "a probe",
         ProbeOptions,
-        READ_BY_PROBE,
-        "Ask a checkpoint about records before it is trained on them: does it ever answer right, do its answers "
-        "differ, are they whole? Rewards compare the completions of a group, so a model that answers a question always "
-        "right or always wrong learns nothing from it. DATA is what --dataset_use takes. MODEL is a checkpoint, an "
-        "adapter's folder or a name on the hub.",
-        "Settings of training that a probe does not read are refused as flags and passed over in a file. A completion "
-        "passes where the reward --pass_by is at least --pass_at.",
+        READ_BY_PROBE - {"model_name_or_path", "dataset_use"},
+        "Sample completions for the prompts of a training run before its first step: are some right, do they differ, "
+        f"are they whole? A group whose completions are all right or all wrong teaches nothing. {_MODEL}. DATA is what "
+        "--dataset_use takes. A completion passes where the reward --pass_by is at least --pass_at.",
     ),
     "evaluate": (
-        "an evaluation",
         EvaluateOptions,
         READ_BY_EVALUATION,
-        "Ask models about records that they did not learn from, with the frames, prompts, parsers and rewards of "
-        "training. MODEL is the folder of a run, a checkpoint or an adapter, or a name on the hub. DATA is what "
-        "--dataset_use takes, without weights. Two models are compared record by record.",
-        "The settings of the run that the last such MODEL comes from are taken, and those of --config FILE in their "
-        "place. Flags override both. A completion passes where the reward --pass_by is at least --pass_at.",
+        "Evaluate models on held-out records, with the frames, prompts, parsers and rewards of training. "
+        f"{_MODEL}. DATA is what --dataset_use takes, without weights. Further models are compared with the first "
+        "record by record. Settings are those of the run that the last MODEL comes from, or of --config FILE; flags "
+        "override both. A completion passes where the reward --pass_by is at least --pass_at.",
     ),
     "try": (
-        "a question",
         TryOptions,
         READ_BY_TRY,
-        "Ask a model about clips and images, and see what it saw: the frames with their times, the prompt as it is "
-        "read, the answers, and with --solution their rewards. Frames, prompts, sampling and rewards are those of "
-        "training. MODEL is a checkpoint, an adapter's folder, a run's folder or a name on the hub. The question may "
-        "be a file that holds it. Where it has no <video> or <image> tags, each clip and image comes before it on a "
-        "line of its own.",
-        "What no flag sets is as in the run that trained the model, where that is known, else the default of training.",
+        "Answer a question about clips and images: the times of the frames, the prompt as the model reads it, the "
+        f"answers, and with --solution their rewards. {_MODEL}. The question is a text or a file that holds it; each "
+        "clip and image comes before it unless it has <video> or <image> tags. Settings are those of the run that "
+        "trained the model, if that is known.",
     ),
 }
 
 
 def help_text(command: str) -> str:
     """The ``--help`` of ``qwenvl probe``, ``evaluate`` or ``try``."""
-    title, own, read, description, epilog = _HELP[command]
-    parser = FlagParser(usage=USAGE[command], add_help=False, description=description, epilog=epilog)
-    parser.add_options(own, group=parser.add_argument_group(title))
-    groups = [group for group in FLAG_GROUPS if group is not TrainerOptions]
-    for group in groups:
-        if (names := names_of(group)) & read:
-            title = f"as in training: {str(group.__doc__).rstrip('.').lower()}"
-            parser.add_options(group, names - read, parser.add_argument_group(title))
-    others = sorted(read - names_of(*groups))
-    parser.add_argument_group("of the Trainer", " ".join(f"--{name}" for name in others))
+    own, read, description = _HELP[command]
+    parser = FlagParser(usage=USAGE[command], add_help=False, description=description)
+    parser.add_options(own, group=parser.add_argument_group("options"))
+    names = " ".join(f"--{name}" for name in sorted(read))
+    parser.add_argument_group("flags of training, which qwenvl train --help explains", names)
     return parser.format_help()
 
 

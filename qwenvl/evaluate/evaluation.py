@@ -16,14 +16,13 @@ from accelerate.utils import gather_object, wait_for_everyone
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
-from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
+from qwenvl.data.errors import RecordError
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples
 from qwenvl.evaluate.respondent import Respondent, build_respondent, collator_of, loader_of, pass_reward, with_progress
 from qwenvl.evaluate.results import as_json, results_of
-from qwenvl.evaluate.results_table import table
 from qwenvl.evaluate.settings import EvaluationRequest
-from qwenvl.rewards import RewardError, Rubric
+from qwenvl.rewards import Rubric
 from qwenvl.rewards.functions.text import answer_of
 from qwenvl.runlog import (
     AS_IT_IS,
@@ -37,9 +36,8 @@ from qwenvl.runlog import (
     read_evaluation,
     read_samples,
 )
-from qwenvl.train.assemble import build_rewards
 from qwenvl.train.data_sets import build_dataset
-from qwenvl.train.display.console import say, settle_output
+from qwenvl.train.display.console import say
 from qwenvl.train.evaluation import in_budget
 from qwenvl.train.journal import rollout_rows
 from qwenvl.types import PromptBatch, RewardBatch, RolloutBatch
@@ -56,32 +54,6 @@ class PreparedModel:
     config: GRPOConfig
     collator: GRPOCollator
     dataset: GRPODataset
-
-
-def evaluate(command: str, request: EvaluationRequest) -> str:
-    """Ask all models all questions, write the folder, and return the text to print: "" but in the first process.
-
-    A collective: all processes call it.
-
-    Args:
-        command: prefix of the errors that end the process.
-    """
-    settle_output()
-    with told_to_the_user(command, (ValueError, OSError, ImportError)):  # names, files, flags, packages
-        evaluation = Evaluation(request, build_rewards(request.config, None, None))
-        evaluation.resume()
-    with told_to_the_user(command, (*DATA_ERRORS, RewardError, RunLogError)):
-        for model in evaluation.models:
-            evaluation.ask(model)
-        evaluation.rubric.close()
-        if request.config.process_index == 0:
-            evaluation.finish()
-    wait_for_everyone()
-    if request.config.process_index != 0:
-        return ""
-    if request.options.json:
-        return (request.output_dir / NUMBERS).read_text(encoding="utf-8").rstrip()
-    return table(evaluation.found, request.output_dir)
 
 
 class Evaluation:
@@ -117,7 +89,7 @@ class Evaluation:
                 "left_out": [],  # of the models that are done
                 "seconds": {},  # by model, earlier sittings included
                 "ended": None,
-                **{name: [] for name in ("numbers", "drops", "differences", "strata")},
+                **{name: [] for name in ("numbers", "drops", "differences")},
             }
         )
         self.log = EvaluationLog(request.output_dir, request.config.process_index)
@@ -151,8 +123,16 @@ class Evaluation:
         wait_for_everyone()  # all have read before one of them writes
         log.begin(found)
 
-    def ask(self, model: PreparedModel) -> None:
-        """Sample, score and write the pending questions of one model. A collective."""
+    def run(self) -> None:
+        """Sample the pending completions of all models, and write the numbers. A collective: all processes call it."""
+        for model in self.models:
+            self._ask_model(model)
+        self.rubric.close()
+        if self.log.process == 0:
+            self._finish()
+        wait_for_everyone()
+
+    def _ask_model(self, model: PreparedModel) -> None:
         name, started, left_out = model.facts["name"], time.perf_counter(), self.found["left_out"]
         known = {(each["control"], each["doc_id"]) for each in left_out if each["model"] == name}
         blocks = pending_blocks(self.questions, name, self.request.options.samples, self.done.keys(), known)
@@ -215,7 +195,7 @@ class Evaluation:
                 **{name: getattr(row, name) for name in SHARED},
             )
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Join all samples in one file, in order, and write the numbers."""
         log, found, options, questions = self.log, self.found, self.request.options, self.questions
         samples, names = read_samples(log.folder), [model.facts["name"] for model in self.models]
@@ -238,7 +218,7 @@ class Evaluation:
             raise RecordError(f"all {len(questions.records)} records were left out; the first: {first}")
         ordered = [replace(samples[key], cluster=questions.clusters[key.doc_id]) for key in keys]
         passes = found["protocol"]["passes"]
-        found |= results_of(ordered, names, questions.controls, passes["by"], passes["at"], options.stratum_names)
+        found |= results_of(ordered, names, questions.controls, passes["by"], passes["at"])
         found["ended"] = _now()
         log.join(ordered)
         log.write(found)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwenvl.evaluate.command import run_command
 from qwenvl.evaluate.settings import ProbeRequest, probe_request
 from qwenvl.files import written_whole
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from qwenvl.config.grpo_config import GRPOConfig
+    from qwenvl.data.collator import GRPOCollator
+    from qwenvl.rewards import Rubric
 
 COMMAND = "qwenvl probe"
 NUMBERS = "probe.json"
@@ -45,15 +53,23 @@ def _run(request: ProbeRequest) -> str:
 
 
 def probe(request: ProbeRequest) -> dict[str, Any]:
-    """The numbers of a model on a data set. With ``--output_dir`` every completion is written there as it comes."""
+    """The numbers of a model on a data set, from completions for the first records that training would draw, each once.
+
+    With ``--output_dir`` every completion is written there as it comes.
+    """
     from qwenvl.data.errors import DATA_ERRORS, RecordError, told_to_the_user
-    from qwenvl.evaluate.probe_results import groups_of, numbers_of
-    from qwenvl.evaluate.respondent import ProbeAnswers, pass_reward, with_progress
+    from qwenvl.evaluate.probe_results import PromptGroup, groups_of, numbers_of
+    from qwenvl.evaluate.respondent import build_respondent, collator_of, pass_reward, with_progress
     from qwenvl.rewards import RewardError
     from qwenvl.runlog import RunLog
     from qwenvl.train.assemble import build_rewards
+    from qwenvl.train.collect.collector import require_finite
+    from qwenvl.train.display.console import settle_output
+    from qwenvl.train.evaluation import in_budget
     from qwenvl.train.journal import rollout_rows
+    from qwenvl.types import BadSample, PromptBatch
 
+    settle_output()
     config, options = request.config, request.options
     log = None if options.output_dir is None else RunLog(options.output_dir)
     with told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):  # names, files, flags, packages
@@ -70,35 +86,58 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
         }
         if log is not None:
             _refuse_foreign(log.folder)
-        answers = ProbeAnswers(config, rubric, samples=samples, limit=options.limit)
+        collator = collator_of(config)
+        loader = _first_prompts(config, rubric, collator, options.limit)
+        respondent = build_respondent(config, collator, rubric)
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
         log.write_config({**config.to_dict(), "command": COMMAND})
+    collector = replace(respondent.collector, group_size=samples)
+    new_tokens = samples * collector.params.max_new_tokens
+    left_out: list[BadSample] = []
+    groups: list[PromptGroup] = []
+
+    def prompts() -> Iterator[PromptBatch]:
+        for inputs in with_progress(loader, len(loader)):
+            left_out.extend(inputs["prompts"].bad)
+            if len(inputs["prompts"]):
+                yield inputs["prompts"]
+
+    began = time.perf_counter()
     with told_to_the_user(COMMAND, (*DATA_ERRORS, RewardError)):
-        began, groups = time.perf_counter(), []
-        for experience in with_progress(answers, len(answers)):
-            if log is not None:
-                log.log_rollouts(rollout_rows(0, SPLIT, experience.batch, experience.rollout, experience.rewards))
-            groups += groups_of(experience, answers.entropies(experience))
-        seconds = {"all": time.perf_counter() - began, **answers.seconds()}
+        for batches in in_budget(prompts(), new_tokens=new_tokens, budget=config.rollout_token_budget):
+            experiences = collector.collect(respondent.model, batches)
+            require_finite([each.rollout for each in experiences])
+            for each in experiences:
+                rows = list(rollout_rows(0, SPLIT, each.batch, each.rollout, each.rewards))
+                if log is not None:
+                    log.log_rollouts(rows)
+                groups += groups_of(each.batch, rows)
         rubric.close()
         if not groups:
-            raise RecordError(f"all {len(answers)} records were left out; the first: {answers.left_out[0].error}")
-        return numbers_of(question, groups, answers.left_out, seconds)
+            raise RecordError(f"all {len(loader)} records were left out; the first: {left_out[0].error}")
+        return numbers_of(question, groups, left_out, time.perf_counter() - began)
+
+
+def _first_prompts(config: GRPOConfig, rubric: Rubric, collator: GRPOCollator, limit: int) -> DataLoader:
+    """The first records that training would draw, each once."""
+    from qwenvl.evaluate.respondent import loader_of
+    from qwenvl.train.data_sets import build_dataset, build_sampler
+
+    dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
+    keys: dict[int, tuple[int, int]] = {}
+    for key in build_sampler(dataset, config, 1, collator):
+        if key is not None:
+            keys.setdefault(key[1], key)  # with weights a record may come several times
+    return loader_of(dataset, list(keys.values())[:limit], collator, config)
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Raise FileExistsError for a folder that holds files which no probe wrote."""
-    from qwenvl.runlog import RunLogError, read_config
+    """Raise FileExistsError for a folder with files that no probe writes."""
     from qwenvl.train.run.lock import NAME
 
-    if folder.is_dir() and {each.name for each in folder.iterdir()} - {NAME}:
-        try:
-            by_probe = read_config(folder)["config"].get("command") == COMMAND
-        except (RunLogError, KeyError):
-            by_probe = False
-        if not by_probe:
-            raise FileExistsError(
-                f"--output_dir {folder}: holds files that no probe wrote; give a new folder or that of an earlier probe"
-            )
+    if folder.is_dir() and {each.name for each in folder.iterdir()} - {NAME, NUMBERS, "run.json", "rollouts"}:
+        raise FileExistsError(
+            f"--output_dir {folder}: holds files that no probe wrote; give a new folder or that of an earlier probe"
+        )

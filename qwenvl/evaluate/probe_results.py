@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from qwenvl.evaluate.results import as_json, equal_chance, pass_at_k, sample_counts, share_interval
-from qwenvl.evaluate.settings import ProbeOptions, ProbeRequest, setting_of
+from qwenvl.evaluate.results_table import interval_text
+from qwenvl.evaluate.settings import ProbeRequest
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, SAME_REWARD, Finding
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.functions.shaping import format_reward
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
-from qwenvl.train.step import Experience
-from qwenvl.types import TOTAL, BadSample
+from qwenvl.runlog import Rollout
+from qwenvl.types import TOTAL, BadSample, PromptBatch
 
 FORMATS = ("format", "strict_format")
 SHOWN = 3  # records that were left out
@@ -31,7 +30,6 @@ HALF = 0.5
 MOSTLY_RIGHT = 0.8  # pass@1
 HARDLY_EVER_RIGHT = 0.1  # pass@samples
 LARGEST_GROUP = 64
-_SHARED = ("samples", "limit", "pass_by", "pass_at")  # options of a probe that the next one repeats
 
 
 @dataclass(frozen=True)
@@ -39,58 +37,44 @@ class PromptGroup:
     """The completions of one prompt.
 
     Attributes:
-        where: the record's file and place.
+        rows: as the run log has them.
         prompt_tokens: vision tokens included.
-        texts, tokens, truncated: of each completion.
-        rewards: by function and ``total``, a value for each completion, None where it does not apply.
-        entropy: the sum over all tokens of the completions, in nats. None where it was not measured.
         opened_think: the prompt ends inside a think block.
-        form_asked: the prompt names the tags of an answer.
     """
 
-    where: str
+    rows: Sequence[Rollout]
     prompt_tokens: int
-    texts: tuple[str, ...]
-    tokens: tuple[int, ...]
-    truncated: tuple[bool, ...]
-    rewards: dict[str, tuple[float | None, ...]]
-    entropy: float | None = None
     opened_think: bool = False
-    form_asked: bool = False
+
+    @property
+    def texts(self) -> list[str]:
+        """The completions."""
+        return [row.completion for row in self.rows]
+
+    def values(self, name: str) -> list[float | None]:
+        """A reward, or the ``total``, of each completion. None where it does not apply."""
+        return [row.total if name == TOTAL else row.rewards[name] for row in self.rows]
+
+    def known(self, name: str) -> list[float]:
+        """The values of the completions that it applies to."""
+        return [value for value in self.values(name) if value is not None]
+
+    def passed(self, pass_by: str, pass_at: float) -> list[bool]:
+        """Whether each completion passes, without those for which ``pass_by`` has no value."""
+        return [value >= pass_at - SAME_REWARD for value in self.known(pass_by)]
 
 
-def groups_of(experience: Experience, entropies: Tensor | None = None) -> list[PromptGroup]:
-    """The P groups of an experience.
-
-    Args:
-        entropies: N x T entropies of the tokens' distributions, in nats, 0 at padding.
-    """
-    batch, rollout, rewards = experience.batch, experience.rollout, experience.rewards
-    columns = rewards.columns()
-    size = len(rollout.texts) // max(1, len(batch))
-    lengths = rollout.completion_mask.sum(1).tolist()
-    spent = None if entropies is None else entropies.double().sum(1)
-    groups = []
-    for p, record in enumerate(batch.records):
-        rows = slice(p * size, (p + 1) * size)
-        groups.append(
-            PromptGroup(
-                where=record.where,
-                prompt_tokens=int(batch.attention_mask[p].sum()),
-                texts=tuple(rollout.texts[rows]),
-                tokens=tuple(lengths[rows]),
-                truncated=tuple(reason == "length" for reason in rollout.finish_reasons[rows]),
-                rewards={name: tuple(values[rows]) for name, values in columns.items()},
-                entropy=None if spent is None else float(spent[rows].sum()),
-                opened_think=batch.opened_think[p],
-                form_asked=any("<answer>" in message.text for message in record.messages),
-            )
-        )
-    return groups
+def groups_of(batch: PromptBatch, rows: Sequence[Rollout]) -> list[PromptGroup]:
+    """The P groups of a batch, from its N rows."""
+    size = len(rows) // max(1, len(batch))
+    lengths = batch.attention_mask.sum(1).tolist()
+    return [
+        PromptGroup(rows[p * size : (p + 1) * size], length, batch.opened_think[p]) for p, length in enumerate(lengths)
+    ]
 
 
 def numbers_of(
-    question: dict[str, Any], groups: Sequence[PromptGroup], left_out: Sequence[BadSample], seconds: dict[str, float]
+    question: dict[str, Any], groups: Sequence[PromptGroup], left_out: Sequence[BadSample], seconds: float
 ) -> dict[str, Any]:
     """The numbers of at least one group, as ``probe.json`` has them: docs/evaluation.md explains each.
 
@@ -98,13 +82,13 @@ def numbers_of(
         question: the first rows of the numbers. ``model`` and ``data``, ``samples`` and ``group_size`` (completions
             per prompt, here and in training), ``pass_by`` and ``pass_at`` (a completion passes where this reward is at
             least this value) and ``temperature``.
-        seconds: of the whole probe, by activity.
+        seconds: of the whole probe.
 
     Raises:
         RewardError: the reward ``pass_by`` has a value for no completion.
     """
     samples, size, pass_by = question["samples"], question["group_size"], question["pass_by"]
-    passes = [each for group in groups if (each := passed(group, pass_by, question["pass_at"]))]
+    passes = [each for group in groups if (each := group.passed(pass_by, question["pass_at"]))]
     if not passes:
         raise RewardError(f"--pass_by {pass_by}: it has no value for any completion; name another reward")
 
@@ -114,13 +98,13 @@ def numbers_of(
     of_k = {
         k: [pass_at_k(len(each), sum(each), k) for each in passes if len(each) >= k] for k in sample_counts(samples)
     }
-    known = {name: [_known(group, name) for group in groups] for name in groups[0].rewards}
-    means = {name: [_mean(values) for values in own if values] for name, own in known.items()}
-    tokens = [count for group in groups for count in group.tokens]
-    cut = [text for group in groups for text, was_cut in zip(group.texts, group.truncated, strict=True) if was_cut]
-    spent = [group.entropy for group in groups if group.entropy is not None]
-    form = next((name for name in FORMATS if name in groups[0].rewards), None)
-    closed = [list(group.texts) for group in groups if not group.opened_think]
+    rows = [row for group in groups for row in group.rows]
+    means = {
+        name: [_mean(values) for group in groups if (values := group.known(name))] for name in (*rows[0].rewards, TOTAL)
+    }
+    cut = [row.completion for row in rows if row.finish_reason == "length"]
+    form = next((name for name in FORMATS if name in rows[0].rewards), None)
+    closed = [group.texts for group in groups if not group.opened_think]
     alone = [value for texts in closed for value in format_reward(texts, response_format="answer_only")]
     return as_json(
         {
@@ -129,34 +113,23 @@ def numbers_of(
             "left_out": [bad.error for bad in left_out],
             "pass_at_k": {k: share_interval(values) for k, values in of_k.items()},
             "rewards": {name: clustered_interval(values) for name, values in means.items()},
-            "equal_groups": share(lambda group: equal_chance(group.rewards[TOTAL], size)),
-            "equal_answers": share(lambda group: equal_chance(group.rewards[pass_by], size)),
-            "equal_groups_of_all": share(lambda group: equal_chance(group.rewards[TOTAL], samples)),
-            "truncated": share(lambda group: sum(group.truncated) / samples),
+            "equal_groups": share(lambda group: equal_chance(group.values(TOTAL), size)),
+            "equal_answers": share(lambda group: equal_chance(group.values(pass_by), size)),
+            "truncated": share(lambda group: _mean([float(row.finish_reason == "length") for row in group.rows])),
             "truncated_after_answer": _mean([float("</answer>" in text) for text in cut]),
             "format": None
             if form is None
-            else share(lambda group: _mean([float(v == 1) for v in group.rewards[form]])),
+            else share(lambda group: _mean([float(value == 1) for value in group.values(form)])),
             "answer_only": _mean(alone),
-            "form_asked": _mean([float(group.form_asked) for group in groups]),
+            "form_asked": _mean([float(any("<answer>" in turn["text"] for turn in row.prompt)) for row in rows]),
             "unique": _mean([len(set(group.texts)) for group in groups]),
-            "entropy": math.fsum(spent) / sum(tokens) if spent else None,
-            "completion_tokens": _mean(tokens),
-            "longest_completion": max(tokens),
+            "completion_tokens": _mean([row.tokens for row in rows]),
+            "longest_completion": max(row.tokens for row in rows),
             "prompt_tokens": _mean([group.prompt_tokens for group in groups]),
             "longest_prompt": max(group.prompt_tokens for group in groups),
-            "seconds": {name: value / len(groups) for name, value in seconds.items()},
+            "seconds_per_prompt": seconds / len(groups),
         }
     )
-
-
-def passed(group: PromptGroup, pass_by: str, pass_at: float) -> list[bool]:
-    """Whether each completion passes, without those for which ``pass_by`` has no value."""
-    return [value >= pass_at - SAME_REWARD for value in _known(group, pass_by)]
-
-
-def _known(group: PromptGroup, name: str) -> list[float]:
-    return [value for value in group.rewards[name] if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -243,44 +216,28 @@ def _good(numbers: dict[str, Any]) -> Finding:
 
 
 def next_command(findings: Sequence[Finding], request: ProbeRequest, base: str | None = None) -> str:
-    """The next command: a probe with the flags that help, the training, or a look at the data where no flag helps.
+    """The next command: this probe with the flags that help, the training, or a look at the data where no flag helps.
 
     Args:
         request: of this probe.
         base: the base model, if the model is an adapter.
     """
-    config, options = request.config, request.options
+    config = request.config
     model, data = str(config.model_name_or_path), str(config.dataset_use)
-    file = [] if request.file is None else ["--config", str(request.file)]
     if flags := [flag for finding in findings for flag in finding.flags]:
-        words = [] if request.model is None else [request.model, str(request.data)]
-        kept = _without(request.flags, flags)
-        # By default there are as many samples as a group has, or more.
-        shared = ("limit", "pass_by", "pass_at") if "--grpo_sample_size" in flags else _SHARED
-        changed = [name for name in shared if getattr(options, name) != getattr(ProbeOptions, name)]
-        own = [word for name in changed for word in (f"--{name}", str(getattr(options, name)))]
-        return shlex.join(["qwenvl", "probe", *words, *file, *kept, *flags, *own])
+        if request.options.samples is not None and "--grpo_sample_size" in flags:
+            flags += ["--samples", flags[flags.index("--grpo_sample_size") + 1]]
+        return shlex.join(["qwenvl", "probe", *request.argv, *flags])  # the last of two equal flags counts
     if [finding.code for finding in findings] != [GOOD]:
         catalog = ["--dataset_catalog", config.dataset_catalog] if config.dataset_catalog else []
         return shlex.join(["qwenvl", "preview", data, "--n", "8", "--model", base or model, *catalog])
     named = []
-    if request.model is not None:
+    if request.words:
         adapter = [] if base is None else ["--lora_enable", "--start_from_weights", model]
         named = ["--model_name_or_path", base or model, *adapter, "--dataset_use", data]
-    name = re.sub(r"[^\w.-]+", "-", Path(data).stem)
-    output = [] if request.file is not None else ["--output_dir", f"runs/{name}"]
-    return shlex.join(["qwenvl", "train", *file, *named, *request.flags, *output])
-
-
-def _without(flags: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """The flags with their values, but for those that ``changes`` set."""
-    changed, kept, keeps = {setting_of(word) for word in changes} - {None}, [], True
-    for word in flags:
-        if (name := setting_of(word)) is not None:
-            keeps = name not in changed
-        if keeps:
-            kept.append(word)
-    return kept
+    output = ["--output_dir", "runs/" + re.sub(r"[^\w.-]+", "-", Path(data).stem)]
+    file = None if request.file is None else ["--config", str(request.file)]
+    return shlex.join(["qwenvl", "train", *(file or []), *named, *request.flags, *([] if file else output)])
 
 
 def table(numbers: dict[str, Any]) -> str:
@@ -312,8 +269,6 @@ def _rows(numbers: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for k, interval in numbers["pass_at_k"].items():
         yield f"pass@{k}", _shown(interval)
     yield f"groups of {size} without spread", _shown(numbers["equal_groups"])
-    if samples != size:
-        yield f"groups of {samples} without spread", _shown(numbers["equal_groups_of_all"])
     yield f"groups of {size} of equal {numbers['pass_by']}", _shown(numbers["equal_answers"])
     if numbers["format"] is not None:
         yield "in the asked form", _shown(numbers["format"])
@@ -321,17 +276,12 @@ def _rows(numbers: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, reward in numbers["rewards"].items():
         yield f"reward {name}", _shown(reward)
     yield "different completions", f"{numbers['unique']:.1f} of {samples}"
-    if numbers["entropy"] is not None:
-        yield "entropy of a token", f"{numbers['entropy']:.3f} nats"
     yield "completion tokens", f"{numbers['completion_tokens']:,.0f}, the longest {numbers['longest_completion']:,}"
     yield "prompt tokens", f"{numbers['prompt_tokens']:,.0f}, the longest {numbers['longest_prompt']:,}"
-    parts = ", ".join(f"{name} {value:.2f}" for name, value in numbers["seconds"].items() if name != "all")
-    yield "seconds per prompt", f"{numbers['seconds']['all']:.2f} ({parts})"
+    yield "seconds per prompt", f"{numbers['seconds_per_prompt']:.2f}"
 
 
 def _shown(interval: dict[str, Any]) -> str:
     if interval["n"] == 0:
         return "not known: no prompt has as many values"
-    if interval["low"] is None:
-        return f"{interval['mean']:.3f}"
-    return f"{interval['mean']:.3f}  [{interval['low']:.3f}, {interval['high']:.3f}]"
+    return interval_text(interval)

@@ -14,9 +14,9 @@ The first three keep the tokens, positions and times of the prompt.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain, islice
 
 import torch
 from torch.utils.data import Dataset
@@ -34,7 +34,6 @@ from qwenvl.types import BadSample, Message, Record, Sample
 BLOCK = 16
 """Records that are sampled and written together. Fixed, so that results do not depend on the number of processes or on
 resuming."""
-OWN_STRATA = ("dataset", "actions", "duration")  # strata that are no field of the records
 GREY = 128
 OTHER, TEXT_ONLY = "other_clip", "text_only"
 _TAG = re.compile(r"<(?:video|image)>\n?")
@@ -105,9 +104,6 @@ class Questions:
             (AS_IT_IS, *options.control_names),
             partners(records, seed) if OTHER in options.control_names else {},
         )
-        for by in set(options.stratum_names or ()) - set(OWN_STRATA):  # before hours of sampling, not after
-            for record in records.values():
-                field_of(record.fields, by, record.where)
         for control in questions.controls:
             if not any(questions.applies(control, number) for number in numbers):
                 lacks = "another clip to show" if control == OTHER else "what it takes away"
@@ -178,33 +174,22 @@ def partners(records: Mapping[int, Record], seed: int) -> dict[int, int]:
         >>> partners({0: of("a"), 1: of("b")}, seed=0)
         {0: 1, 1: 0}
     """
+    media = {number: {*record.videos, *record.images} for number, record in records.items()}
+    answers = {number: normalized(solution_of(record.solution)) for number, record in records.items()}
     alike: dict[tuple[int, int], list[int]] = {}
     for number, record in records.items():
-        if record.videos or record.images:
+        if media[number]:
             alike.setdefault((len(record.videos), len(record.images)), []).append(number)
     found: dict[int, int] = {}
     for numbers in alike.values():
         stable_random(seed, OTHER).shuffle(numbers)
         for place, number in enumerate(numbers):
             others = (numbers[(place + step) % len(numbers)] for step in range(1, len(numbers)))
-            if (partner := _partner(records, number, others)) is not None:
-                found[number] = partner
+            fits = islice((other for other in others if not media[number] & media[other]), _TRIES)
+            if (first := next(fits, None)) is not None:
+                differs = (other for other in chain([first], fits) if answers[other] != answers[number])
+                found[number] = next(differs, first)
     return dict(sorted(found.items()))
-
-
-def _partner(records: Mapping[int, Record], number: int, others: Iterable[int]) -> int | None:
-    own = records[number]
-    media, answer, fallback = {*own.videos, *own.images}, normalized(solution_of(own.solution)), None
-    for step, other in enumerate(others, 1):
-        record = records[other]
-        if media & {*record.videos, *record.images}:
-            continue
-        if normalized(solution_of(record.solution)) != answer:
-            return other
-        fallback = other if fallback is None else fallback
-        if step >= _TRIES:
-            break
-    return fallback
 
 
 def clusters_of(records: Mapping[int, Record], by: str | None = None) -> dict[int, str]:
@@ -219,21 +204,10 @@ def clusters_of(records: Mapping[int, Record], by: str | None = None) -> dict[in
         RecordError: a record does not have it.
     """
     if by is not None:
-        return {number: str(field_of(record.fields, by, record.where)) for number, record in records.items()}
+        for record in records.values():
+            if by not in record.fields:
+                raise RecordError(
+                    f"{record.where}: no field {by!r}, which --cluster_by names; it has {', '.join(record.fields)}"
+                )
+        return {number: str(record.fields[by]) for number, record in records.items()}
     return clusters_by({n: [*record.videos, *record.images] or [record.where] for n, record in records.items()})
-
-
-def field_of(row: Mapping[str, Any], path: str, where: str) -> Any:
-    """A field of a record's row, also a nested one: ``meta.view``.
-
-    Raises:
-        RecordError: it is not there.
-    """
-    value: Any = row
-    for name in [path] if path in row else path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            raise RecordError(
-                f"{where}: no field {path!r}, which --cluster_by or --strata names; it has {', '.join(row)}"
-            )
-        value = value[name]
-    return value

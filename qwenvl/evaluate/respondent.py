@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
@@ -18,20 +17,16 @@ from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.options import PromptOptions
 from qwenvl.evaluate.settings import PassOptions
-from qwenvl.model.loading import base_of_adapter, evaluating, load_processor, unwrap, with_adapter
-from qwenvl.model.logprobs import Likelihood
+from qwenvl.model.loading import base_of_adapter, load_processor, unwrap, with_adapter
 from qwenvl.rewards import Rubric
 from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, loaded_model
-from qwenvl.train.collect.collector import Collector, require_finite
-from qwenvl.train.data_sets import build_dataset, build_sampler
-from qwenvl.train.display.console import say, settle_output, shows_bars
-from qwenvl.train.evaluation import in_budget
-from qwenvl.train.fast_paths import build_paths, likelihood_of
+from qwenvl.train.collect.collector import Collector
+from qwenvl.train.display.console import say, shows_bars
+from qwenvl.train.fast_paths import build_paths
 from qwenvl.train.meter import Meter
-from qwenvl.train.step import Experience
-from qwenvl.types import TOTAL, BadSample, PromptBatch
+from qwenvl.types import TOTAL
 
 SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
@@ -43,14 +38,10 @@ class Respondent:
 
     Attributes:
         model: with its adapter if it has one.
-        likelihood: the log-probs and entropies of completions.
-        meter: seconds by activity.
     """
 
     model: nn.Module
     collector: Collector
-    likelihood: Callable[..., Likelihood]
-    meter: Meter
 
 
 def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric) -> Respondent:
@@ -67,12 +58,12 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
     model = loaded_model(base or path, config, frozen=True)
     model = (model if base is None else with_adapter(model, path)).requires_grad_(False).to(config.device)
     paths = build_paths(config, model, collator.processor.tokenizer)
-    meter = Meter(config.device)
     accelerator = Accelerator(cpu=config.use_cpu, mixed_precision=config.mixed_precision)
+    meter = Meter(config.device)
     collector = build_collector(config, paths, unwrap(model), collator.processor, rubric, accelerator, meter)
     if isinstance(paths.engine, EngineWithWeights):
         paths.engine.sync(model, 0)
-    return Respondent(model, collector, likelihood_of(config, paths, unwrap(model), accelerator), meter)
+    return Respondent(model, collector)
 
 
 def collator_of(config: GRPOConfig) -> GRPOCollator:
@@ -91,76 +82,6 @@ def loader_of(dataset: Dataset, keys: Sequence[Any], collator: GRPOCollator, con
         num_workers=config.dataloader_num_workers,
         prefetch_factor=config.dataloader_prefetch_factor,
     )
-
-
-class ProbeAnswers:
-    """Completions for the first records that training would draw, each once: one experience for each prompt.
-
-    The data set is read before the weights, which may take minutes.
-
-    Args:
-        samples: completions per prompt.
-        limit: most records.
-
-    Attributes:
-        left_out: records that could not become a prompt, so far.
-
-    Raises:
-        RecordError, ValueError, OSError: as in training.
-    """
-
-    def __init__(self, config: GRPOConfig, rubric: Rubric, *, samples: int, limit: int) -> None:
-        settle_output()
-        collator = collator_of(config)
-        dataset = build_dataset(config.dataset_use, config, rubric, collator, training=True)
-        keys: dict[int, tuple[int, int]] = {}
-        for key in build_sampler(dataset, config, 1, collator):
-            if key is not None:
-                keys.setdefault(key[1], key)  # with weights a record may come several times
-        self.left_out: list[BadSample] = []
-        self.loader = loader_of(dataset, list(keys.values())[:limit], collator, config)
-        self.token_budget = config.rollout_token_budget
-        self.respondent = build_respondent(config, collator, rubric)
-        self.collector = replace(self.respondent.collector, group_size=samples)
-
-    def __iter__(self) -> Iterator[Experience]:
-        new_tokens = self.collector.group_size * self.collector.params.max_new_tokens
-        for batches in in_budget(self._prompts(), new_tokens=new_tokens, budget=self.token_budget):
-            experiences = self.collector.collect(self.respondent.model, batches)
-            require_finite([each.rollout for each in experiences])
-            yield from experiences
-
-    def __len__(self) -> int:
-        """The number of records, bad ones included."""
-        return len(self.loader)
-
-    def entropies(self, experience: Experience) -> Tensor:
-        """N x T entropies of the tokens' distributions at the sampling temperature, in nats. 0 at padding."""
-        model, prompts, rollout = self.respondent.model, experience.prompts, experience.rollout
-        temperature = self.collector.params.temperature
-        with self.respondent.meter.time("time/entropy_s"), torch.no_grad(), evaluating(model):
-            entropies = self.respondent.likelihood(
-                model, prompts, rollout.completion_ids, rollout.completion_mask, temperature, "measured"
-            ).entropies
-        assert entropies is not None
-        return entropies
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds since the last call: waiting for data, vision tower, sampling, rewards, entropies."""
-        spent = self.respondent.meter.flush()
-        return {name.removeprefix("time/").removesuffix("_s"): value for name, value in spent.items()}
-
-    def _prompts(self) -> Iterator[PromptBatch]:
-        meter = self.respondent.meter
-        meter.start("time/data_s")
-        for inputs in self.loader:
-            meter.stop("time/data_s")
-            batch = inputs["prompts"]
-            self.left_out += batch.bad
-            if len(batch):
-                yield batch
-            meter.start("time/data_s")
-        meter.stop("time/data_s")
 
 
 def pass_reward(rubric: Rubric, options: PassOptions) -> str:

@@ -6,22 +6,20 @@ They are rows of ``evaluation.json``, as docs/evaluation.md describes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qwenvl.evaluate.questions import field_of
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import SAME_REWARD
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
 from qwenvl.rewards.functions.matching import affirms, letters
-from qwenvl.rewards.functions.text import normalized, solution_of
+from qwenvl.rewards.functions.text import normalized
 from qwenvl.runlog import AS_IT_IS, EvaluationSample
 from qwenvl.types import TOTAL
 
 PASSES, MAJORITY = "passes", "majority"
 MANY_UNREAD = 0.1  # share of completions without an answer above which a score says more about the form
-_SECONDS = (0, 2, 5, 10, 30, 60, 180, 600, math.inf)  # edges of the strata of duration
 Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
 
 
@@ -67,24 +65,18 @@ def results_of(
     controls: Sequence[str],
     pass_by: str,
     pass_at: float,
-    strata: Sequence[str] | None = None,
 ) -> dict[str, list[_Row]]:
-    """The numbers of all models under all controls.
+    """The numbers of all models under all controls, on any selection of samples, such as those of one data set.
 
     - ``numbers``: a row for each model and control.
     - ``drops``: the worth of the evidence to each model, its scores without a control minus those under it.
     - ``differences``: the scores of each further model minus those of the first.
-    - ``strata``: the numbers and differences without a control, on the records of each stratum.
 
     Drops and differences are paired: over the records that both sides have.
 
     Args:
         models, controls: in the order of the tables. Models are compared with the first.
         pass_by, pass_at: a completion passes where this reward is at least this value.
-        strata: fields to group records by. None: the data set, where there are several.
-
-    Raises:
-        RecordError: a record lacks a field that ``strata`` names.
     """
     by_model: dict[tuple[str, str], dict[int, list[EvaluationSample]]] = {}
     for sample in samples:
@@ -102,13 +94,12 @@ def results_of(
     return as_json(
         {
             "numbers": [_numbers(*key, records) for key, records in found.items() if records],
-            "drops": [_drop(m, c, found[m, c], full[m], pass_by, pass_at) for m in models for c in lesser],
+            "drops": [_drop(m, c, found[m, c], full[m]) for m in models for c in lesser],
             "differences": [
                 _difference(first, model, control, found[first, control], found[model, control], pass_by)
                 for model in models[1:]
                 for control in controls
             ],
-            "strata": list(_strata(full, pass_by, strata)),
         }
     )
 
@@ -149,26 +140,16 @@ def _share(records: Sequence[_Record], of: Callable[[EvaluationSample], bool]) -
     return share_interval(shares, [record.cluster for record in records])
 
 
-def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: str, pass_at: float) -> _Row:
-    """The drop, also over completions with an answer block alone (``answered``).
+def _drop(model: str, control: str, without: _Records, full: _Records) -> _Row:
+    """The drop. It is not comparable if over 10 % of the completions under the control have no answer block.
 
-    It is not comparable if over 10 % of the completions under the control have no answer block: then it is one of the
-    form. A model that never writes an answer block is: its rewards read something else.
+    Then it is one of the form. A model that never writes an answer block is comparable: its rewards read the text.
     """
-
-    def answered(found: _Records) -> _Records:
-        own = {n: [sample for sample in record.samples if sample.answer] for n, record in found.items()}
-        return {n: _Record.of(samples, pass_by, pass_at) for n, samples in own.items() if samples}
-
     no_answer = _share([*without.values()], lambda sample: not sample.answer)
     never = not any(sample.answer for record in full.values() for sample in record.samples)
     return {
-        "model": model,
-        "control": control,
-        **_paired(without, full),
-        "no_answer": no_answer,
-        "comparable": never or not no_answer.mean > MANY_UNREAD,
-        "answered": _paired(answered(without), answered(full)),
+        **{"model": model, "control": control, **_paired(without, full)},
+        **{"no_answer": no_answer, "comparable": never or not no_answer.mean > MANY_UNREAD},
     }
 
 
@@ -194,51 +175,6 @@ def _difference(before: str, after: str, control: str, of_before: _Records, of_a
         **{"before": before, "after": after, "control": control, **_paired(of_before, of_after)},
         **{"better": better, "equal": len(gains) - better - worse, "worse": worse},
     }
-
-
-def _strata(full: Mapping[str, _Records], pass_by: str, strata: Sequence[str] | None) -> Iterator[_Row]:
-    first, *others = full
-    records = {number: record.samples[0] for model in [*full][::-1] for number, record in full[model].items()}
-    if strata is None:
-        strata = ["dataset"] if len({sample.dataset for sample in records.values()}) > 1 else []
-    for by in strata:
-        values = {number: stratum_of(sample, by) for number, sample in records.items()}
-        for value in sorted(set(values.values())):
-            own = {
-                model: {number: record for number, record in found.items() if values[number] == value}
-                for model, found in full.items()
-            }
-            yield {
-                "by": by,
-                "value": value[1],
-                "numbers": [_numbers(model, AS_IT_IS, found) for model, found in own.items() if found],
-                "differences": [
-                    _difference(first, model, AS_IT_IS, own[first], own[model], pass_by) for model in others
-                ],
-            }
-
-
-def stratum_of(sample: EvaluationSample, by: str) -> tuple[float, str]:
-    """The stratum of a record: a number to sort by, and its name.
-
-    Raises:
-        RecordError: the record has no such field.
-    """
-    if by == "dataset":
-        return 0.0, sample.dataset
-    if by == "actions":
-        truth = solution_of(sample.target)
-        count = len(set(action_numbers(truth) or action_phrases(truth)))
-        return float(count), str(count)
-    if by == "duration":
-        if not any(clip.times for clip in sample.clips):
-            return -1.0, "no clip"
-        seconds = sum(clip.times[-1] - clip.times[0] for clip in sample.clips if clip.times)
-        edge = max(place for place, edge in enumerate(_SECONDS) if edge <= max(0.0, seconds))
-        return float(edge), f"{_SECONDS[edge]:g} to {_SECONDS[edge + 1]:g} s"
-    value = field_of(sample.doc or {}, by, sample.where)
-    number = float(value) if isinstance(value, (int, float)) else 0.0
-    return number, str(value)
 
 
 VOTE_KEYS: dict[str, Callable[[str], Hashable]] = {

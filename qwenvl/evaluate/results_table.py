@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ _GAP = "   "
 
 
 def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
-    """The numbers, the worth of the evidence, the protocol, and the folder of it all.
+    """The numbers, the worth of the evidence, and where the protocol and the page are.
 
     Args:
         found: the content of ``evaluation.json``.
@@ -27,12 +28,13 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
         _notes(found),
         _controls(found),
         _differences(found),
-        *_strata(found),
-        _protocol(found["protocol"], found["models"]),
+        _trained_otherwise(found["models"]),
         _left_out(found["left_out"]),
     ]
     text = "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
-    return f"{text}\n\nwritten to {os.path.relpath(folder)}: evaluation.json, samples.jsonl"
+    written = min(os.path.relpath(folder), str(folder), key=len)
+    page = shlex.join(["qwenvl", "report", written])
+    return f"{text}\n\nwritten to {written}: evaluation.json, samples.jsonl\nits page:\n  {page}"
 
 
 def _head(protocol: dict[str, Any]) -> Iterator[str]:
@@ -60,7 +62,7 @@ def _scores(found: dict[str, Any]) -> Iterator[str]:
         rows.append(
             [
                 each["model"],
-                *(_interval(scores[name]) if name in scores else "-" for name in first),
+                *(interval_text(scores[name]) if name in scores else "-" for name in first),
                 *(_mean(chances[k]) if k in chances else "-" for k in more),
                 *(_mean(scores[name]) if name in scores else "-" for name in others),
                 f"{each['no_answer']['mean']:.1%}",
@@ -106,20 +108,14 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
             drop, scores = drops[name, control], numbers.get((name, control), {})
             mark = "" if drop["comparable"] else " *"
             shown = by in drop["scores"] and by in scores
-            row.append(f"{_mean(scores[by])}, drop {_interval(drop['scores'][by])}{mark}" if shown else "-")
+            row.append(f"{_mean(scores[by])}, drop {interval_text(drop['scores'][by])}{mark}" if shown else "-")
         rows.append(row)
     yield from _aligned(rows)
     yield f"{by} without the evidence, and by how much it is lower than with it, on the same records."
     for each in found["drops"]:
         if not each["comparable"]:
-            among, answered = "No record has one with and without the evidence.", each["answered"]
-            if by in answered["scores"]:
-                interval = _interval(answered["scores"][by])
-                among = f"Drop among answered: {interval} on {answered['records']:,} records."
-            yield (
-                f"* {each['model']}, {each['control']}: not comparable, {each['no_answer']['mean']:.1%} of the "
-                f"completions have no answer. {among}"
-            )
+            share = f"{each['no_answer']['mean']:.1%} of the completions have no answer"
+            yield f"* {each['model']}, {each['control']}: not comparable, {share}"
 
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:
@@ -127,51 +123,16 @@ def _differences(found: dict[str, Any]) -> Iterator[str]:
     for each in found["differences"]:
         if each["control"] == AS_IT_IS and by in each["scores"]:
             yield (
-                f"{each['after']} - {each['before']}: {by} {_interval(each['scores'][by], True)}, on the same "
+                f"{each['after']} - {each['before']}: {by} {interval_text(each['scores'][by], True)}, on the same "
                 f"{each['records']:,} records: better on {each['better']:,}, equal on {each['equal']:,}, worse on "
                 f"{each['worse']:,}."
             )
 
 
-def _strata(found: dict[str, Any]) -> Iterator[Iterator[str]]:
-    by = found["protocol"]["passes"]["by"]
-    for kind in dict.fromkeys(stratum["by"] for stratum in found["strata"]):
-        strata = [stratum for stratum in found["strata"] if stratum["by"] == kind]
-        names = list(dict.fromkeys(each["model"] for stratum in strata for each in stratum["numbers"]))
-        pairs = [f"{each['after']} - {each['before']}" for each in strata[0]["differences"]]
-        rows = [[f"{by} by {kind}", "records", *names, *pairs]]
-        for stratum in strata:
-            own = {each["model"]: each for each in stratum["numbers"]}
-            gains = [each["scores"] for each in stratum["differences"]]
-            rows.append(
-                [
-                    stratum["value"],
-                    f"{max(each['records'] for each in stratum['numbers']):,}",
-                    *(_interval(own[name]["scores"][by]) if name in own else "-" for name in names),
-                    *(_interval(scores[by], True) if by in scores else "-" for scores in gains),
-                ]
-            )
-        yield _aligned(rows)
-
-
-def _protocol(protocol: dict[str, Any], models: Sequence[dict[str, Any]]) -> Iterator[str]:
-    decoding, frames, prompts = protocol["decoding"], protocol["frames"], protocol["prompts"]
-    rate = f"{frames['video_fps']:g} a second" if frames["video_fps"] else f"one every {frames['base_interval']:g} s"
-    rewards = ", ".join(f"{weight:g} {name}" for name, weight in protocol["rewards"].items())
-    yield (
-        f"protocol: frames {rate}, {frames['video_min_frames']} to {frames['video_max_frames']} of a clip unless its "
-        f"record says otherwise, {prompts['video_min_frame_pixels']:,} to {prompts['video_max_frame_pixels']:,} pixels "
-        f"each, decoded by {protocol['decoder']}"
-    )
-    yield f"  at most {decoding['max_new_tokens']:,} new tokens; rewards {rewards}; seed {protocol['seed']}"
+def _trained_otherwise(models: Sequence[dict[str, Any]]) -> Iterator[str]:
     for each in models:
-        yield (
-            f"  {each['name']}: {each['family']}, {each['dtype']}, positions by {each['positions']}, template "
-            f"{each['template_hash'][:8]}, prompts {each['prompts_hash'][:8]}"
-            + (f", on {each['base']}" if each["base"] else "")
-        )
         for name, there, here in each["trained_otherwise"]:
-            yield f"    was trained with --{name} {there}, and is asked with {here}"
+            yield f"{each['name']}: was trained with --{name} {there}, and is evaluated with {here}"
 
 
 def _left_out(left_out: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -187,7 +148,8 @@ def _mean(interval: dict[str, Any]) -> str:
     return f"{interval['mean']:.3f}"
 
 
-def _interval(interval: dict[str, Any], signed: bool = False) -> str:
+def interval_text(interval: dict[str, Any], signed: bool = False) -> str:
+    """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``."""
     sign, ends = "+" if signed else "", (interval["low"], interval["high"])
     if None in ends:  # one cluster
         return f"{interval['mean']:{sign}.3f}"

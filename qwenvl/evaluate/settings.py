@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from qwenvl.config.command_line import config_from, split_file, tokens_of
 from qwenvl.config.flags import FlagParser
 from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions, SampleOptions
 from qwenvl.data.records.forms import MEDIA_TAG
 from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
-from qwenvl.grpo.options import ObjectiveOptions
-from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
@@ -87,12 +85,6 @@ class EvaluateOptions(PassOptions):
         f"Evidence to take away from the same records: some of {', '.join(CONTROL_NAMES)}, with commas, or all.",
         unset="none",
     )
-    strata: str | None = option(
-        None,
-        "What to tell records apart by, separated by commas: dataset, actions (how many the solution names), duration "
-        "(seconds between first and last frame shown), or a field of the records, also one within another (meta.view).",
-        unset="dataset where there are several",
-    )
     cluster_by: str | None = option(
         None,
         "Field of the records that says which of them depend on each other, such as the source of their clips. "
@@ -111,21 +103,17 @@ class EvaluateOptions(PassOptions):
     @property
     def control_names(self) -> tuple[str, ...]:
         """The requested controls, in the order of the flag."""
-        return CONTROL_NAMES if self.controls == "all" else _listed(self.controls)
-
-    @property
-    def stratum_names(self) -> tuple[str, ...] | None:
-        """The requested strata. None without the flag."""
-        return None if self.strata is None else _listed(self.strata)
+        if self.controls == "all":
+            return CONTROL_NAMES
+        return tuple(each.strip() for each in (self.controls or "").split(",") if each.strip())
 
     def problems(self) -> Iterator[str]:
-        for name in ("controls", "strata"):
-            given = _listed(getattr(self, name))
-            if repeated := [each for each in given if given.count(each) > 1]:
-                yield f"--{name} names {repeated[0]} twice"
-        for each in self.control_names:
+        names = self.control_names
+        for each in dict.fromkeys(names):
             if each not in CONTROL_NAMES:
-                yield f"--controls {each}: no such control; there are {', '.join(CONTROL_NAMES)}"
+                yield f"--controls {each}: no such control; expected some of {', '.join(CONTROL_NAMES)}, or all"
+            elif names.count(each) > 1:
+                yield f"--controls names {each} twice"
 
 
 @dataclass
@@ -140,12 +128,7 @@ class TryOptions(Options):
         "What the rewards compare the answers with: a text, or a file that holds it.",
         unset="no rewards are shown",
     )
-    picture: str = option("try.png", "File for the frames and images as the model sees them, a PNG picture.")
-    json: bool = option(False, "Print all of it as JSON in place of text.")
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(each.strip() for each in (text or "").split(",") if each.strip())
+    json: bool = option(False, "Print everything as JSON in place of text.")
 
 
 # ---- the flags of training that the commands read
@@ -166,7 +149,7 @@ _ENGINE = {name for name in names_of(SamplingOptions) if name.startswith(("rollo
 READ_BY_PROBE = {
     *(names_of(ReadingOptions, SampleOptions, PromptOptions, RewardOptions) - _SKIPS),
     *("model_name_or_path", "shared_prefix"),
-    *("logit_memory_gb", "dataset_use"),
+    "dataset_use",
     *("grpo_sample_size", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     *("rollout_token_budget", "data_seed"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
@@ -184,43 +167,27 @@ OF_A_RUN = (
 ) - {"temporal_contrast"}
 """The flags whose defaults come from the run of a model: frames, prompts, sampling and scoring."""
 
-_LEARNS = "nothing learns in a probe"
-NOT_READ_BY_PROBE = {
-    **dict.fromkeys(names_of(ObjectiveOptions), "a probe computes no loss"),
-    **dict.fromkeys((*names_of(TuneOptions, LoraOptions), "mm_projector_lr", "vision_tower_lr"), _LEARNS),
-    **dict.fromkeys(_SKIPS, "a probe leaves such records out, counts and names them"),
-    "start_from_weights": "give that folder as MODEL",
-    "eval_dataset_use": "give the data as DATA",
-    "train_sampling_strategy": "a probe takes a random sample of the records",
-    "eval_sample_size": "completions are sampled as in training; --samples says how many",
-    "check_parity": "a probe does not compare with the trainer's log-probs",
-}
-"""Why the probe refuses a flag of training. Reason of all others: it is of training."""
-
-_NOT_READ_BY_EVALUATION = {
+_SAMPLES = "--samples, of qwenvl try -n, sets the number of completions"
+REASONS = {
+    **dict.fromkeys(("model_name_or_path", "start_from_weights"), "give the model as MODEL"),
+    **dict.fromkeys(("dataset_use", "eval_dataset_use"), "give the data as DATA"),
+    **dict.fromkeys(("grpo_sample_size", "eval_sample_size"), _SAMPLES),
+    **dict.fromkeys(_SKIPS, "records that cannot be used are left out, counted and named"),
     "temporal_contrast": "--controls shuffled compares with shuffled frames",
-    "grpo_sample_size": "--samples says how many completions there are",
-    "logit_memory_gb": "an evaluation computes no log-probs",
-    "model_name_or_path": "give the models as MODEL",
-    "dataset_use": "give the data as DATA",
 }
-READ_BY_EVALUATION = READ_BY_PROBE - set(_NOT_READ_BY_EVALUATION)
+"""Why a command refuses a flag of training. Reason for all others: only training reads them."""
 
+READ_BY_EVALUATION = READ_BY_PROBE - {
+    *("temporal_contrast", "grpo_sample_size", "model_name_or_path", "dataset_use")
+}
 _SCORING = names_of(RewardOptions) - {"temporal_contrast"}
 READ_BY_LMMS = {
     *(names_of(SampleOptions, PromptOptions) - _SKIPS),
     *("generation_max_length", "generation_repetition_penalty", "stop_strings", "system", "prompt_template"),
     *(*_COMPUTE, *_ENGINE),
 } - names_of(RewardOptions)
-"""Flags that mean something where lmms-eval asks and scores."""
+"""The flags that have an effect where lmms-eval brings the questions and the scores."""
 READ_BY_TRY = READ_BY_LMMS | _SCORING | SAMPLING_FLAGS
-NOT_READ_BY_TRY = {
-    "model_name_or_path": "give the model as the first word",
-    "dataset_use": "give the clip and the question as words; qwenvl evaluate asks about a data set",
-    "grpo_sample_size": "-n says how many answers are sampled",
-    "on_bad_sample": "a clip that can't be read ends the command",
-    "on_long_prompt": "a prompt that is too long ends the command",
-}
 
 
 def setting_of(token: str) -> str | None:
@@ -230,19 +197,21 @@ def setting_of(token: str) -> str | None:
     return token.removeprefix("--").split("=")[0].removeprefix("no_").replace("-", "_")
 
 
-def refuse_unread(flags: Sequence[str], read: Collection[str], reasons: Mapping[str, str], command: str) -> None:
+def refuse_unread(flags: Sequence[str], read: Collection[str], greedy: bool = False) -> None:
     """Raise ValueError for a flag of training that a command does not read, with the reason.
 
     Args:
         read: names of the flags that it reads.
-        command: its noun in messages, as in "a probe".
+        greedy: the command takes the greedy completion, so that flags of sampling have no effect.
     """
     from qwenvl.config.grpo_config import GRPOConfig
 
     known = {each.name for each in fields(GRPOConfig)}
     for name in map(setting_of, flags):
-        if name in known and name not in read:
-            reason = reasons.get(name, "it is of training, and a probe takes no step").replace("a probe", command)
+        if name in known and (name not in read or (greedy and name in SAMPLING_FLAGS)):
+            reason = REASONS.get(name, "only training reads it")
+            if name in SAMPLING_FLAGS:
+                reason = "the one completion is greedy, several are sampled"
             raise ValueError(f"--{name} has no effect: {reason}; leave it out")
 
 
@@ -273,18 +242,19 @@ class ProbeRequest:
     """The command line of a probe.
 
     Attributes:
-        config: as training would have it.
+        argv: as typed.
+        words: MODEL and DATA, or empty where the file names them.
         file: a settings file of training.
-        model, data: the first two words. None where the file or flags name them.
         flags: flags of training, as typed.
+        config: as training would have it.
     """
 
+    argv: tuple[str, ...]
+    words: tuple[str, ...]
+    file: Path | None
+    flags: tuple[str, ...]
     config: GRPOConfig
     options: ProbeOptions
-    file: Path | None
-    model: str | None
-    data: str | None
-    flags: tuple[str, ...]
 
 
 def probe_request(argv: Sequence[str]) -> ProbeRequest:
@@ -300,23 +270,18 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
     words, options, rest = _parse(argv, ProbeOptions)
     is_file = bool(words) and Path(words[0]).suffix in (".yaml", ".yml", ".json")
     if is_file and len(words) == 1:
-        rest = ["--config", *words, *rest]
-    elif is_file or len(words) not in (0, 2):
-        raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words)}")
-    model, data = words if len(words) == 2 else (None, None)
+        words, rest = [], ["--config", *words, *rest]
     file, flags = split_file(rest)
-    refuse_unread(flags, READ_BY_PROBE, NOT_READ_BY_PROBE, "a probe")
-    tokens = []
-    for name, value in (("model_name_or_path", model), ("dataset_use", data)):
-        if value is not None:
-            if name in map(setting_of, flags):
-                raise ValueError(f"--{name} is given twice: leave out the flag or the word {value}")
-            tokens.append(f"--{name}={value}")
+    if (is_file and words) or (len(words) != 2 and (words or file is None)):
+        raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words) or 'nothing'}")
+    named = ("model_name_or_path", "dataset_use")
+    refuse_unread(flags, READ_BY_PROBE.difference(named))
+    tokens = [f"--{name}={word}" for name, word in zip(named, words, strict=bool(words))]
     config = config_from(file, [*tokens, *flags], GRPOConfig, only={*READ_BY_PROBE, "start_from_weights"})
-    for name, word in (("model_name_or_path", "MODEL"), ("dataset_use", "DATA")):
+    for name in named:
         if getattr(config, name) is None:
-            raise ValueError(f"{word} is missing: the words before the flags are MODEL DATA")
-    if model is None and config.start_from_weights is not None:  # as the run of the file begins
+            raise ValueError(f"{file}: {name} is missing; set it there, or give MODEL DATA before the flags")
+    if not words and config.start_from_weights is not None:  # as the run of the file begins
         config.model_name_or_path = config.start_from_weights
     _skip_bad_records(config)
     if options.samples is not None and options.samples < config.grpo_sample_size:
@@ -324,7 +289,7 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
             f"--samples {options.samples} is below --grpo_sample_size {config.grpo_sample_size}: what a group of "
             "training would look like can't be told from fewer completions"
         )
-    return ProbeRequest(config, options, file, model, data, tuple(flags))
+    return ProbeRequest(tuple(argv), tuple(words), file, tuple(flags), config, options)
 
 
 # ---- qwenvl evaluate
@@ -364,20 +329,10 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
     if len(words) < 2:
         raise ValueError(f"expected MODEL DATA before the flags, got {' '.join(words) or 'nothing'}")
     file, flags = split_file(rest)
-    reasons = {**NOT_READ_BY_PROBE, **_NOT_READ_BY_EVALUATION}
-    refuse_unread(flags, READ_BY_EVALUATION, reasons, "an evaluation")
-    if options.samples == 1:
-        greedy = dict.fromkeys(SAMPLING_FLAGS, "with --samples 1 the greedy completion is taken")
-        refuse_unread(flags, READ_BY_EVALUATION - SAMPLING_FLAGS, greedy, "an evaluation")
+    refuse_unread(flags, READ_BY_EVALUATION, greedy=options.samples == 1)
     models = named_models(words[:-1])
     of_run = [model for model in models if model.run is not None]
-    tokens: list[str] = []
-    if file is None and of_run:
-        settings = of_run[-1].run_settings()
-        if (saved := of_run[-1].prompt_settings()) is not None:
-            settings["system"] = saved.system  # its text: the file that held it may be gone
-        taken = OF_A_RUN - ({"base_interval"} if "video_fps" in map(setting_of, flags) else set())
-        tokens = tokens_of({name: settings[name] for name in sorted(taken & set(settings)) if settings[name] != []})
+    tokens = training_flags(of_run[-1], flags) if file is None and of_run else []
     config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], GRPOConfig, only=READ_BY_EVALUATION)
     if config.engine_has_own_weights and config.world_size > 1:
         raise ValueError(
@@ -401,12 +356,14 @@ class TryRequest:
 
     Attributes:
         record: the question with its media. Its solution is empty without ``--solution``.
+        settings_of: the origin of the settings that no flag sets.
     """
 
     model: ModelSource
     config: GRPOConfig
     record: Record
     options: TryOptions
+    settings_of: str
 
 
 def try_request(argv: Sequence[str]) -> TryRequest:
@@ -421,50 +378,52 @@ def try_request(argv: Sequence[str]) -> TryRequest:
     words, options, flags = _parse(argv, TryOptions)
     if len(words) < 2 or not _is_text(words[-1]):
         raise ValueError("expected MODEL, clips or images, and a question in quotes, in this order, before the flags")
-    names = {name for token in flags if (name := setting_of(token))}
-    refuse_unread(flags, READ_BY_TRY, NOT_READ_BY_TRY, "a question")
-    if options.solution is None and (given := names & _SCORING):
+    refuse_unread(flags, READ_BY_TRY, greedy=options.n == 1)
+    if options.solution is None and (given := _SCORING.intersection(map(setting_of, flags))):
         raise ValueError(f"--{min(given)} has no effect without --solution: there is nothing to score an answer by")
-    if options.n == 1 and (given := names & SAMPLING_FLAGS):
-        raise ValueError(f"--{min(given)} has no effect on the greedy answer: add -n 2 or more, or leave it out")
     model = model_source(words[0])
-    config = config_for(model, flags)
-    reading = ReadOptions.of(config)
+    config = config_for(model, flags, reading={"system"})
+    reading, settings_of = ReadOptions.of(config), "the defaults of training"
     if (saved := model.prompt_settings()) is not None:
-        own = {name: getattr(saved, name) for name in ("system", "prompt_template") if name not in names}
-        reading = replace(reading, **own)
-    return TryRequest(model, config, record_of(words[1:-1], words[-1], options.solution, reading), options)
+        settings_of = "saved beside the weights"
+        if "prompt_template" not in map(setting_of, flags):
+            reading = replace(reading, prompt_template=saved.prompt_template)
+    record = record_of(words[1:-1], words[-1], options.solution, reading)
+    return TryRequest(model, config, record, options, f"of the run {model.run}" if model.run else settings_of)
 
 
-def config_for(model: ModelSource, flags: Sequence[str]) -> GRPOConfig:
-    """The settings of the run of a model, overridden by flags.
+def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str] = ()) -> GRPOConfig:
+    """The settings of a model's training, overridden by flags.
 
-    The system turn and the prompt template are not among them: they are texts in a run and may be files as flags.
+    Args:
+        reading: names of the settings for reading records to take as well.
 
     Raises:
         ValueError: an unknown or unfit flag.
     """
     from qwenvl.config.grpo_config import GRPOConfig
 
-    known = known_settings(model)
-    if (saved := model.prompt_settings()) is not None:
-        known |= asdict(saved.frames) | asdict(saved.prompts)
-        known.pop("on_long_prompt")  # of training: the only prompt of a question is never left out
-    if {"base_interval", "video_fps"} & set(map(setting_of, flags)):  # two names of one setting
-        known = {name: value for name, value in known.items() if name not in ("base_interval", "video_fps")}
-    config = config_from(None, [*tokens_of(known), *flags], GRPOConfig)
+    taken = OF_A_RUN - (names_of(ReadingOptions) - set(reading))
+    config = config_from(None, [*training_flags(model, flags, taken), *flags], GRPOConfig)
     config.model_name_or_path = model.path
     return config
 
 
-def known_settings(model: ModelSource) -> dict[str, Any]:
-    """How the run of a model sampled and scored. Empty without a run, or with one of another version."""
-    try:
-        settings = model.run_settings()
-    except (ValueError, KeyError):
-        return {}
-    taken = OF_A_RUN - names_of(ReadingOptions)
-    return {name: value for name, value in settings.items() if name in taken and value not in (None, [])}
+def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = OF_A_RUN) -> list[str]:
+    """How the training of a model read, prompted, sampled and scored, as flags.
+
+    They come from its run, and for frames and prompts from the settings saved beside its weights. Without both: none.
+
+    Args:
+        flags: of the command line.
+        taken: names of settings.
+    """
+    known = model.run_settings()
+    if (saved := model.prompt_settings()) is not None:
+        known |= asdict(saved.frames) | asdict(saved.prompts) | {"system": saved.system}  # its file may be gone
+    if {"base_interval", "video_fps"}.intersection(map(setting_of, flags)):  # two names of one setting
+        taken = taken - {"base_interval", "video_fps"}
+    return tokens_of({name: known[name] for name in sorted(taken & set(known)) if known[name] not in (None, [])})
 
 
 def record_of(media: Sequence[str], question: str, solution: str | None, options: ReadOptions) -> Record:
@@ -496,23 +455,13 @@ def _kind_of_medium(path: str) -> str:
     """``video`` or ``image``, by the bytes of a file."""
     from qwenvl.data.errors import BadMediaError
     from qwenvl.data.media.images import image_size
-    from qwenvl.data.media.source import video_format
 
     if not Path(path).exists():
-        raise FileNotFoundError(
-            f"{path}: no such file; expected a clip or an image (the question comes last, in quotes)"
-        )
-    if Path(path).is_dir():
-        return "video"
+        raise FileNotFoundError(f"{path}: no such file; expected a clip or an image (the question comes last, quoted)")
     try:
-        video_format(path)
-        return "video"
-    except BadMediaError as no_video:
-        try:
-            image_size(path)
-        except BadMediaError:
-            raise no_video from None
-        return "image"
+        return "video" if Path(path).is_dir() else image_size(path) and "image"
+    except BadMediaError:
+        return "video"  # reading it reports what it is instead
 
 
 def _is_text(word: str) -> bool:

@@ -8,20 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwenvl.evaluate.command import run_command
-from qwenvl.evaluate.settings import TryRequest, known_settings, try_request
-from qwenvl.files import written_whole
+from qwenvl.evaluate.settings import TryRequest, try_request
 
 if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
     from transformers import ProcessorMixin
 
-    from qwenvl.evaluate.models import ModelSource
-    from qwenvl.types import PromptBatch, Sample
-
-COLUMNS = 8  # frames side by side in the picture
-_LEAST, _MOST = 120, 320  # width of a frame in the picture
-_GAP, _LINE = 4, 14
+    from qwenvl.types import PromptBatch, Record
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +31,7 @@ def _run(request: TryRequest) -> str:
 
 
 def ask(request: TryRequest) -> dict[str, Any]:
-    """The answers of the model as JSON has them, and what it saw. Writes the picture of the frames.
+    """The answers of the model and the description of its prompt, as ``--json`` prints them.
 
     Raises:
         BadMediaError, RecordError: the media or the prompt can't be used.
@@ -66,9 +58,7 @@ def ask(request: TryRequest) -> dict[str, Any]:
     )
     sample = dataset.load(record)  # an unreadable clip is an error before the weights are loaded
     batch = collator([sample])["prompts"]
-    media = media_of(sample, batch, collator.processor)
-    if media:
-        save_picture(options.picture, sample, [each["size"] for each in media], collator.processor)
+    media = media_of(record, batch, collator.processor)
     respondent = build_respondent(config, collator, rubric)
     if options.solution is None:
         [rollout], rewards = respondent.collector.complete(respondent.model, [batch], options.n), {}
@@ -81,9 +71,8 @@ def ask(request: TryRequest) -> dict[str, Any]:
     return {
         "model": request.model.path,
         "base": base,
-        "settings": origin_of(request.model),
+        "settings": request.settings_of,
         "media": media,
-        "picture": options.picture if media else None,
         "prompt": folded_prompt(ids, collator.processor),
         "prompt_tokens": (len(ids), sum(each["tokens"] for each in media)),  # all, and those of vision
         "sampling": "greedy" if options.n == 1 else f"sampled at temperature {config.generation_temperature:g}",
@@ -100,39 +89,19 @@ def ask(request: TryRequest) -> dict[str, Any]:
     }
 
 
-def origin_of(model: ModelSource) -> str:
-    """The origin of the settings that no flag sets."""
-    if model.prompt_settings() is None:
-        return "the defaults of training; no settings of a run lie beside the model"
-    if not known_settings(model):
-        return "frames, sizes and prompt as in its training, sampling by the defaults of training"
-    return "those of its run"
+def media_of(record: Record, batch: PromptBatch, processor: ProcessorMixin) -> list[dict[str, Any]]:
+    """Each clip and then each image of a prompt as the model sees it.
 
-
-def media_of(sample: Sample, batch: PromptBatch, processor: ProcessorMixin) -> list[dict[str, Any]]:
-    """Each clip and then each image of a prompt, with the size and the frames that the model sees.
-
-    Sizes are height and width in pixels, times in seconds, indices the numbers of the frames in the file.
+    ``size`` is height and width in pixels, ``times`` are in seconds, empty for an image, ``tokens`` are of vision.
     """
     patch, merged = processor.image_processor.patch_size, processor.image_processor.merge_size**2
     grids = [
         grid for each in (batch.video_grid_thw, batch.image_grid_thw) if each is not None for grid in each.tolist()
     ]
-    files: list[tuple[str, Sequence[float], Sequence[int], Sequence[int]]] = [
-        (clip.info.path, clip.info.times, clip.info.indices, clip.decoded_size or clip.frames.shape[-2:])
-        for clip in sample.videos
-    ]
-    files += [(path, (), (), image.shape[-2:]) for path, image in zip(sample.record.images, sample.images, strict=True)]
+    files = [(clip.path, tuple(clip.times)) for clip in batch.frames[0]] + [(path, ()) for path in record.images]
     return [
-        {
-            "path": path,
-            "times": tuple(times),
-            "indices": tuple(indices),
-            "file_size": tuple(size),
-            "size": (h * patch, w * patch),
-            "tokens": t * h * w // merged,
-        }
-        for (path, times, indices, size), (t, h, w) in zip(files, grids, strict=True)
+        {"path": path, "times": times, "size": (h * patch, w * patch), "tokens": t * h * w // merged}
+        for (path, times), (t, h, w) in zip(files, grids, strict=True)
     ]
 
 
@@ -141,16 +110,10 @@ def as_text(answers: dict[str, Any]) -> Iterator[str]:
     yield answers["model"] + (f", an adapter on {answers['base']}" if answers["base"] else "")
     yield f"settings: {answers['settings']}\n"
     for seen in answers["media"]:
-        (file_height, file_width), (height, width) = seen["file_size"], seen["size"]
-        kind = f"{len(seen['times'])} frames" if seen["times"] else "an image"
-        yield (
-            f"{Path(seen['path']).name}: {kind}, {file_width} x {file_height} pixels, the model sees {width} x "
-            f"{height}, {seen['tokens']:,} tokens"
-        )
+        kind, (height, width) = f"{len(seen['times'])} frames" if seen["times"] else "an image", seen["size"]
+        yield f"{Path(seen['path']).name}: {kind} of {width} x {height} pixels, {seen['tokens']:,} tokens"
         if seen["times"]:
             yield f"  at {' '.join(f'{time:.2f}' for time in seen['times'])} s"
-    if answers["picture"] is not None:
-        yield f"what it saw: {answers['picture']}"
     total, vision = answers["prompt_tokens"]
     yield f"\nprompt: {total:,} tokens, {vision:,} of them vision"
     yield from _indented(answers["prompt"])
@@ -170,47 +133,3 @@ def as_text(answers: dict[str, Any]) -> Iterator[str]:
 
 def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.strip("\n").splitlines() or [""]]
-
-
-def save_picture(path: str | Path, sample: Sample, sizes: Sequence[tuple[int, int]], processor: Any) -> None:
-    """Write a PNG with a block for each clip and then each image, the time of each frame below it.
-
-    Args:
-        sizes: height and width at which the model sees each clip and then each image.
-        processor: its interpolation resizes the frames, as for the model.
-    """
-    from PIL import Image
-
-    from qwenvl.data.media.resize import resize
-
-    clips, images = processor.video_processor, processor.image_processor
-    shown = [(clip.frames, clips, [f"{t:.2f} s" for t in clip.info.times]) for clip in sample.videos]
-    shown += [(image[None], images, ["image"]) for image in sample.images]
-    blocks = [
-        _block(resize(frames, size, own), captions) for (frames, own, captions), size in zip(shown, sizes, strict=True)
-    ]
-    sheet = Image.new("RGB", (max(b.width for b in blocks), sum(b.height for b in blocks)), "white")
-    for n, block in enumerate(blocks):
-        sheet.paste(block, (0, sum(b.height for b in blocks[:n])))
-    with written_whole(path) as partial:
-        sheet.save(partial, "PNG")
-
-
-def _block(frames: Tensor, captions: Sequence[str]) -> Image.Image:
-    """Frames, F x 3 x H x W, row by row. Small ones are enlarged by whole pixels, so that each pixel is visible."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    height, width = frames.shape[-2:]
-    factor = max(1, -(-_LEAST // width))
-    share = min(1.0, _MOST / width)
-    shown = (round(width * factor * share), max(1, round(height * factor * share)))
-    columns = min(COLUMNS, len(frames))
-    cell = shown[0] + _GAP, shown[1] + _LINE + _GAP
-    block = Image.new("RGB", (columns * cell[0] + _GAP, -(-len(frames) // columns) * cell[1] + _GAP), "white")
-    draw, font = ImageDraw.Draw(block), ImageFont.load_default(size=11)
-    for n, (frame, caption) in enumerate(zip(frames, captions, strict=True)):
-        how = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BICUBIC
-        left, top = _GAP + n % columns * cell[0], _GAP + n // columns * cell[1]
-        block.paste(Image.fromarray(frame.permute(1, 2, 0).numpy()).resize(shown, how), (left, top))
-        draw.text((left, top + shown[1]), caption, fill="black", font=font)
-    return block

@@ -1,4 +1,4 @@
-"""A metric over steps, smoothed and thinned, and the sections of curves that the report shows."""
+"""A metric over steps, thinned, and the sections of curves that the report shows."""
 
 from __future__ import annotations
 
@@ -29,36 +29,6 @@ class Trend:
     change: float
     ci95: float
     verdict: Literal["rises", "falls", "flat", "short"]
-
-
-def smoothed(values: Sequence[float], half_life: float) -> list[float]:
-    """The exponential mean of the values so far, without the bias to the first one.
-
-    A value ``half_life`` entries back weighs half as much as the newest. The weights are divided by their sum, so the
-    mean of equal values is that value from the first entry on. NaN and infinity are skipped.
-
-    Example:
-        >>> smoothed([1.0, 0.0, 1.0], half_life=1)
-        [1.0, 0.3333333333333333, 0.7142857142857143]
-    """
-    keep = 0.5 ** (1 / half_life)
-    total = weight = 0.0
-    means = []
-    for value in values:
-        if math.isfinite(value):
-            total, weight = keep * total + value, keep * weight + 1
-        means.append(total / weight if weight else math.nan)
-    return means
-
-
-def half_life_of(length: int) -> float:
-    """The half-life for smoothing a curve of ``length`` values: a thirtieth of it, at least 1.
-
-    Example:
-        >>> half_life_of(300), half_life_of(12)
-        (10.0, 1.0)
-    """
-    return max(1.0, length / 30)
 
 
 def thinned(
@@ -109,41 +79,43 @@ WHOLE_STEP = "time/step_s"
 
 @dataclass(frozen=True)
 class Shown:
-    """The section and title of a metric, a line of help, and whether it is noisy, so that its curve is smoothed."""
+    """The section, title and unit of a metric, and a line of help."""
 
     section: str
     title: str
+    unit: str = ""
     help: str = ""
-    noisy: bool = True
 
 
 SHOWN = {
-    "reward/total": Shown("learning", "total reward", "should rise"),
-    "reward/max": Shown("learning", "best reward", "the highest that a completion had"),
-    "reward/std": Shown("learning", "reward spread within groups", "what there is to learn from"),
-    "group/zero_std_frac": Shown("learning", "groups with equal rewards", "near 1 nothing is learned"),
-    "group/unique_frac": Shown("learning", "different completions in a group", "near 0 nothing new is tried"),
-    "penalty/total": Shown("learning", "total reward with the KL taken off", "what is compared"),
+    "reward/total": Shown("learning", "total reward", "reward", "should rise"),
+    "reward/max": Shown("learning", "best reward", "reward", "the highest of any completion"),
+    "reward/std": Shown("learning", "reward spread within groups", "standard deviation", "what there is to learn from"),
+    "group/zero_std_frac": Shown("learning", "groups with equal rewards", "share of groups", "at 1 nothing is learned"),
+    "group/unique_frac": Shown("learning", "different completions", "share of a group", "near 0 nothing new is tried"),
+    "penalty/total": Shown("learning", "total reward minus the KL penalty", "reward", "what groups are compared by"),
     "penalty/kl": Shown("stable", "KL of a completion to the reference", "nats"),
-    "filter/kept_frac": Shown("learning", "groups kept by the filter", "those whose rewards differ"),
-    "target/loss": Shown("learning", "loss of the warm-up", "nats for a token of the targets"),
-    "kl": Shown("stable", "KL to the reference", "should stay below a few tenths"),
-    "entropy": Shown("stable", "entropy", "a fall to 0 ends exploration"),
-    "grad_norm": Shown("stable", "gradient norm", "before clipping"),
-    "loss": Shown("stable", "loss", "near 0 on fresh completions: watch the reward"),
-    "loss/policy": Shown("stable", "policy term of the loss"),
-    "loss/kl": Shown("stable", "KL term of the loss"),
-    "ratio/mean": Shown("stable", "importance ratio"),
-    "async/staleness": Shown("stable", "age of the completions", "optimizer steps since the weights that sampled them"),
-    "async/wait_s": Shown("fast", "wait for completions sampled ahead", "seconds of a step"),
-    "learning_rate": Shown("stable", "learning rate", noisy=False),
-    "parity/mean": Shown("stable", "sampler against trainer, mean", "difference of log-probs of the same tokens"),
-    "parity/max": Shown("stable", "sampler against trainer, largest"),
+    "filter/kept_frac": Shown("learning", "groups kept by the filter", "share of groups", "those whose rewards differ"),
+    "target/loss": Shown("learning", "loss of the warm-up", "nats per token"),
+    "kl": Shown("stable", "KL to the reference", "nats per token", "should stay below a few tenths"),
+    "entropy": Shown("stable", "entropy", "nats per token", "a fall to 0 ends exploration"),
+    "grad_norm": Shown("stable", "gradient norm", "norm", "before clipping"),
+    "loss": Shown("stable", "loss", "loss", "near 0 on fresh completions: watch the reward"),
+    "loss/policy": Shown("stable", "policy term of the loss", "loss"),
+    "loss/kl": Shown("stable", "KL term of the loss", "loss"),
+    "ratio/mean": Shown("stable", "importance ratio", "ratio"),
+    "async/staleness": Shown("stable", "age of the completions", "optimizer steps", "since they were sampled"),
+    "async/wait_s": Shown("fast", "wait for completions sampled ahead", "seconds per step"),
+    "learning_rate": Shown("stable", "learning rate", "learning rate"),
+    "parity/mean": Shown("stable", "sampler against trainer, mean", "nats", "difference of the log-probs of a token"),
+    "parity/max": Shown("stable", "sampler against trainer, largest", "nats"),
     "completion/length_mean": Shown("data", "completion length, mean", "tokens"),
     "completion/length_max": Shown("data", "completion length, longest", "tokens"),
-    "completion/truncated_frac": Shown("data", "completions cut at the limit", "above a few percent is too much"),
-    "prompt/tokens": Shown("data", "prompt tokens"),
-    "prompt/frames": Shown("data", "frames for each prompt"),
+    "completion/truncated_frac": Shown(
+        "data", "truncated completions", "share of completions", "above a few percent is too much"
+    ),
+    "prompt/tokens": Shown("data", "prompt length", "tokens"),
+    "prompt/frames": Shown("data", "frames of a prompt", "frames"),
 }
 """Metrics in the order of the page. Others follow them, in the section of their first word."""
 ALWAYS = {"reward/total", "kl", "completion/length_mean"}  # not folded away even if they never change
@@ -154,6 +126,8 @@ BY_WORD = {
     **dict.fromkeys(("time", "memory"), "fast"),
     **dict.fromkeys(("completion", "prompt", "data", "epoch", "num_input_tokens_seen"), "data"),
 }
+UNITS = (("reward/", "reward"), ("time/", "seconds"), ("loss", "loss"))  # by prefix
+UNIT_ENDINGS = (("_per_second", "per second"), ("_runtime", "seconds"), ("_s", "seconds"), ("_frac", "share"))
 OF_EVALUATION = "eval_"  # prefix of its metrics
 PACE = ("_runtime", "_per_second")  # suffixes of its speed metrics
 AT_THE_END = ("train_", "total_flos")  # prefixes of the Trainer's own line at the end of training
@@ -161,37 +135,39 @@ NOT_CURVES = {"step", "epoch", "num_input_tokens_seen", WHOLE_STEP}
 
 
 def shown(metric: str) -> Shown:
-    """The section, title and help of a metric.
+    """The section, title, unit and help of a metric.
 
     Example:
         >>> shown("reward/format")
-        Shown(section='learning', title='reward: format', help='')
+        Shown(section='learning', title='reward: format', unit='reward', help='')
     """
     if metric in SHOWN:
         return SHOWN[metric]
     word, _, rest = metric.partition("/")
     title = metric.replace("_", " ") if not rest else f"{word.replace('_', ' ')}: {rest}"
+    units = [unit for end, unit in UNIT_ENDINGS if metric.endswith(end)]
+    units += [unit for start, unit in UNITS if metric.startswith(start)]
+    section = BY_WORD.get(word, "stable")
     if metric.startswith(OF_EVALUATION):
-        return Shown("fast" if metric.endswith(PACE) else "learning", title)
-    return Shown(BY_WORD.get(word, "stable"), title)
+        section = "fast" if metric.endswith(PACE) else "learning"
+    return Shown(section, title, (*units, "value")[0])
 
 
 def charts(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     """The charts of each section, each with a curve for every run that has the metric, as the page reads them.
 
-    A chart has ``metric, title, help, main`` and ``curves``: ``run`` (its number), ``steps``, ``raw``, ``smooth`` and
-    ``each`` (how many rows went into a point). An evaluation has ``points`` instead of ``raw`` and ``smooth``:
-    ``mean`` and ``ci95``. Numbers that are not finite are null.
+    A chart has ``metric, title, unit, help, main`` and ``curves``: ``run`` (its number), ``steps``, ``values`` and
+    ``each`` (how many rows went into a point). An evaluation also has ``ci95``. Numbers that are not finite are null.
     """
     sections: dict[str, list[dict[str, Any]]] = {name: [] for name in SECTIONS}
     sections["learning"] = _evaluations(runs)
     for metric in _curves(runs):
         how = shown(metric)
         curves = [curve for number, run in enumerate(runs) if (curve := _curve(number, run, metric))]
-        moves = any(value != curve["raw"][0] for curve in curves for value in curve["raw"])
+        moves = any(value != curve["values"][0] for curve in curves for value in curve["values"])
         main = metric in ALWAYS or (moves and (metric in SHOWN or metric.startswith("reward/")))
-        chart = {"metric": metric, "title": how.title, "help": how.help, "main": main, "curves": curves}
-        sections[how.section].append(chart)
+        chart = {"metric": metric, "title": how.title, "unit": how.unit, "help": how.help, "main": main}
+        sections[how.section].append(chart | {"curves": curves})
     return sections
 
 
@@ -217,12 +193,8 @@ def _curve(number: int, run: Run, metric: str) -> dict[str, Any] | None:
     found = run.values(metric)
     if not found:
         return None
-    steps, values = [step for step, _ in found], [value for _, value in found]
-    noisy = metric not in SHOWN or SHOWN[metric].noisy
-    smooth = smoothed(values, half_life_of(len(values))) if noisy else values
-    places, raw, each = thinned(steps, values)
-    bold = smooth[each - 1 :: each] + ([smooth[-1]] if len(smooth) % each else [])
-    return {"run": number, "steps": places, "raw": finite(raw), "smooth": finite(bold), "each": each}
+    steps, values, each = thinned([step for step, _ in found], [value for _, value in found])
+    return {"run": number, "steps": steps, "values": finite(values), "each": each}
 
 
 def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -233,13 +205,26 @@ def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
             if points := run.evaluations().get(name):
                 steps = [each.step for each in points]
                 means, widths = finite([each.reward for each in points]), finite([each.ci95 for each in points])
-                curves.append({"run": number, "steps": steps, "points": {"mean": means, "ci95": widths}})
+                curves.append({"run": number, "steps": steps, "values": means, "ci95": widths, "each": 1})
         moves = name == "eval" or any(len(curve["steps"]) > 1 for curve in curves)
         title = "held-out reward" if name == "eval" else f"held-out reward: {name}"
-        help = "mean total reward with its 95 % interval"
-        metric = f"{name}{EVALUATED}"
-        charts.append({"metric": metric, "title": title, "help": help, "main": moves, "curves": curves})
+        chart = {"metric": f"{name}{EVALUATED}", "title": title, "unit": "reward"}
+        charts.append(chart | {"help": "mean with its 95 % interval", "main": moves, "curves": curves})
     return charts
+
+
+def clocks(runs: Sequence[Run]) -> list[dict[str, Any] | None]:
+    """The hours of training of each run by step: ``steps`` and ``hours``. None for a run without seconds of a step."""
+    found: list[dict[str, Any] | None] = []
+    for run in runs:
+        steps, hours, last = [0], [0.0], 0
+        for step, seconds in run.values(WHOLE_STEP):
+            steps.append(step)
+            hours.append(hours[-1] + (step - last) * seconds / 3600)
+            last = step
+        steps, hours, _ = thinned(steps, hours)
+        found.append({"steps": steps, "hours": finite(hours)} if last else None)
+    return found
 
 
 def phases(runs: Sequence[Run]) -> list[dict[str, Any]]:

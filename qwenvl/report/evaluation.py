@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +25,15 @@ from qwenvl.report.write import ReportError, Written, require_report_folder, wri
 from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 
 SCRIPTS = ("core.js", "group.js", "list.js", "evaluation.js")  # in the order that they need each other
+CONTROLS = {
+    AS_IT_IS: "as it is",
+    "blank": "grey frames",
+    "shuffled": "shuffled frames",
+    "single_frame": "one frame",
+    "other_clip": "another clip",
+    "text_only": "text alone",
+}
+"""The name of each control on the page."""
 NO_ANSWER, TRUNCATED = 1, 2
 """Marks of a record, added up: without a control a completion of any model has no answer, or is truncated."""
 
@@ -87,8 +96,79 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     places = write_pages(shown, 0, data, lambda record, page, place: (page, place))
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
-    page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, as_it_is=AS_IT_IS)
+    page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
     return Written(page, facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
+
+
+def headline(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The results in words: each further model against the first, and what the last one loses without the evidence."""
+    by, last = facts["protocol"]["passes"]["by"], facts["models"][-1]["name"]
+    for row in facts["differences"]:
+        if row["control"] == AS_IT_IS and by in row["scores"]:
+            score, models = row["scores"][by], (row["after"], row["before"])
+            how = "{} answers better than {}" if (score["low"] or 0) > 0 else "{} answers worse than {}"
+            if score["low"] is None or score["low"] <= 0 <= score["high"]:
+                how = "{} and {} do not differ measurably"
+            yield f"{how.format(*models)}: {by} {_signed(score)} on the same {row['records']:,} records."
+    for row in facts["drops"]:
+        if row["model"] == last and by in row["scores"] and row["comparable"]:
+            score, shown = row["scores"][by], CONTROLS.get(row["control"], row["control"])
+            how = "uses what it is shown" if (score["low"] or 0) > 0 else "may not use what it is shown"
+            yield f"{last} {how}: with {shown} {by} changes by {_signed(score, -1)}."
+            break
+    if not facts["differences"] and facts["numbers"]:
+        score = facts["numbers"][0]["scores"].get(by)
+        if score is not None:
+            yield f"{last}: {by} {_signed(score).replace('+', '')} on {facts['numbers'][0]['records']:,} records."
+
+
+def _signed(score: Mapping[str, Any], sign: int = 1) -> str:
+    if score["low"] is None:  # one cluster has no interval
+        return f"{sign * score['mean']:+.3f}"
+    low, high = sorted((sign * score["low"], sign * score["high"]))
+    return f"{sign * score['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def readable(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The protocol in words: a name and a text for each topic."""
+    protocol = facts["protocol"]
+    data, decoding, frames, prompts = (protocol[name] for name in ("data", "decoding", "frames", "prompts"))
+    yield "data", f"{data['dataset_use']}: {data['records']:,} of {data['of']:,} records"
+    how = f"{decoding['samples']} completions at temperature {decoding.get('temperature', 0):g}"
+    stops = f", stopped at {' '.join(decoding['stop_strings'])}" if decoding["stop_strings"] else ""
+    how = "the greedy completion" if decoding["method"] == "greedy" else how
+    yield "decoding", f"{how}, at most {decoding['max_new_tokens']:,} tokens{stops}"
+    rate = f"{frames['video_fps']:g} per second" if frames["video_fps"] else f"one every {frames['base_interval']:g} s"
+    count = f"{frames['video_min_frames']} to {frames['video_max_frames']} of a clip"
+    yield "frames", f"{rate}, {count}, {frames['frame_sampler']}, decoded by {protocol['decoder']}"
+    yield "pixels", f"{prompts['video_min_frame_pixels']:,} to {prompts['video_max_frame_pixels']:,} of a frame"
+    yield "rewards", " + ".join(f"{weight:g} {name}" for name, weight in protocol["rewards"].items())
+    yield "a completion passes", f"if {protocol['passes']['by']} is at least {protocol['passes']['at']:g}"
+    yield "seed", str(protocol["seed"])
+    yield "settings of", facts["settings_of"] or "the defaults of training"
+    yield "time", f"{facts['began']} to {facts['ended'] or 'now'}"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in protocol["versions"].items())
+
+
+def _shown_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the page that are computed from those of ``evaluation.json``."""
+    by, places = facts["protocol"]["passes"]["by"], {each["name"]: n for n, each in enumerate(facts["models"])}
+    dots = [
+        {"control": row["control"], "model": row["model"], "place": places[row["model"]], "score": row["scores"][by]}
+        for row in facts["numbers"]
+        if by in row["scores"]
+    ]
+    ends = [end for each in dots for name, end in each["score"].items() if name != "n" and end is not None]
+    span = min(0.0, *ends, 0.0), max(1.0, *ends, 1.0)
+    return {
+        "headline": list(headline(facts)),
+        "controls": CONTROLS,
+        "dots": dots,
+        "span": span,
+        "ticks": [span[0] + (span[1] - span[0]) * n / 4 for n in range(5)],
+        "passes_at": [k for k in (facts["numbers"][0]["pass_at_k"] if facts["numbers"] else ()) if k != "1"],
+        "readable": list(readable(facts)),
+    }
 
 
 def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> list[RecordAnswers]:
@@ -153,6 +233,7 @@ def _as_shown(record: RecordAnswers, names: Sequence[str], read: Reading) -> dic
         "where": head.where,
         "prompt": list(head.prompt),
         "solution": head.target,
+        "truth": read(head.completion, head.target)[1],
         "rewards": list(names),
         "fitted": head.fitted,
         "views": views,

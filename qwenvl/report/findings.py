@@ -16,10 +16,6 @@ from qwenvl.report.groups import (
     SUSPECT,
     TRUNCATED,
     GroupRow,
-    RecordHistory,
-    hardest,
-    histories,
-    most_improved,
 )
 from qwenvl.report.run import EvaluationPoint, Run, differing_settings
 
@@ -104,7 +100,6 @@ def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
     """The part of ``summary.json`` about one run."""
     sampled = [row for row in rows if row.split == "train"]
     trained = [row for row in sampled if not row.marks & DROPPED]
-    seen = histories(rows)
     names = [*TRENDS[:1], *(name for name in run.metrics() if name.startswith("reward/")), *TRENDS]
     phases = {name: fmean(value for _, value in run.values(name)) for name in run.metrics() if is_phase(name)}
     return {
@@ -125,8 +120,6 @@ def run_summary(run: Run, rows: Sequence[GroupRow]) -> dict[str, Any]:
             "suspected": sum(bool(row.marks & SUSPECT) for row in trained),
         },
         "seconds_per_step": {name: finite([value])[0] for name, value in phases.items()},
-        "hardest": [_history(each) for each in hardest(seen)],
-        "most_improved": [_history(each) for each in most_improved(seen)],
     }
 
 
@@ -143,9 +136,3 @@ def _trend(run: Run, metric: str) -> dict[str, Any] | None:
     return dict(zip(numbers, finite([getattr(found, name) for name in numbers]), strict=True)) | {
         "verdict": found.verdict
     }
-
-
-def _history(history: RecordHistory) -> dict[str, Any]:
-    mean, first, last = finite([fmean(history.means), history.means[0], history.means[-1]])
-    named = {"record": history.record, "where": history.where, "groups": len(history.means)}
-    return named | {"mean": mean, "first": first, "last": last}

@@ -1,15 +1,14 @@
-"""Groups of completions, their marks and histories, and answers compared with their solutions."""
+"""Groups of completions and their marks."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from qwenvl.health import all_equal
 from qwenvl.runlog import Parity, Rollout
@@ -213,97 +212,3 @@ def row_of(group: Group, page: int, place: int) -> GroupRow:
         marks=marks(group),
         gap=max(group.gaps, default=None),
     )
-
-
-@dataclass(frozen=True)
-class RecordHistory:
-    """The rewards of a record over its training groups.
-
-    Attributes:
-        record, where: the record's id, and its place.
-        means: the mean reward of each of its groups, by step.
-    """
-
-    record: str
-    where: str
-    means: tuple[float, ...]
-
-    @property
-    def gain(self) -> float:
-        """The last mean minus the first."""
-        return self.means[-1] - self.means[0]
-
-
-def histories(rows: Sequence[GroupRow]) -> list[RecordHistory]:
-    """The history of each record that was trained on, in the order of their first steps."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for row in sorted(rows, key=lambda each: each.step):
-        if row.split == "train" and row.mean is not None:
-            found.setdefault((row.where, row.record), []).append(row.mean)
-    return [RecordHistory(record, where, tuple(means)) for (where, record), means in found.items()]
-
-
-def hardest(histories: Sequence[RecordHistory], most: int = 20) -> list[RecordHistory]:
-    """The records with the lowest mean reward. Among equals those with more groups come first."""
-    return sorted(histories, key=lambda each: (fmean(each.means), -len(each.means)))[:most]
-
-
-def most_improved(histories: Sequence[RecordHistory], most: int = 20) -> list[RecordHistory]:
-    """The records whose mean reward rose most from the first group to the last. Others are left out."""
-    return sorted((each for each in histories if each.gain > 0), key=lambda each: -each.gain)[:most]
-
-
-_NUMBERED = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
-_SEPARATOR = re.compile(r"[,;\n]")
-
-
-class AnswerPart(NamedTuple):
-    """One part of an answer: its text, and the key for comparison (the number of a numbered part)."""
-
-    text: str
-    key: str
-
-
-class Compared(NamedTuple):
-    """An answer beside its solution.
-
-    Attributes:
-        parts: the texts of the answer's parts, each with whether the solution has it.
-        missing: the texts of the solution's parts that the answer lacks.
-    """
-
-    parts: list[tuple[str, bool]]
-    missing: list[str]
-
-
-def compared(answer: str | None, truth: str) -> Compared:
-    """Compare part by part. ``answer`` is None for a completion without one.
-
-    Example:
-        >>> compared("(2) fan (4) lid", "(2) fan (3) screw")
-        Compared(parts=[('(2) fan', True), ('(4) lid', False)], missing=['(3) screw'])
-    """
-    wanted = parts_of(truth)
-    given = [] if answer is None else parts_of(answer)
-    known, named = {part.key for part in wanted}, {part.key for part in given}
-    return Compared(
-        [(part.text, part.key in known) for part in given], [part.text for part in wanted if part.key not in named]
-    )
-
-
-def parts_of(text: str) -> list[AnswerPart]:
-    """Numbered parts such as ``(2) insert the fan``, else the texts between commas, semicolons and line ends.
-
-    Example:
-        >>> parts_of("(2) insert the fan (3)")
-        [AnswerPart(text='(2) insert the fan', key='2'), AnswerPart(text='(3)', key='3')]
-        >>> parts_of("Left, right")
-        [AnswerPart(text='Left', key='left'), AnswerPart(text='right', key='right')]
-    """
-    marks = list(_NUMBERED.finditer(text))
-    if marks:
-        ends = [*(mark.start() for mark in marks[1:]), len(text)]
-        pieces = [(text[mark.start() : end], mark[1]) for mark, end in zip(marks, ends, strict=True)]
-        return [AnswerPart(piece.strip(" ,;\n"), str(int(number))) for piece, number in pieces]
-    pieces_of_words = (" ".join(piece.split()) for piece in _SEPARATOR.split(text))
-    return [AnswerPart(piece, piece.casefold().rstrip(".")) for piece in pieces_of_words if piece]

@@ -16,15 +16,10 @@ from typing import Any, TypeVar
 from qwenvl.files import written_whole
 from qwenvl.report.curves import finite
 from qwenvl.report.groups import (
-    SUSPECT,
     Group,
     GroupRow,
-    compared,
     dataset_of,
     grouped,
-    hardest,
-    histories,
-    most_improved,
     row_of,
     suspicions,
     with_gaps,
@@ -58,27 +53,10 @@ class Strip:
         return hashlib.sha256(f"{self.path}\n{self.indices}".encode()).hexdigest()[:20]
 
 
-@dataclass(frozen=True)
-class WrittenGroups:
-    """The groups of a run as written: their rows of the index, and the strips of each, in the same order."""
-
-    rows: list[GroupRow]
-    strips: list[list[Strip]]
-
-    def wanted(self) -> list[Strip]:
-        """Each strip once: of suspected groups and of the most improved and the hardest records, then the newest."""
-        seen = histories(self.rows)
-        told = {(each.record, each.where) for each in (*most_improved(seen), *hardest(seen))}
-
-        def key(n: int) -> tuple[bool, int]:
-            row = self.rows[n]
-            return not (row.marks & SUSPECT or (row.record, row.where) in told), -row.step
-
-        return list(dict.fromkeys(strip for n in sorted(range(len(self.rows)), key=key) for strip in self.strips[n]))
-
-
-def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenGroups:
+def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[list[GroupRow], list[Strip]]:
     """Write ``index.js`` and ``page-0.js``, ``page-1.js``, ... of a run, and remove pages of an earlier report.
+
+    Returns the rows of the index, and each strip once, the newest first.
 
     Args:
         number: of the run in the report, from 0.
@@ -96,7 +74,8 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> WrittenG
     )
     rows = [row for row, _ in made]
     write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
-    return WrittenGroups(rows, [strips for _, strips in made])
+    newest_first = sorted(made, key=lambda each: -each[0].step)
+    return rows, list(dict.fromkeys(strip for _, strips in newest_first for strip in strips))
 
 
 def write_pages(
@@ -138,7 +117,7 @@ def write_pages(
 def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
     """The index of all groups for filters and jumps: columns of numbers, and the texts that they number.
 
-    ``records`` has ``[id, place, number of the data set]``, ``improved`` has ``[number of the record, gain]``.
+    ``records`` has ``[id, place, number of the data set]``.
     """
     splits = list(dict.fromkeys(row.split for row in rows))
     datasets = list(dict.fromkeys(dataset_of(row.where) for row in rows))
@@ -146,15 +125,11 @@ def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
     places = {key: n for n, key in enumerate(dict.fromkeys((row.record, row.where) for row in rows))}
     set_numbers = {name: n for n, name in enumerate(datasets)}
     split_numbers = {name: n for n, name in enumerate(splits)}
-    seen = histories(rows)
     return {
         "splits": splits,
         "datasets": datasets,
         "rewards": rewards,
         "records": [[record, where, set_numbers[dataset_of(where)]] for record, where in places],
-        "improved": [
-            [places[each.record, each.where], finite([each.gain])[0]] for each in most_improved(seen, len(seen))
-        ],
         "columns": {
             **{name: [getattr(row, name) for row in rows] for name in ("page", "place")},
             "split": [split_numbers[row.split] for row in rows],
@@ -181,6 +156,7 @@ def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:
         "where": head.where,
         "prompt": list(head.prompt),
         "solution": head.solution,
+        "truth": read(head.completion, head.solution)[1],
         **media_as_shown(head.clips, head.images),
         "fitted": head.fitted,
         "suspicions": suspicions(group),
@@ -206,8 +182,6 @@ def completion_as_shown(
     Args:
         names: of the rewards, in the order of the page.
     """
-    answer, truth = read(each.completion, solution)
-    against = compared(answer, truth)
     return {
         "sample": each.sample,
         "text": each.completion,
@@ -216,8 +190,7 @@ def completion_as_shown(
         "rewards": finite([each.rewards.get(name) for name in names]),
         "total": finite([each.total])[0],
         "advantage": finite([advantage])[0],
-        "answer": None if answer is None else against.parts,
-        "missing": against.missing,
+        "answer": read(each.completion, solution)[0],
     }
 
 

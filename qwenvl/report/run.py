@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Run:
         settings, versions: of ``run.json``.
         finished: the last step of a run that has ended, else None.
         rows: the lines of ``metrics.jsonl``, in order.
+        launch: ``command``, ``started`` and ``hardware``, of ``run.json``.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Run:
     versions: Mapping[str, str]
     finished: int | None
     rows: Sequence[Mapping[str, float]]
+    launch: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -104,7 +106,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
             raise RunLogError(f'{path / "run.json"}: expected an object with "config"; is {path} the folder of a run?')
         versions = content.get("versions") or {}
         ended = content.get("finished", content.get("trained"))
-        runs.append(Run(name, path, content["config"], versions, ended, read_metrics(path)))
+        launch = content.get("launch", {})
+        runs.append(Run(name, path, content["config"], versions, ended, read_metrics(path), launch))
     return runs
 
 

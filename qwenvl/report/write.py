@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from qwenvl.report.curves import SECTIONS, charts, phases
+from qwenvl.report.curves import SECTIONS, charts, clocks, phases
 from qwenvl.report.findings import summary
 from qwenvl.report.pages import Reading, Strip, as_json, write_groups, write_script
 from qwenvl.report.run import Run, differing_settings
@@ -61,7 +61,7 @@ class Written:
     Attributes:
         page: the file to open.
         summary: the content of ``summary.json``.
-        strips: the pictures that the page would show, the most wanted first.
+        strips: the pictures that the page would show, the newest first.
     """
 
     page: Path
@@ -74,13 +74,16 @@ class Written:
         return self.page.parent
 
 
-def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Written:
+def write_report(
+    runs: Sequence[Run], folder: str | Path, read: Reading, defaults: Mapping[str, Any] | None = None
+) -> Written:
     """Write ``index.html``, ``summary.json``, the page's scripts and its data into a folder.
 
     Pictures of an earlier report stay. ``write_pictures`` adds others.
 
     Args:
         read: reads answers and solutions.
+        defaults: of the settings, by name. The page lists those that differ.
 
     Raises:
         ReportError: the folder holds something that is no report.
@@ -97,9 +100,14 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
     for old in data.glob("run-*"):
         if int(old.name.removeprefix("run-")) >= len(runs):
             shutil.rmtree(old)
-    curves = {"runs": [run.name for run in runs], "sections": charts(runs), "phases": phases(runs)}
+    curves = {
+        "runs": [run.name for run in runs],
+        "sections": charts(runs),
+        "phases": phases(runs),
+        "clocks": clocks(runs),
+    }
     write_script(data / "curves.js", f"report.curves({as_json(curves)});\n")
-    facts = summary(runs, [each.rows for each in groups])
+    facts = summary(runs, [rows for rows, _ in groups])
     write_script(folder / "summary.json", json.dumps(facts, indent=1, default=repr) + "\n")
     page = write_index(
         folder,
@@ -107,13 +115,14 @@ def write_report(runs: Sequence[Run], folder: str | Path, read: Reading) -> Writ
         SCRIPTS,
         title="Report of " + (" and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"),
         runs=facts["runs"],
-        settings=_shown_settings(runs),
+        facts=facts_of(runs),
+        settings=changed_settings(runs, defaults or {}),
         sections=SECTIONS,
         tiles=TILES,
         evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
         metrics={name for run in facts["runs"] for name in run["trends"]},
     )
-    return Written(page, facts, _merged([each.wanted() for each in groups]))
+    return Written(page, facts, _merged([strips for _, strips in groups]))
 
 
 def write_index(folder: Path, template: str, scripts: Sequence[str], **values: Any) -> Path:
@@ -149,9 +158,32 @@ def _merged(lists: Sequence[Sequence[Strip]]) -> list[Strip]:
     return list(dict.fromkeys(each[n] for n in range(longest) for each in lists if n < len(each)))
 
 
-def _shown_settings(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """The settings that differ between runs, as text."""
-    return [(name, [_text(value) for value in values]) for name, values in sorted(differing_settings(runs).items())]
+def facts_of(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """The model, the data, the command, the hardware and the versions: each by name, a text for each run."""
+    facts = [
+        {
+            "model": run.settings.get("start_from_weights") or run.settings.get("model_name_or_path"),
+            "training data": run.settings.get("dataset_use"),
+            "held-out data": run.settings.get("eval_dataset_use"),
+            "folder": str(run.folder),
+            "steps": f"{run.steps:,}" + ("" if run.finished is not None else ", not finished"),
+            **{name: run.launch.get(name) for name in ("started", "command", "hardware")},
+            "processes": run.settings.get("processes"),
+            "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+        }
+        for run in runs
+    ]
+    return [(name, [_text(each[name]) for each in facts]) for name in facts[0] if any(each[name] for each in facts)]
+
+
+def changed_settings(runs: Sequence[Run], defaults: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """The settings that differ from their default or between runs: name, default, and the text of each run's value."""
+    shown = {"model_name_or_path", "start_from_weights", "dataset_use", "eval_dataset_use", "output_dir", "processes"}
+    names = {name for run in runs for name, value in run.settings.items() if value != defaults.get(name, value)}
+    return [
+        (name, _text(defaults.get(name)), [_text(run.settings.get(name)) for run in runs])
+        for name in sorted((names | set(differing_settings(runs))) - shown)
+    ]
 
 
 def _text(value: Any) -> str:

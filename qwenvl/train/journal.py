@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -18,6 +26,21 @@ from qwenvl.runlog import Rollout, RunLog, SeenClip
 from qwenvl.train.meter import Meter
 from qwenvl.train.step import Experience, Step
 from qwenvl.types import BadSample, PromptBatch, RewardBatch, RolloutBatch
+
+
+def launch_facts() -> dict[str, str]:
+    """The command, the time and the hardware of this process. The value of a flag that ends in token is left out."""
+    words = [
+        "..." if before.endswith("token") else re.sub(r"(token=).*", r"\1...", word)
+        for before, word in pairwise(["", Path(sys.argv[0]).name, *sys.argv[1:]])
+    ]
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    named = [f"{count} x {name}" for name, count in Counter(gpus).items()]
+    return {
+        "command": shlex.join(words),
+        "started": datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        "hardware": ", ".join([*named, f"{os.cpu_count()} CPU cores"]),
+    }
 
 
 @dataclass(frozen=True)
@@ -128,7 +151,7 @@ class Journal:
         """
         self.runlog.begin(finished_steps, evaluates=evaluates)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
-        self.runlog.write_config(settings)
+        self.runlog.write_config(settings, launch=launch_facts())
 
     def drawn(self, batch: PromptBatch) -> None:
         """Count the samples that training drew from each data set, left-out ones included."""

@@ -83,13 +83,13 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     from qwenvl.data.records.parse import ReadOptions
     from qwenvl.evaluate.models import model_source
     from qwenvl.evaluate.protocol import model_facts
-    from qwenvl.evaluate.settings import NOT_READ_BY_TRY, READ_BY_LMMS, config_for, refuse_unread
+    from qwenvl.evaluate.settings import READ_BY_LMMS, config_for, refuse_unread
     from qwenvl.runlog import installed_versions
     from qwenvl.train.display.console import settle_output
     from scripts.lmms.model import QwenVL
 
     settle_output()
-    refuse_unread(flags, READ_BY_LMMS, NOT_READ_BY_TRY, "a task of lmms-eval")
+    refuse_unread(flags, READ_BY_LMMS)
     known = model_source(own.model)
     config = config_for(known, flags)
     model = QwenVL(config, ReadOptions.of(config))

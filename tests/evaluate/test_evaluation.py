@@ -86,13 +86,13 @@ def test_what_may_change_in_a_folder_and_what_is_refused(words, tiny_checkpoint,
     before = read_evaluation(tmp_path / "out")["numbers"][0]
     asked(tmp_path)
     # Other numbers are computed from the same samples.
-    assert main([*words, "--pass_at", "100", "--strata", "actions", "--cluster_by", "id", *out]) == 0
+    assert main([*words, "--pass_at", "100", "--cluster_by", "id", *out]) == 0
     after = read_evaluation(tmp_path / "out")
     assert not (tmp_path / "asked").exists() and after["protocol"]["passes"]["at"] == 100
     assert after["numbers"][0]["scores"]["passes"]["mean"] == 0 < before["scores"]["passes"]["mean"]
     clusters = {each.cluster for each in read_samples(tmp_path / "out").values()}
     assert clusters == {"clip", *(f"text-{n}" for n in range(5))}
-    assert after["strata"] and after["numbers"][0]["scores"]["letters"] == before["scores"]["letters"]
+    assert after["numbers"][0]["scores"]["letters"] == before["scores"]["letters"]
     # Other samples are refused.
     changes = {
         ("--generation_max_length", "6"): "decoding.max_new_tokens: 5 there, 6 here",

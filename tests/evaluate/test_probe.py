@@ -2,22 +2,15 @@
 
 import json
 import re
-import shlex
 from itertools import groupby
 from math import comb
 from pathlib import Path
 
 import pytest
-import torch
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.evaluate.probe import main
-from qwenvl.evaluate.probe_results import groups_of
-from qwenvl.evaluate.respondent import ProbeAnswers
-from qwenvl.evaluate.settings import probe_request
-from qwenvl.model.positions import completion_positions
 from qwenvl.runlog import read_config, read_rollouts
-from qwenvl.train.assemble import build_rewards
 from qwenvl.train.grpo_trainer import GRPOTrainer
 
 PLUGIN = """
@@ -131,38 +124,6 @@ def test_where_all_are_bad_there_is_no_probe(model, flags, make_clip, make_row, 
     assert error.startswith(f"qwenvl probe: all 1 records were left out; the first: {data}[0] (id bad): ")
 
 
-def test_what_it_says_to_type_next_is_understood(model, flags, capsys):
-    main([model, "example", *flags, "--limit", "2", "--samples", "4"])
-    shown = capsys.readouterr().out
-    assert "cut off: " in shown and "2 prompts" in shown
-    command = shlex.split(shown.rstrip().splitlines()[-1])
-    assert command[:2] == ["qwenvl", "probe"] and command.count("--generation_max_length") == 1
-    main(command[2:])
-    assert "at the limit of 12 tokens" in capsys.readouterr().out
-
-
-def test_entropy_is_that_of_the_plain_forward(model, flags, tmp_path):
-    config = probe_request([model, "example", *flags]).config
-    answers = ProbeAnswers(config, build_rewards(config, None, None), samples=3, limit=1)
-    [experience] = answers
-    entropies = answers.entropies(experience)
-    rows, ids = experience.prompts.repeat(3), experience.rollout.completion_ids
-    positions = torch.cat(
-        [rows.position_ids, completion_positions(experience.prompts.position_ids, 3, ids.shape[1])], dim=-1
-    )
-    mask = torch.cat([rows.attention_mask, experience.rollout.completion_mask.long()], dim=1)
-    inputs = torch.cat([rows.input_ids, ids], dim=1)
-    with torch.no_grad():
-        logits = answers.respondent.model(
-            input_ids=inputs, attention_mask=mask, position_ids=positions, **rows.vision()
-        ).logits
-    spread = torch.distributions.Categorical(logits=logits[:, -ids.shape[1] - 1 : -1] / 0.7).entropy()
-    expected = spread * experience.rollout.completion_mask
-    torch.testing.assert_close(entropies, expected, atol=1e-4, rtol=1e-4)
-    [group] = groups_of(experience, entropies)
-    assert group.entropy == pytest.approx(float(expected.sum()), rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
@@ -188,18 +149,3 @@ def test_a_wrong_command_line_shows_the_usage(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "--samples" in shown and "--video_max_frames" in shown and "--learning_rate" not in shown
-
-
-def test_ctrl_c_ends_it_with_one_line_and_keeps_the_rows(model, flags, tmp_path, capsys):
-    out = tmp_path / "probe"
-    (tmp_path / "interrupting.py").write_text(
-        "calls = []\n\ndef interrupting(completions, **columns):\n    calls.append(1)\n"
-        "    if len(calls) == 3:\n        raise KeyboardInterrupt\n    return [1.0] * len(completions)\n"
-    )
-    one_by_one = ["--rollout_token_budget", "1", "--reward_funcs", f"{tmp_path}/interrupting.py:interrupting"]
-    with pytest.raises(SystemExit) as ended:
-        main([model, "example", *SETTINGS, *one_by_one, "--output_dir", str(out)])
-    error = capsys.readouterr().err
-    assert ended.value.code == 130 and "Traceback" not in error
-    assert error.strip().splitlines()[-1] == "qwenvl probe: stopped by Ctrl-C"
-    assert len(groups_in(out)) == 2 and not (out / "probe.json").exists()

@@ -1,74 +1,83 @@
 """The numbers of a probe redone by hand, its verdict rule by rule, and the command that follows."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from qwenvl.config.command_line import parse_args
-from qwenvl.evaluate.probe_results import PromptGroup, next_command, numbers_of, passed, verdict
-from qwenvl.evaluate.settings import ProbeOptions, ProbeRequest, probe_request
+from qwenvl.evaluate.probe_results import PromptGroup, next_command, numbers_of, verdict
+from qwenvl.evaluate.settings import probe_request
 from qwenvl.health import Finding
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.types import BadSample, Message, Record
+from tests.report.runs import rollout
 
 THOUGHT = "<think>a</think><answer>1</answer>"
 QUESTION = {"model": "model", "data": "data", "samples": 4, "group_size": 2}
 QUESTION |= {"pass_by": "accuracy", "pass_at": 1.0, "temperature": 0.7}
 
 
-def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a"), tokens=(1, 2, 3, 4), **more) -> PromptGroup:
-    total = tuple(None if a is None else a + f for a, f in zip(accuracy, form, strict=True))
-    rewards = {"format": tuple(form), "accuracy": tuple(accuracy), "total": total}
-    return PromptGroup("data.json[0]", 10, texts, tokens, tuple(count == 4 for count in tokens), rewards, **more)
+def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a"), opened_think=False) -> PromptGroup:
+    """Completions of 1, 2, 3 and 4 tokens, of which the last is truncated."""
+    rows = [
+        rollout(
+            sample=n,
+            completion=texts[n],
+            tokens=n + 1,
+            finish_reason="length" if n == 3 else "stop",
+            rewards={"format": form[n], "accuracy": value},
+            total=None if value is None else value + form[n],
+        )
+        for n, value in enumerate(accuracy)
+    ]
+    return PromptGroup(rows, 10, opened_think)
 
 
 def test_numbers_by_hand():
     groups = [
-        group((1.0, 0.0, 0.0, 0.0), entropy=5.0),
-        group((1.0, 1.0, 1.0, 1.0), form=(1.0, 1.0, 0.6, 1.0), texts=(THOUGHT,) * 4, entropy=10.0),
+        group((1.0, 0.0, 0.0, 0.0)),
+        group((1.0, 1.0, 1.0, 1.0), form=(1.0, 1.0, 0.6, 1.0), texts=(THOUGHT,) * 4),
     ]
     record = Record("7", (Message("user", "?"),), "1", (), (), (), {}, "data.json[7]")
-    numbers = numbers_of(QUESTION, groups, [BadSample(record, "data.json[7]: gone")], {"all": 6.0})
+    numbers = numbers_of(QUESTION, groups, [BadSample(record, "data.json[7]: gone")], 6.0)
     assert {k: interval["mean"] for k, interval in numbers["pass_at_k"].items()} == {"1": 0.625, "2": 0.75, "4": 1.0}
     assert numbers["equal_groups"]["mean"] == pytest.approx((3 / 6 + 3 / 6) / 2)  # three of the six pairs, twice
     assert numbers["equal_answers"]["mean"] == pytest.approx((3 / 6 + 1) / 2)
-    assert numbers["equal_groups_of_all"]["mean"] == 0.0
     assert numbers["format"]["mean"] == (0 + 3 / 4) / 2
     assert numbers["truncated"]["mean"] == 1 / 4 and numbers["truncated_after_answer"] == 1 / 2
     assert numbers["unique"] == (2 + 1) / 2
-    assert numbers["entropy"] == 15.0 / 20
     assert (numbers["completion_tokens"], numbers["longest_completion"], numbers["prompt_tokens"]) == (2.5, 4, 10)
     assert numbers["rewards"]["accuracy"]["mean"] == (1 / 4 + 1) / 2
-    assert (numbers["prompts"], numbers["left_out"], numbers["seconds"]) == (2, ["data.json[7]: gone"], {"all": 3.0})
+    assert (numbers["prompts"], numbers["left_out"]) == (2, ["data.json[7]: gone"]) and numbers[
+        "seconds_per_prompt"
+    ] == 3.0
     assert numbers["samples"] == 4 and numbers["rewards"]["total"]["n"] == 2
 
 
 def test_what_passes_is_the_value_of_one_reward():
     one = group((0.9, 1.0 - 1e-9, None, 0.2))
-    assert passed(one, "accuracy", 1.0) == [False, True, False]
-    assert passed(one, "total", 0.9) == [True, True, False]
+    assert one.passed("accuracy", 1.0) == [False, True, False]
+    assert one.passed("total", 0.9) == [True, True, False]
 
 
 def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():
-    numbers = numbers_of(QUESTION, [group((1.0, None, 0.0, None)), group((None,) * 4)], [], {})
+    numbers = numbers_of(QUESTION, [group((1.0, None, 0.0, None)), group((None,) * 4)], [], 0.0)
     assert [(each["mean"], each["n"]) for each in numbers["pass_at_k"].values()][:2] == [(0.5, 1), (1.0, 1)]
     assert numbers["pass_at_k"]["4"] == {"mean": None, "low": None, "high": None, "n": 0}
 
 
 def test_a_reward_that_applies_nowhere_can_not_tell_what_passes():
     with pytest.raises(RewardError, match="--pass_by accuracy: it has no value for any completion"):
-        numbers_of(QUESTION, [group((None,) * 4)], [], {})
+        numbers_of(QUESTION, [group((None,) * 4)], [], 0.0)
 
 
 def test_an_answer_alone_is_no_form_where_the_prompt_opens_a_think_block():
     alone = ("<answer>1</answer>",) * 3 + ("1",)
-    assert numbers_of(QUESTION, [group((1.0,) * 4, texts=alone)], [], {})["answer_only"] == 0.75
-    assert numbers_of(QUESTION, [group((1.0,) * 4, texts=alone, opened_think=True)], [], {})["answer_only"] == 0.0
+    assert numbers_of(QUESTION, [group((1.0,) * 4, texts=alone)], [], 0.0)["answer_only"] == 0.75
+    assert numbers_of(QUESTION, [group((1.0,) * 4, texts=alone, opened_think=True)], [], 0.0)["answer_only"] == 0.0
 
 
 def share(mean: float) -> dict:
@@ -148,65 +157,35 @@ def test_too_easy_and_no_diversity():
     assert found({**free, "grpo_sample_size": 64}, **equal, right=(0.5, 0.5)) == [("no diversity", ())]
 
 
-CONFIG = SimpleNamespace(model_name_or_path="m", dataset_use="data/my set.json", dataset_catalog=None)
-WORDS = ProbeRequest(
-    *(CONFIG, ProbeOptions(samples=16), None),
-    *("m", "data/my set.json", ("--seed", "3", "--generation_top_p", "0.9")),
-)
-FILE = ProbeRequest(CONFIG, ProbeOptions(), Path("run.yaml"), None, None, ())
+MODEL, DATA = "m", "data/my set.json"
 GOOD, STUCK = Finding("good to train", ""), Finding("too hard", "")
 WIDER = Finding("no diversity", "", flags=("--generation_top_p", "1.0"))
+LARGER = Finding("too easy", "", flags=("--grpo_sample_size", "16"))
 
 
 @pytest.mark.parametrize(
-    ("finding", "request_", "base", "command"),
+    ("finding", "argv", "base", "command"),
     [
-        (
-            WIDER,
-            WORDS,
-            None,
-            "qwenvl probe m 'data/my set.json' --seed 3 --generation_top_p 1.0 --samples 16",
-        ),
-        (
-            GOOD,
-            WORDS,
-            None,
-            "qwenvl train --model_name_or_path m --dataset_use 'data/my set.json' --seed 3 --generation_top_p 0.9 "
-            "--output_dir runs/my-set",
-        ),
-        (
-            GOOD,
-            replace(WORDS, flags=()),
-            "base",
-            "qwenvl train --model_name_or_path base --lora_enable --start_from_weights m --dataset_use "
-            "'data/my set.json' --output_dir runs/my-set",
-        ),
-        (GOOD, replace(FILE, flags=("--seed", "3")), None, "qwenvl train --config run.yaml --seed 3"),
-        (WIDER, FILE, None, "qwenvl probe --config run.yaml --generation_top_p 1.0"),
-        (STUCK, WORDS, None, "qwenvl preview 'data/my set.json' --n 8 --model m"),
+        (WIDER, [MODEL, DATA, "--seed", "3"], None, f"qwenvl probe m '{DATA}' --seed 3 --generation_top_p 1.0"),
+        (LARGER, [MODEL, DATA, "--samples", "8"], None, f"qwenvl probe m '{DATA}' --samples 8 --grpo_sample_size 16 "
+         "--samples 16"),
+        (GOOD, [MODEL, DATA, "--seed", "3", "--samples", "16"], None,
+         f"qwenvl train --model_name_or_path m --dataset_use '{DATA}' --seed 3 --output_dir runs/my-set"),
+        (GOOD, [MODEL, DATA], "base", "qwenvl train --model_name_or_path base --lora_enable --start_from_weights m "
+         f"--dataset_use '{DATA}' --output_dir runs/my-set"),
+        (GOOD, ["run.yaml", "--seed", "3"], None, "qwenvl train --config run.yaml --seed 3"),
+        (WIDER, ["run.yaml"], None, "qwenvl probe run.yaml --generation_top_p 1.0"),
+        (STUCK, [MODEL, DATA], None, f"qwenvl preview '{DATA}' --n 8 --model m"),
     ],
-)
-def test_what_to_type_next(finding, request_, base, command):
-    assert next_command([finding], request_, base) == command
-
-
-def test_larger_groups_have_as_many_samples():
-    probed = probe_request(["m", "data.json", "--samples", "8", "--grpo_sample_size", "8", "--limit", "9"])
-    larger = Finding("too easy", "", flags=("--grpo_sample_size", "16"))
-    command = shlex.split(next_command([larger], probed))
-    assert command == ["qwenvl", "probe", "m", "data.json", "--grpo_sample_size", "16", "--limit", "9"]
-    probe_request(command[2:])
-
-
-@pytest.mark.parametrize("places", [["m", "data/sop.json"], ["run.yaml"]])
-def test_training_takes_the_command_that_a_good_probe_ends_with(places, tmp_path, monkeypatch):
+)  # fmt: skip
+def test_the_next_command_is_understood(finding, argv, base, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("model_name_or_path: m\ndataset_use: data/sop.json\nmax_steps: 7\nuse_cpu: true\n")
-    request = probe_request([*places, "--use_cpu", "--reward_funcs", "count", "--samples", "16", "--video_fps=1"])
-    probed = request.config
-    command = shlex.split(next_command([GOOD], request))
-    assert command[:2] == ["qwenvl", "train"]
-    trained = parse_args(command[2:])
-    for name in ("model_name_or_path", "dataset_use", "reward_funcs", "video_fps", "use_cpu"):
-        assert getattr(trained, name) == getattr(probed, name), name
-    assert trained.max_steps == (7 if places == ["run.yaml"] else -1)
+    request = probe_request(argv)
+    assert next_command([finding], request, base) == command
+    words = shlex.split(command)
+    if words[1] == "probe":
+        probe_request(words[2:])
+    if words[1] == "train":
+        trained = parse_args(words[2:])
+        assert (trained.dataset_use, trained.seed) == (request.config.dataset_use, request.config.seed)

@@ -1,39 +1,13 @@
 """Which settings of training a probe reads, and what it says of the others."""
 
-from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.data.options import FrameOptions, PromptOptions, ReadingOptions
-from qwenvl.evaluate.settings import NOT_READ_BY_PROBE, READ_BY_PROBE, probe_request
-from qwenvl.rewards.options import RewardOptions
-from qwenvl.rollout.options import SamplingOptions
-from qwenvl.types import SamplingParams
+from qwenvl.evaluate.settings import probe_request
 
 PLACES = ["model", "data.json"]
-
-
-def test_what_decides_what_is_sampled_is_read():
-    """The objects that answers are made from take these options and no others."""
-    known = {each.name for each in fields(GRPOConfig)}
-    assert known >= READ_BY_PROBE and set(NOT_READ_BY_PROBE) <= known and not READ_BY_PROBE & set(NOT_READ_BY_PROBE)
-    groups = (FrameOptions, ReadingOptions, PromptOptions, RewardOptions)
-    assert {each.name for group in groups for each in fields(group)} - READ_BY_PROBE == {"on_long_prompt"}
-    asked_for = Asking()
-    SamplingOptions.sampling_params(asked_for)
-    # All but ``entropies``, which no option is but what the loss needs: a probe takes those of the trainer's pass.
-    assert asked_for.names <= READ_BY_PROBE and len(asked_for.names) == len(fields(SamplingParams)) - 1
-
-
-class Asking:
-    """Options of which the names that are asked for are kept."""
-
-    def __init__(self):
-        self.names = set()
-
-    def __getattr__(self, name: str) -> None:
-        self.names.add(name)
 
 
 def test_words_and_flags():
@@ -43,10 +17,7 @@ def test_words_and_flags():
     assert (config.reward_funcs, config.seed, options.samples, options.limit) == (["count", "format"], 3, 16, 200)
     assert request.flags == ("--reward_funcs", "count", "format", "--seed=3")
     assert config.on_bad_sample == "skip" and config.on_long_prompt == "error"
-    request = probe_request(["--model_name_or_path", "m", "--dataset_use", "d", "--max_prompt_length", "99"])
-    config = request.config
-    assert (config.model_name_or_path, config.dataset_use, request.model) == ("m", "d", None)
-    assert config.on_long_prompt == "skip"
+    assert probe_request([*PLACES, "--max_prompt_length", "99"]).config.on_long_prompt == "skip"
 
 
 @pytest.fixture
@@ -68,7 +39,7 @@ def test_what_training_alone_reads_is_passed_over_in_a_file(given, run_file):
     assert (config.max_steps, config.grpo_beta, config.lora_enable) == (-1, GRPOConfig.grpo_beta, False)
     assert config.on_bad_sample == "skip" and config.train_sampling_strategy == "random"
     assert request.options.output_dir is None
-    assert (request.file, request.model, request.flags) == (run_file, None, ("--seed", "5"))
+    assert (request.file, request.words, request.flags) == (run_file, (), ("--seed", "5"))
 
 
 def test_a_file_whose_run_begins_with_other_weights(run_file):
@@ -86,16 +57,13 @@ def test_several_processes_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (
-            [*PLACES, "--learning_rate", "1e-6"],
-            "--learning_rate has no effect: it is of training, and a probe takes no",
-        ),
-        ([*PLACES, "--no_tune_mm_llm"], "--tune_mm_llm has no effect: nothing learns in a probe; leave it out"),
-        ([*PLACES, "--grpo-beta=0"], "--grpo_beta has no effect: a probe computes no loss"),
-        ([*PLACES, "--sync_ref_model"], "--sync_ref_model has no effect: it is of training"),
-        ([*PLACES, "--start_from_weights", "x"], "--start_from_weights has no effect: give that folder as MODEL"),
-        ([*PLACES, "--eval_sample_size", "4"], "--samples says how many"),
-        ([*PLACES, "--on_bad_sample", "error"], "counts and names them"),
+        ([*PLACES, "--learning_rate", "1e-6"], "--learning_rate has no effect: only training reads it; leave it out"),
+        ([*PLACES, "--no_tune_mm_llm"], "--tune_mm_llm has no effect: only training reads it"),
+        ([*PLACES, "--grpo-beta=0"], "--grpo_beta has no effect"),
+        ([*PLACES, "--start_from_weights", "x"], "--start_from_weights has no effect: give the model as MODEL"),
+        ([*PLACES, "--dataset_use", "x"], "--dataset_use has no effect: give the data as DATA"),
+        ([*PLACES, "--eval_sample_size", "4"], "--samples, of qwenvl try -n, sets the number of completions"),
+        ([*PLACES, "--on_bad_sample", "error"], "left out, counted and named"),
         ([*PLACES, "--nonsense", "4"], "unknown flag --nonsense"),
         ([*PLACES, "--top_p", "1"], "use --generation_top_p"),
         ([*PLACES, "--generation_top_p", "2"], "--generation_top_p must be at most 1|--generation_top_p must be above"),
@@ -107,11 +75,12 @@ def test_several_processes_are_refused(monkeypatch):
         ([*PLACES, "more"], "expected MODEL DATA or a settings file before the flags, got model data.json more"),
         (["run.yaml", "data.json"], "expected MODEL DATA or a settings file"),
         (["none.yaml"], "none.yaml: no such file"),
-        (["--samples", "8"], "MODEL is missing"),
-        (["--model_name_or_path", "m"], "DATA is missing"),
-        ([*PLACES, "--dataset_use", "other.json"], "--dataset_use is given twice: leave out the flag or the word data"),
+        (["--samples", "8"], "expected MODEL DATA or a settings file before the flags, got nothing"),
+        (["half.yaml"], "half.yaml: dataset_use is missing; set it there, or give MODEL DATA"),
     ],
 )
-def test_what_is_refused(argv, message):
+def test_what_is_refused(argv, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("half.yaml").write_text("model_name_or_path: m\n")
     with pytest.raises(ValueError, match=message):
         probe_request(argv)

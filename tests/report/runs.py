@@ -38,10 +38,11 @@ def group(totals, texts=None, **values):
     ]
 
 
+TIMES = {"time/step_s": 9.0}
 METRICS = [
     (0, {"eval_total_reward": 0.4, "eval_total_reward_ci95": 0.1, "eval_total_reward_n": 30}),
-    (1, {"loss": 0.0, "reward/total": 0.25, "reward/accuracy": 0.25, "kl": 0.0, "time/sample_s": 2.0, "epoch": 0.5}),
-    (2, {"loss": 0.1, "reward/total": 0.75, "reward/accuracy": 0.75, "kl": 0.01, "time/sample_s": 4.0, "epoch": 1.0}),
+    (1, TIMES | {"loss": 0.0, "reward/total": 0.25, "reward/accuracy": 0.25, "kl": 0.0, "time/sample_s": 2.0}),
+    (2, TIMES | {"loss": 0.1, "reward/total": 0.75, "reward/accuracy": 0.75, "kl": 0.01, "time/sample_s": 4.0}),
     (2, {"eval_total_reward": 0.6, "eval_total_reward_ci95": 0.1, "eval_total_reward_n": 30}),
     (2, {"train_runtime": 9.0, "train_loss": 0.05}),
 ]

@@ -1,30 +1,12 @@
-"""Smoothing, thinning and trends, with numbers redone by hand."""
+"""Thinning, trends and the charts of a page, with numbers redone by hand."""
 
 import math
 from pathlib import Path
 
 import pytest
 
-from qwenvl.report import curves
-from qwenvl.report.curves import SECTIONS, charts, finite, half_life_of, phases, shown, smoothed, thinned, trend
+from qwenvl.report.curves import SECTIONS, charts, clocks, finite, phases, shown, thinned, trend
 from qwenvl.report.run import Run
-
-
-def test_a_value_one_half_life_back_weighs_half():
-    # (1), (1/2 + 0) / (1/2 + 1), (1/4 + 0 + 1) / (1/4 + 1/2 + 1)
-    assert smoothed([1.0, 0.0, 1.0], half_life=1) == pytest.approx([1, 1 / 3, 5 / 7])
-    twice = smoothed([1.0, 0.0, 0.0], half_life=2)  # two places back: half
-    assert twice[2] == pytest.approx(0.5 / (1 + 0.5**0.5 + 0.5))
-
-
-def test_equal_values_stay_and_what_is_not_finite_is_passed_over():
-    assert smoothed([3.0] * 5, half_life=2) == pytest.approx([3.0] * 5)
-    values = smoothed([math.nan, 1.0, math.inf, 0.0], half_life=1)
-    assert math.isnan(values[0]) and values[1:] == pytest.approx([1, 1, 1 / 3])
-
-
-def test_the_half_life_is_a_thirtieth_of_the_curve():
-    assert (half_life_of(300), half_life_of(12), half_life_of(0)) == (10, 1, 1)
 
 
 def test_neighbours_are_averaged_at_the_last_of_their_steps():
@@ -53,23 +35,24 @@ def run_of(*rows: dict[str, float]) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("metric", "section", "title"),
+    ("metric", "section", "title", "unit"),
     [
-        ("reward/total", "learning", "total reward"),
-        ("reward/action_order", "learning", "reward: action_order"),
-        ("dataset/sop/reward", "learning", "dataset: sop/reward"),
-        ("filter/rounds", "learning", "filter: rounds"),
-        ("kl", "stable", "KL to the reference"),
-        ("my_own_number", "stable", "my own number"),
-        ("prompt/tokens", "data", "prompt tokens"),
-        ("eval_total_reward", "learning", "eval total reward"),
-        ("eval_runtime", "fast", "eval runtime"),
-        ("memory/peak_gb", "fast", "memory: peak_gb"),
-        ("data/bad_samples", "data", "data: bad_samples"),
+        ("reward/total", "learning", "total reward", "reward"),
+        ("reward/action_order", "learning", "reward: action_order", "reward"),
+        ("dataset/sop/reward", "learning", "dataset: sop/reward", "value"),
+        ("filter/rounds", "learning", "filter: rounds", "value"),
+        ("kl", "stable", "KL to the reference", "nats per token"),
+        ("my_own_number", "stable", "my own number", "value"),
+        ("prompt/tokens", "data", "prompt length", "tokens"),
+        ("eval_total_reward", "learning", "eval total reward", "value"),
+        ("eval_runtime", "fast", "eval runtime", "seconds"),
+        ("memory/peak_gb", "fast", "memory: peak_gb", "value"),
+        ("data/bad_samples", "data", "data: bad_samples", "value"),
     ],
 )
-def test_each_metric_has_a_section_and_a_title(metric, section, title):
-    assert (shown(metric).section, shown(metric).title) == (section, title) and section in SECTIONS
+def test_each_metric_has_a_section_a_title_and_a_unit(metric, section, title, unit):
+    assert (shown(metric).section, shown(metric).title, shown(metric).unit) == (section, title, unit)
+    assert section in SECTIONS
 
 
 def test_the_first_curves_are_what_matters_most():
@@ -87,18 +70,9 @@ def test_what_never_changes_stands_behind_unless_it_matters():
     assert main == {"reward/total": True, "reward/std": False, "learning_rate": False}
 
 
-def test_long_curves_are_thinned_and_their_smooth_values_are_those_of_all_rows(monkeypatch):
-    thinned = curves.thinned
-    monkeypatch.setattr(curves, "thinned", lambda *columns: thinned(*columns, most=2))
-    [chart] = charts([run_of(*({"kl": value} for value in (0.0, 2.0, 4.0)))])["stable"]
-    [curve] = chart["curves"]
-    assert (curve["steps"], curve["raw"], curve["each"]) == ([2, 3], [1.0, 4.0], 2)
-    assert curve["smooth"] == pytest.approx([2 / 1.5, (4 + 1) / 1.75], rel=1e-5)  # after two rows and after three
-
-
-def test_a_curve_without_noise_is_not_smoothed():
-    [chart] = charts([run_of(*({"learning_rate": value} for value in (1e-6, 3e-6, 2e-6)))])["stable"]
-    assert chart["curves"][0]["smooth"] == chart["curves"][0]["raw"] == [1e-6, 3e-6, 2e-6]
+def test_hours_are_the_seconds_of_all_steps_so_far():
+    rows = ({"time/step_s": 3600.0}, {"loss": 0.0}, {"time/step_s": 1800.0})  # the third row is of two steps
+    assert clocks([run_of(*rows), run_of({"loss": 0.0})]) == [{"steps": [0, 1, 3], "hours": [0, 1, 2]}, None]
 
 
 def test_an_evaluation_has_points_with_intervals_and_a_later_row_counts():
@@ -108,7 +82,7 @@ def test_an_evaluation_has_points_with_intervals_and_a_later_row_counts():
     again = {"step": 1, "eval_total_reward": 0.4, "eval_accuracy_reward": 0.2}
     [chart] = charts([run_of(*rows, again)])["learning"]
     assert chart["title"] == "held-out reward" and chart["main"]
-    assert chart["curves"] == [{"run": 0, "steps": [1, 2], "points": {"mean": [0.4, 0.6], "ci95": [None, None]}}]
+    assert chart["curves"] == [{"run": 0, "steps": [1, 2], "values": [0.4, 0.6], "ci95": [None, None], "each": 1}]
 
 
 def test_phases_are_stacked_in_their_order():

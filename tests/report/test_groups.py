@@ -1,4 +1,4 @@
-"""Groups, their marks, the rule of suspicion and the histories of records."""
+"""Groups, their marks and the rule of suspicion."""
 
 import math
 
@@ -14,16 +14,10 @@ from qwenvl.report.groups import (
     TRUNCATED,
     UNSCORED,
     Group,
-    compared,
     dataset_of,
     grouped,
-    hardest,
-    histories,
     is_form,
     marks,
-    most_improved,
-    parts_of,
-    row_of,
     suspicions,
 )
 from tests.report.runs import ROLLOUTS, group, rollout
@@ -92,34 +86,3 @@ def test_without_a_reward_for_the_form_nothing_is_hollow():
 def test_rewards_of_form_are_told_by_their_names():
     names = ["format", "strict_format", "length_window", "repetition", "accuracy", "boxes_iou"]
     assert [is_form(name) for name in names] == [True, True, True, True, False, False]
-
-
-def test_records_over_their_groups():
-    rows = [row_of(each, 0, n) for n, each in enumerate(grouped(ROLLOUTS))]
-    assert [row.mean for row in rows] == [0.4, 0.25, 0.0, 0.875, 1.0, 0.6]
-    found = histories(rows)
-    assert [(each.record, each.means) for each in found] == [("17", (0.25, 0.875)), ("18", (0.0, 1.0))]
-    assert [each.record for each in hardest(found)] == ["18", "17"]  # means 0.5 and 0.5625
-    assert [(each.record, each.gain) for each in most_improved(found)] == [("18", 1.0), ("17", 0.625)]
-
-
-def test_numbered_parts_are_compared_by_their_numbers():
-    assert compared("(2) a fan, (04) lid", "(2) insert the fan (3) screw") == (
-        [("(2) a fan", True), ("(04) lid", False)],
-        ["(3) screw"],
-    )
-    assert compared("(3)(2)", "(2) fan (3) screw").missing == []
-
-
-def test_phrases_are_compared_without_case_white_space_and_full_stop():
-    assert compared("Left,\n go  up.", "go up; left") == ([("Left", True), ("go up.", True)], [])
-    assert compared("B", "D") == ([("B", False)], ["D"])
-
-
-def test_a_completion_without_an_answer_misses_everything():
-    assert compared(None, "(1) a (2) b") == ([], ["(1) a", "(2) b"])
-    assert compared("", "12") == ([], ["12"])
-
-
-def test_text_before_the_first_number_is_no_part():
-    assert [part.text for part in parts_of("steps: (1) a (2)")] == ["(1) a", "(2)"]

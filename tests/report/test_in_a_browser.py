@@ -78,8 +78,6 @@ def test_a_compared_group_says_how_far_each_completion_is_off(opened):
 @pytest.mark.parametrize(
     ("jump", "ids"),
     [
-        ("best", ["18", "17", "17", "18"]),
-        ("worst", ["18", "17", "17", "18"]),
         ("equal", ["18", "18"]),
         ("truncated", []),
         ("improved", ["18", "18", "17", "17"]),
@@ -95,6 +93,47 @@ def test_jumps(opened, jump, ids):
     assert page.run(shown) == ids
 
 
+def test_heads_sort_the_list(opened):
+    page = opened()
+    shown = "[...document.querySelectorAll('#list .id')].map(each => each.textContent).join()"
+    head = "document.querySelector('[data-sort=reward]')"
+    for ids, way in (("18,17,17,18", "▲"), ("18,17,17,18", "▼"), ("17,18,17,18", "")):
+        page.run(f"{head}.click()")
+        page.wait(f"{shown} === '{ids}' && {head}.dataset.way === '{way}'")
+    assert page.run("document.querySelector('#list .signs').textContent") == "equal rewardssame text"
+    assert opened("#f_sort=-step&f_split=train").run(shown).startswith("17,18")
+
+
+def test_controls_of_the_curves(opened):
+    page = opened()
+    lines = "document.querySelectorAll('[data-metric=\"reward/total\"] path.smooth').length"
+    page.wait(f"{lines} === 2")
+    page.run("document.querySelector('.toggle').click()")
+    page.wait(f"{lines} === 1")
+    axis = "[...document.querySelectorAll('[data-metric=\"reward/total\"] .axis')].map(each => each.textContent).join()"
+    assert page.run(axis) == "reward,step"
+    page.run("(s => { s.value = 'hours'; s.dispatchEvent(new Event('change')); })(document.querySelector('#axis'))")
+    page.wait(f"{axis} === 'reward,hours of training'")
+    assert page.run("smoothed([1, 0, null, 1], 1)") == pytest.approx([1, 1 / 3, 1 / 3, 5 / 7])  # (1/4 + 1) / (7/4)
+    assert page.run("hoursAt({steps: [0, 10], hours: [0, 2]}, 5)") == 1
+    keep = "blob.text().then((text) => (window.saved = text))"
+    page.run(f"(own => {{ URL.createObjectURL = blob => ({keep}, own(blob)); }})(URL.createObjectURL.bind(URL)), true")
+    page.run("document.querySelector('[data-metric=\"reward/total\"] .csv').click()")
+    assert page.wait("window.saved").splitlines()[:2] == ["run,step,value,ci95", '"first",1,0.25,']
+
+
+def test_answers_are_compared_part_by_part(opened):
+    page = opened()
+    said = lambda answer, truth: page.run(
+        f"[...answerView({{answer: {answer!r}}}, {truth!r}).children].map(e => `${{e.className}} ${{e.textContent}}`)"
+    )
+    fan = said("(2) a fan, (04) lid", "(2) insert the fan (3) screw")
+    assert fan == ["right ✓ (2) a fan", "wrong ✗ (04) lid", "missing (3) screw"]
+    assert said("Left,  go  up.", "go up; left") == ["right ✓ Left", "right ✓ go up."]
+    assert said("", "12") == ["wrong an empty answer", "missing 12"]
+    assert said("steps: (1) a (2)", "(1)")[0] == "right ✓ (1) a"
+
+
 def test_a_link_names_a_group_and_keeps_the_filters(opened):
     page = opened("#step=1&id=18")
     assert page.run(CHOSEN) == "18" and "step 1" in page.run("document.querySelector('.title').textContent")
@@ -103,6 +142,10 @@ def test_a_link_names_a_group_and_keeps_the_filters(opened):
     link = page.run("location.hash")
     assert link == "#run=0&step=2&id=18&f_data=more"
     assert opened(link).run(COUNT) == "2 of 6 groups"
+    page = opened("#run=1&step=2&id=17&f_data=sop")
+    set_filter(page, "run", "0")
+    page.wait("location.hash.startsWith('#run=0&')")
+    assert page.run(COUNT) == "2 of 6 groups" and page.run("document.querySelector('#filter-data').value") == "sop"
     assert opened("#run=1&step=2&id=held").run("document.querySelector('#filter-run').value") == "1"
     assert opened("#id=held&split=eval").run(CHOSEN) == "held"
     assert "names no group" in opened("#step=9&id=nobody").run(COUNT)
@@ -131,7 +174,9 @@ def test_values_under_the_pointer(opened):
     x, y = page.run(f"(box => [box.right - 5, box.top + 20])({plot}.getBoundingClientRect())")
     page.run(f"{plot}.dispatchEvent(new PointerEvent('pointermove', {{clientX: {x}, clientY: {y}}}))")
     told = page.run("document.querySelector('[data-metric=\"reward/total\"] .told').textContent")
-    assert told.startswith("step 2first: 0.75, smoothed 0.583")  # (0.25 / 2 + 0.75) / 1.5
+    assert told.startswith("step 2first: 0.75, smoothed 0.75")
+    page.run(f"{plot}.dispatchEvent(new KeyboardEvent('keydown', {{key: 'ArrowLeft'}}))")
+    page.wait("document.querySelector('[data-metric=\"reward/total\"] .told').textContent.startsWith('step 1')")
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -141,14 +186,6 @@ def test_it_fits_a_phone(opened, browser, dark):
     page.wait("document.documentElement.scrollWidth === 390")  # a new size of the window takes a moment
     ground = page.run("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(16, 20, 25)" if dark else "rgb(246, 247, 249)")
-
-
-def test_the_other_run_has_filters_of_its_own(opened):
-    page = opened("#run=1&step=2&id=17&f_data=sop")
-    assert page.run(COUNT) == "2 of 6 groups"
-    set_filter(page, "run", "0")
-    page.wait("location.hash.startsWith('#run=0&')")
-    assert page.run(COUNT) == "2 of 6 groups" and page.run("document.querySelector('#filter-data').value") == "sop"
 
 
 def test_a_folder_that_lost_a_file_says_so(browser, make_run, tmp_path):

@@ -7,8 +7,7 @@ from PIL import Image
 from qwenvl.data.media.open import open_clip
 from qwenvl.doctor.pictures import COLUMNS, WIDTH, make_pictures
 from qwenvl.doctor.report import add_pictures, main, make_report
-from qwenvl.report.groups import grouped, row_of
-from qwenvl.report.pages import Strip, WrittenGroups
+from qwenvl.report.pages import Strip
 from qwenvl.runlog import SeenClip
 from tests.report.runs import group
 
@@ -23,16 +22,17 @@ def test_frames_stand_row_by_row(clip, tmp_path):
     indices = (0, 3, 5, 8, 10, 12, 15, 17, 20, 23)
     strip = Strip(clip, indices)
     made = make_pictures([strip], tmp_path / "pictures", most=1)[strip.key]
+    height = WIDTH // 2
     assert (made.columns, made.rows, made.ratio, made.problem) == (COLUMNS, 2, 2.0, "")
     with Image.open(tmp_path / "pictures" / f"{strip.key}.jpg") as sheet:
         pixels = np.asarray(sheet.convert("RGB")).astype(int)
-    assert pixels.shape == (2 * WIDTH // 2, COLUMNS * WIDTH, 3)
+    assert pixels.shape == (2 * height, COLUMNS * WIDTH, 3)
     with open_clip(clip) as opened:
         frames = opened.read(indices).permute(0, 2, 3, 1).numpy()
     for n, frame in enumerate(frames):
         row, column = divmod(n, COLUMNS)
-        here = pixels[row * 80 : row * 80 + 80, column * WIDTH : column * WIDTH + WIDTH]
-        plain = np.asarray(Image.fromarray(frame).resize((WIDTH, 80), Image.Resampling.BILINEAR)).astype(int)
+        here = pixels[row * height : row * height + height, column * WIDTH : column * WIDTH + WIDTH]
+        plain = np.asarray(Image.fromarray(frame).resize((WIDTH, height), Image.Resampling.BILINEAR)).astype(int)
         assert abs(here - plain).mean() < 6, f"frame {indices[n]}"
 
 
@@ -107,19 +107,12 @@ def test_the_page_shows_them_in_a_browser(browser, clip, make_run):
     assert size == COLUMNS * WIDTH
     assert "17.mp4 1 frame: the file is gone" in browser.run("document.querySelector('#group').textContent")
     assert browser.run("document.querySelectorAll('.clip .legend .key').length") == 2
+    browser.run("document.querySelector('.picture').click()")
+    caption = "document.querySelector('dialog[open] p').textContent"
+    assert browser.run(caption) == "0.00 s frame 0 (1 of 10)"
+    browser.press("ArrowRight")
+    browser.wait(f"{caption} === '0.10 s frame 1 (2 of 10)'")
+    assert browser.run("document.querySelector('.large').style.backgroundPosition").startswith("14.28")
+    browser.run("document.querySelector('dialog').close()")
+    browser.wait("document.querySelector('dialog') === null")
     assert browser.errors == []
-
-
-def test_what_is_told_of_comes_first_and_then_the_newest():
-    strip = lambda name: [Strip(name)]
-    rows = [
-        row_of(each, 0, 0)
-        for step in range(1, 31)
-        for each in grouped(group([1.0, 0.9, 0.8], step=step, record_id=f"r-{step}", split="eval"))
-    ]
-    hollow = [row_of(each, 0, 0) for each in grouped(group([0.0] * 3, step=2, record_id="hollow", split="eval"))]
-    hard = [row_of(each, 0, 0) for each in grouped(group([0.1, 0.2, 0.3], step=3, record_id="hard"))]
-    names = [*(row.record for row in rows), "hollow", "hard", "r-30"]
-    written = WrittenGroups([*rows, *hollow, *hard, rows[-1]], [strip(name) for name in names])
-    assert [each.path for each in written.wanted()][:4] == ["hard", "hollow", "r-30", "r-29"]
-    assert len(written.wanted()) == 32, "each once"

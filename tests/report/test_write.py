@@ -9,7 +9,8 @@ import pytest
 
 from qwenvl.doctor.report import main, make_report
 from qwenvl.report import pages
-from qwenvl.report.run import differing_settings, read_runs
+from qwenvl.report.run import read_runs
+from qwenvl.report.write import changed_settings, facts_of
 from qwenvl.runlog import RunLog, RunLogError
 from tests.report.runs import SCAN, group
 
@@ -21,22 +22,15 @@ def told(path: Path) -> Iterator:
 
 
 @pytest.fixture
-def report(make_run):
+def report(make_run, capsys):
     """The folder of a report of the run ``sop``."""
     run = make_run()
-    assert main([str(run)]) == 0
+    assert main([str(run)]) == 0 and capsys.readouterr().out.startswith(f"wrote {run / 'report' / 'index.html'}; open")
     return run / "report"
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_the_command_says_where_the_page_is(make_run, capsys, tmp_path):
-    run = make_run()
-    assert main([str(run), "--out", str(tmp_path / "there")]) == 0
-    assert capsys.readouterr().out.startswith(f"wrote {tmp_path / 'there' / 'index.html'}; open it in a browser\n")
-    assert not (run / "report").exists()
 
 
 def test_the_same_run_gives_the_same_bytes(report, make_run):
@@ -66,19 +60,17 @@ def test_the_index_has_a_row_for_each_group(report):
     ]
     assert index["datasets"] == ["held", "sop", "more"] and index["rewards"] == ["format", "accuracy"]
     assert index["parts"]["accuracy"] == [1, 0.25, 0, 0.875, 1, 1]
-    assert index["improved"] == [[2, 1], [1, 0.625]]
     assert {len(column) for column in columns.values()} == {6}
 
 
-def test_a_page_has_the_texts_and_how_answers_stand(report):
+def test_a_page_has_the_texts_and_the_answers(report):
     _, _, groups = told(report / "data" / "run-0" / "page-0.js")
     shown = groups[1]
     assert (shown["id"], shown["step"], shown["rewards"]) == ("17", 1, ["format", "accuracy"])
     assert shown["clips"][0]["times"] == [0, 1, 2] and shown["clips"][0]["segments"] == [0, 0, 1]
     wrong = shown["rows"][0]
-    assert (wrong["answer"], wrong["missing"]) == ([["(0)", False]], ["(2) insert the fan"])
+    assert (wrong["answer"], shown["truth"]) == ("(0)", "(2) insert the fan")
     assert (wrong["total"], wrong["advantage"], wrong["end"], wrong["tokens"]) == (0, -0.25, "stop", 12)
-    assert groups[4]["rows"][0]["answer"] == [["(5) scan", True]]
 
 
 def test_groups_are_spread_over_pages(make_run, monkeypatch):
@@ -116,19 +108,13 @@ def test_the_summary_says_the_same_in_numbers(report):
     assert run["trends"]["reward/total"] == trend and run["seconds_per_step"] == {"time/sample_s": 3.0}
     counted = {"trained": 4, "dropped": 0, "completions": 16, "equal": 2, "truncated": 0, "suspected": 2}
     assert run["groups"] == counted
-    assert [(each["record"], each["mean"], each["groups"]) for each in run["hardest"]] == [
-        ("18", 0.5, 2),
-        ("17", 0.5625, 2),
-    ]
-    gained = run["most_improved"][0]
-    assert (gained["record"], gained["first"], gained["last"]) == ("18", 0, 1)
 
 
-def test_groups_that_were_dropped_are_counted_apart(make_run, tmp_path):
-    rollouts = [*group([0.0, 1.0]), *group([1.0, 1.0], dropped=True, **SCAN)]
-    written = make_report([make_run(rollouts=rollouts)], tmp_path / "out")
-    groups = written.summary["runs"][0]["groups"]
-    assert (groups["trained"], groups["dropped"], groups["equal"], groups["completions"]) == (1, 1, 0, 2)
+def test_dropped_groups_and_those_of_other_processes_are_counted(make_run, tmp_path):
+    run = make_run(rollouts=[*group([0.0, 1.0]), *group([1.0, 1.0], dropped=True, **SCAN)])
+    RunLog(run, rank=1, world_size=2).log_rollouts(group([0.0, 1.0], record_id="other", step=2))
+    groups = make_report([run], tmp_path / "out").summary["runs"][0]["groups"]
+    assert (groups["trained"], groups["dropped"], groups["equal"], groups["completions"]) == (2, 1, 0, 4)
 
 
 def test_a_warm_up_shows_its_loss(make_run, tmp_path):
@@ -146,7 +132,7 @@ def test_two_runs_are_laid_over_each_other(make_run, tmp_path):
     [curves] = told(tmp_path / "both" / "data" / "curves.js")
     assert curves["runs"] == ["first", "second"]
     [total] = [each for each in curves["sections"]["learning"] if each["metric"] == "reward/total"]
-    assert [(each["run"], each["steps"], each["raw"]) for each in total["curves"]] == [
+    assert [(each["run"], each["steps"], each["values"]) for each in total["curves"]] == [
         (0, [1, 2], [0.25, 0.75]),
         (1, [1], [0.5]),
     ]
@@ -158,6 +144,27 @@ def test_two_runs_are_laid_over_each_other(make_run, tmp_path):
     assert not (tmp_path / "both" / "data" / "run-1").exists()
 
 
+def test_the_facts_of_a_run(make_run, tmp_path):
+    launch = {"command": "qwenvl train run.yaml", "started": "2026-11-21 09:12:44", "hardware": "8 CPU cores"}
+    settings = {"model_name_or_path": "org/base", "dataset_use": "sop.json", "grpo_sample_size": 8, "grpo_beta": 0.04}
+    run = make_run(**settings)
+    RunLog(run).write_config(settings, {"python": "3.11"}, launch)
+    [read] = read_runs([run])
+    rows = {name: values for name, values in facts_of([read])}
+    assert (rows["model"], rows["training data"], rows["versions"]) == (["org/base"], ["sop.json"], ["python 3.11"])
+    assert {name: rows[name] for name in launch} == {name: [value] for name, value in launch.items()}
+    assert "held-out data" not in rows  # it has none
+    assert changed_settings([read], {"grpo_sample_size": 4, "grpo_beta": 0.04}) == [("grpo_sample_size", "4", ["8"])]
+    page = make_report([run], tmp_path / "out").page.read_text()
+    assert "8 CPU cores" in page and "<th>grpo_sample_size</th><td>8</td>" in page
+
+
+def test_a_flag_that_is_gone_names_its_replacement(make_run, capsys):
+    with pytest.raises(SystemExit):
+        main([str(make_run()), "--serve", "9000"])
+    assert "unknown flag serve; use qwenvl report again" in capsys.readouterr().err
+
+
 def test_runs_are_named_by_what_tells_them_apart(make_run):
     folders = [make_run("a/one"), make_run("b/one"), make_run("c/run")]
     assert [run.name for run in read_runs(folders)] == ["a/one", "b/one", "c/run"]
@@ -165,10 +172,6 @@ def test_runs_are_named_by_what_tells_them_apart(make_run):
     assert [run.name for run in read_runs(folders[2:])] == ["c/run"]
     with pytest.raises(RunLogError, match="given twice"):
         read_runs([folders[0], folders[0]])
-
-
-def test_settings_of_the_output_alone_do_not_differ(make_run):
-    assert differing_settings(read_runs([make_run("a"), make_run("b")])) == {}
 
 
 def test_a_run_that_has_only_begun(make_run):
@@ -199,16 +202,9 @@ def test_numbers_that_are_not_finite_are_told_and_not_drawn(make_run):
     folder = make_report([run], run / "report").folder
     [curves] = told(folder / "data" / "curves.js")
     [loss] = [each for each in curves["sections"]["stable"] if each["metric"] == "loss"]
-    assert loss["curves"][0]["raw"] == [1, None]
+    assert loss["curves"][0]["values"] == [1, None]
     [warning] = json.loads((folder / "summary.json").read_text())["runs"][0]["warnings"]
     assert (warning["code"], warning["message"]) == ("not_finite", "loss is nan at step 2")
-
-
-def test_rows_of_several_processes_are_all_there(make_run):
-    run = make_run()
-    RunLog(run, rank=1, world_size=2).log_rollouts(group([0.0, 1.0], record_id="other", step=2))
-    written = make_report([run], run / "report")
-    assert written.summary["runs"][0]["groups"]["trained"] == 5
 
 
 def test_three_runs_share_a_table(make_run, tmp_path):
@@ -217,4 +213,4 @@ def test_three_runs_share_a_table(make_run, tmp_path):
     text = " ".join(re.sub(r"<[^>]+>", " ", page).split())
     assert "3 runs run steps held-out reward reward in training KL equal rewards s a step warnings" in text
     assert "first 2 0.6 ± 0.1 0.75 0.01 50 % 3 none" in text
-    assert "second 1, goes on – – – 50 % 0 none" in text
+    assert "second 1, not finished – – – 50 % 0 none" in text

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from qwenvl.runlog import read_metrics, read_rollouts
+from qwenvl.train.journal import launch_facts
 
 NONE = math.nan
 REWARDS = [1.0, NONE, 0.5, NONE, NONE, NONE, *(2.0, 2.0, 5.0) * 6]  # 8 groups of 3
@@ -47,3 +48,12 @@ def test_completions_without_a_reward_count_nowhere(make_trainer, scale):
     assert log["reward/std"] == pytest.approx((0.75 * math.sqrt(2) + 0 + 6 * math.sqrt(27)) / 8, rel=1e-5)
     assert log["group/zero_std_frac"] == pytest.approx(1 / 8)
     assert log["reward/first/skipped"] == log["reward/second/skipped"] == 4
+
+
+def test_the_command_of_a_run_is_noted_without_its_tokens(monkeypatch):
+    monkeypatch.setattr(
+        "sys.argv", ["/bin/qwenvl", "train", "--hub_token", "secret", "--hub_token=secret", "--seed", "3"]
+    )
+    facts = launch_facts()
+    assert facts["command"] == "qwenvl train --hub_token ... --hub_token=... --seed 3"
+    assert facts["hardware"].endswith("CPU cores") and facts["started"]

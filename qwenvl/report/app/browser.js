@@ -3,7 +3,7 @@
 
 class Groups extends List {
   constructor() {
-    super({ filters: NO_FILTERS, jumps: Object.entries(JUMPS), kind: "group", nothing: "The run has written no completions yet." });
+    super({ filters: NO_FILTERS, jumps: Object.entries(JUMPS), columns: COLUMNS, kind: "group", nothing: "The run has written no completions yet." });
     const { runs } = report.data;
     const run = this.choice("run", "run", runs.map((name, n) => [n, name]), (value) => this.openRun(Number(value)));
     this.place([
@@ -52,9 +52,9 @@ class Groups extends List {
     return [
       h("span", { class: "at" }, `${columns.step[n]}`, isTrain(this.index, n) ? "" : ` ${splits[columns.split[n]]}`),
       h("span", { class: "id" }, records[columns.record[n]][0]),
-      h("span", { class: "signs", title: signs.map((each) => each[2]).join(", ") }, signs.slice(0, 2).map((each) => each[1]).join(" ")),
-      h("b", { title: `mean reward, from ${brief(columns.low[n])} to ${brief(columns.high[n])}` }, brief(columns.mean[n])),
-    ];
+      h("b", { title: `from ${brief(columns.low[n])} to ${brief(columns.high[n])}` }, brief(columns.mean[n])),
+      signs.length ? h("span", { class: "signs" }, signs.map(([, text, title]) => h("i", { title }, text))) : null,
+    ].filter(Boolean);
   }
 
   view(n, group) { return groupView(this.index, n, group, (each) => this.choose(each, true)); }

@@ -21,7 +21,6 @@ const report = {
     }
     drawCharts();
     this.list = new Groups();
-    if (location.protocol.startsWith("http")) follow();
   },
 };
 
@@ -29,7 +28,7 @@ const report = {
 function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
   setAttributes(element, attributes);
-  element.append(...children.flat().filter((each) => each !== null && each !== undefined));
+  element.append(...children.flat(Infinity).filter((each) => each !== null && each !== undefined));
   return element;
 }
 
@@ -37,7 +36,7 @@ function h(tag, attributes, ...children) {
 function svg(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   setAttributes(element, attributes);
-  element.append(...children.flat().filter(Boolean));
+  element.append(...children.flat(Infinity).filter(Boolean));
   return element;
 }
 
@@ -59,6 +58,8 @@ function brief(value) {
   if (Number.isInteger(value)) return String(value);
   return String(Number(value.toPrecision(3)));
 }
+
+const fixed = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 
 const loading = new Map();
 
@@ -94,23 +95,4 @@ async function pageOf(run, number) {
     report.pages.delete(old);
   }
   return groups;
-}
-
-// A report that `qwenvl report --serve` writes again and again: loaded anew when it is another one.
-async function follow() {
-  const state = async () => {
-    const answer = await fetch("state", { cache: "no-store" });
-    return answer.ok ? answer.text() : null;
-  };
-  let known = await state().catch(() => null);
-  if (known === null) return; // served by something else
-  const asking = setInterval(async () => {
-    const now = await state().catch(() => null);
-    if (now === null) {
-      clearInterval(asking);
-      document.querySelector("h1").append(h("small", {}, " no longer followed: qwenvl report --serve has ended"));
-    }
-    const typing = document.activeElement && document.activeElement.closest("input, select");
-    if (now !== known && now !== null && !typing) location.reload();
-  }, 3000);
 }

@@ -3,11 +3,15 @@
 
 const NO_ANSWER = 1, CUT = 2; // as qwenvl/report/evaluation.py has them
 const AS_IT_IS = "none";
-const TAKEN = {
-  blank: "Every frame and image was grey.", shuffled: "The frames stood in another order.",
-  single_frame: "The middle frame stood in the place of all.", other_clip: "The clip of another record was shown.",
-  text_only: "Nothing was shown.",
+const CONTROLS = { // the name of each on the page, and what was shown
+  none: ["as it is", ""],
+  blank: ["grey frames", "Every frame and image was grey."],
+  shuffled: ["shuffled frames", "The frames were in random order."],
+  single_frame: ["one frame", "The middle frame was shown in place of all."],
+  other_clip: ["another clip", "The clip of another record was shown."],
+  text_only: ["text alone", "Nothing was shown."],
 };
+const controlName = (control) => (CONTROLS[control] || [control])[0];
 
 // Each jump: its title, which records it keeps, and how it orders them (a smaller key comes first). The last model is
 // the one that is asked about, the first the one that it is compared with.
@@ -15,23 +19,33 @@ const first = (index) => index.means[AS_IT_IS][index.models[0]];
 const last = (index, control = AS_IT_IS) => index.means[control][index.models.at(-1)];
 const without = (index) => index.controls.filter((each) => each !== AS_IT_IS);
 const VIEWS = {
-  worst: { title: "worst", order: (index, n) => last(index)[n] },
-  best: { title: "best", order: (index, n) => -last(index)[n] },
   gained: { title: "gained most", needs: (index) => index.models.length > 1, keep: (index, n) => last(index)[n] > first(index)[n], order: (index, n) => first(index)[n] - last(index)[n] },
   lost: { title: "lost most", needs: (index) => index.models.length > 1, keep: (index, n) => last(index)[n] < first(index)[n], order: (index, n) => last(index)[n] - first(index)[n] },
-  blind: { title: "as good without the evidence", needs: (index) => without(index).length, keep: (index, n) => without(index).some((each) => last(index, each)[n] !== null && last(index, each)[n] >= last(index)[n]), order: (index, n) => -last(index)[n] },
   unread: { title: "no answer", keep: (index, n) => index.columns.marks[n] & NO_ANSWER },
   cut: { title: "cut off", keep: (index, n) => index.columns.marks[n] & CUT },
 };
 
-const NO_CHOICE = { data: "", record: "", q: "", control: AS_IT_IS, jump: "" };
+// Whether the last model has a reward under a control that is as high as with the evidence.
+const asGood = (index, control, n) => last(index, control)[n] !== null && last(index)[n] !== null && last(index, control)[n] >= last(index)[n];
+for (const control of Object.keys(CONTROLS)) {
+  if (control === AS_IT_IS) continue;
+  VIEWS[`blind_${control}`] = { label: "as good with", title: controlName(control), needs: (index) => without(index).includes(control), keep: (index, n) => asGood(index, control, n), order: (index, n) => -last(index)[n] };
+}
+
+const NO_CHOICE = { data: "", record: "", q: "", control: AS_IT_IS, jump: "", sort: "" };
+const COLUMNS_SHOWN = 3; // models with a column of their own in the list, the last of them
 
 class Records extends List {
   constructor(index) {
     const jumps = Object.entries(VIEWS).filter(([, jump]) => !jump.needs || jump.needs(index));
-    super({ filters: NO_CHOICE, jumps, kind: "record" });
+    const models = index.models.slice(-COLUMNS_SHOWN);
+    const columns = [["number", "#", (_, n) => n], ["record", "record", (_, n) => index.ids[n]], ...models.map((model) => [model, model, (_, n) => index.means[AS_IT_IS][model][n]])];
+    super({ filters: NO_CHOICE, jumps, columns, kind: "record", nothing: "No record was evaluated." });
     this.index = index;
-    const controls = index.controls.map((each) => [each, each === AS_IT_IS ? "as it is" : each.replace("_", " ")]);
+    this.models = models;
+    this.parts.list.style.setProperty("--models", models.length);
+    this.parts.heads.style.setProperty("--models", models.length);
+    const controls = index.controls.map((each) => [each, controlName(each)]);
     this.place([
       this.choice("data", "data set", [["", "all"], ...index.datasets.map((each, n) => [n, each])]),
       this.field("record", "record", 9, "id"), this.field("q", "text", 12, "/"),
@@ -56,7 +70,8 @@ class Records extends List {
       if (jump.order && last(index)[n] === null) return false;
       return !jump.keep || jump.keep(index, n);
     });
-    return jump.order ? kept.sort((a, b) => jump.order(index, a) - jump.order(index, b) || a - b) : kept;
+    if (jump.order) kept.sort((a, b) => jump.order(index, a) - jump.order(index, b) || a - b);
+    return sortedBy(kept, filters.sort, this.own.columns, index);
   }
 
   says(record, text) {
@@ -66,12 +81,15 @@ class Records extends List {
   }
 
   row(n) {
-    const { index } = this, means = index.models.map((model) => index.means[AS_IT_IS][model][n]);
-    const signs = [[NO_ANSWER, "no answer"], [CUT, "cut"]].filter(([mark]) => index.columns.marks[n] & mark).map(([, text]) => text);
+    const { index } = this;
+    const signs = [[NO_ANSWER, "no answer"], [CUT, "cut off"]].filter(([mark]) => index.columns.marks[n] & mark).map(([, text]) => text);
+    const blind = without(index).filter((each) => asGood(index, each, n)).map(controlName);
+    if (blind.length) signs.push(`as good with ${blind.join(", ")}`);
     return [
-      h("span", { class: "at" }, String(n)), h("span", { class: "id" }, index.ids[n]), h("span", { class: "signs" }, signs.join(" ")),
-      h("b", { title: index.models.map((model, k) => `${model}: ${brief(means[k])}`).join(", ") }, brief(means.at(-1))),
-    ];
+      h("span", { class: "at" }, String(n)), h("span", { class: "id" }, index.ids[n]),
+      ...this.models.map((model) => h("b", { title: model }, fixed(index.means[AS_IT_IS][model][n]))),
+      signs.length ? h("span", { class: "signs" }, signs.map((text) => h("i", {}, text))) : null,
+    ].filter(Boolean);
   }
 
   // One record: what was shown once, and under it a column for each model.
@@ -80,7 +98,7 @@ class Records extends List {
     const view = record.views.find((each) => each.control === filters.control) || record.views[0];
     const pictured = !["blank", "text_only"].includes(view.control);
     const asked = view.control === filters.control;
-    const note = asked ? TAKEN[view.control] : `This record was not asked about with this control (${filters.control.replace("_", " ")}): here it is as it is.`;
+    const note = asked ? CONTROLS[view.control]?.[1] : `This record was not evaluated with ${controlName(filters.control)}: here it is as it is.`;
     return h("article", {},
       h("h3", { class: "title" }, record.id, h("small", {}, record.where)),
       note ? h("p", { class: "warning" }, note) : null,
@@ -89,7 +107,7 @@ class Records extends List {
       pictured && view.images.length ? h("div", { class: "frames" }, view.images.map(imageView)) : null,
       questionView(record),
       h("div", { class: "models" }, view.models.map(([model, rows]) => h("div", { "data-model": model },
-        h("h4", {}, model, h("small", {}, ` ${brief(index.means[view.control][model][n])}`)),
+        h("h4", {}, model, h("small", {}, ` ${fixed(index.means[view.control][model][n])}`)),
         h("div", { class: "completions" }, together(rows).map((row) => completionView(row, record)))))));
   }
 

@@ -4,24 +4,22 @@
 const EQUAL = 1, TRUNCATED = 2, REPEATED = 4, SUSPECT = 8, UNSCORED = 16, DROPPED = 32; // as qwenvl/report/groups.py has them
 
 const MARKS = [
-  [SUSPECT, "hack", "reward hacking is suspected"],
-  [EQUAL, "equal", "all rewards are equal"],
-  [TRUNCATED, "cut", "a completion was cut"],
-  [REPEATED, "same", "half or more of the completions are the same text"],
-  [UNSCORED, "none", "a completion has no reward"],
-  [DROPPED, "drop", "dropped: sampled and not trained on (--filter_groups)"],
+  [SUSPECT, "suspected hacking", "many completions have the form and nothing right, or repeat a wrong text"],
+  [EQUAL, "equal rewards", "all rewards are equal: the group teaches nothing"],
+  [TRUNCATED, "cut off", "a completion was truncated at the limit"],
+  [REPEATED, "same text", "half or more of the completions are the same text"],
+  [UNSCORED, "no reward", "a completion has no reward"],
+  [DROPPED, "dropped", "sampled and not trained on (--filter_groups)"],
 ];
 
 // Each jump: its title, which groups it keeps, and how it orders them (a smaller key comes first).
 const JUMPS = {
-  best: { title: "best", order: (index, n) => -index.columns.mean[n] },
-  worst: { title: "worst", order: (index, n) => index.columns.mean[n] },
-  equal: { title: "all equal", keep: (index, n) => index.columns.marks[n] & EQUAL },
-  truncated: { title: "truncated", keep: (index, n) => index.columns.marks[n] & TRUNCATED },
+  equal: { title: "equal rewards", keep: (index, n) => index.columns.marks[n] & EQUAL },
+  truncated: { title: "cut off", keep: (index, n) => index.columns.marks[n] & TRUNCATED },
   improved: {
     title: "most improved record",
-    keep: (index, n) => index.gain.has(index.columns.record[n]) && isTrain(index, n),
-    order: (index, n) => [-index.gain.get(index.columns.record[n]), index.columns.record[n], index.columns.step[n]],
+    keep: (index, n) => isTrain(index, n) && gains(index)[index.columns.record[n]] > 0,
+    order: (index, n) => [-gains(index)[index.columns.record[n]], index.columns.record[n], index.columns.step[n]],
   },
   dropped: { title: "dropped", keep: (index, n) => index.columns.marks[n] & DROPPED },
   parity: {
@@ -32,7 +30,27 @@ const JUMPS = {
   suspect: { title: "suspected hacking", keep: (index, n) => index.columns.marks[n] & SUSPECT },
 };
 
-const NO_FILTERS = { split: "", step: "", data: "", record: "", q: "", part: "", min: "", max: "", jump: "" };
+const NO_FILTERS = { split: "", step: "", data: "", record: "", q: "", part: "", min: "", max: "", jump: "", sort: "" };
+
+// The columns of the list: name, title, and what a group is sorted by.
+const COLUMNS = [
+  ["step", "step", (index, n) => index.columns.step[n]],
+  ["record", "record", (index, n) => index.records[index.columns.record[n]][0]],
+  ["reward", "mean reward", (index, n) => index.columns.mean[n]],
+];
+
+// The gain of each record: the mean reward of its last training group minus that of its first.
+function gains(index) {
+  if (index.gains) return index.gains;
+  const { step, record, mean } = index.columns, ends = new Map();
+  for (let n = 0; n < step.length; n++) {
+    if (!isTrain(index, n) || mean[n] === null) continue;
+    const [first, last] = ends.get(record[n]) || [n, n];
+    ends.set(record[n], [step[n] < step[first] ? n : first, step[n] >= step[last] ? n : last]);
+  }
+  index.gains = index.records.map((_, each) => (ends.has(each) ? mean[ends.get(each)[1]] - mean[ends.get(each)[0]] : 0));
+  return index.gains;
+}
 
 function isTrain(index, n) {
   return index.splits[index.columns.split[n]] === "train";
@@ -47,9 +65,9 @@ function stepsOf(text) {
   return [first ? Number(first) : -Infinity, last ? Number(last) : Infinity];
 }
 
-// The numbers of the groups that pass all filters but the text, in the order of the jump, else the newest first.
+// The numbers of the groups that pass all filters but the text: by the sorted column, else in the order of the jump,
+// else the newest first.
 function filtered(index, filters) {
-  index.gain = index.gain || new Map(index.improved);
   const { columns } = index;
   const split = index.splits.indexOf(filters.split), data = index.datasets.indexOf(filters.data);
   const [first, last] = stepsOf(filters.step);
@@ -72,7 +90,8 @@ function filtered(index, filters) {
     found.push(n);
   }
   const keys = new Map(found.map((n) => [n, [...(jump.order ? [jump.order(index, n)].flat() : []), -columns.step[n], n]]));
-  return found.sort((a, b) => compareKeys(keys.get(a), keys.get(b)));
+  found.sort((a, b) => compareKeys(keys.get(a), keys.get(b)));
+  return sortedBy(found, filters.sort, COLUMNS, index);
 }
 
 function compareKeys(a, b) {

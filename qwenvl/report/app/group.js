@@ -3,7 +3,7 @@
 
 function groupView(index, n, group, go) {
   const { columns } = index;
-  const chips = MARKS.filter(([mark]) => columns.marks[n] & mark).map(([, , title]) => h("span", { class: "chip" }, title));
+  const chips = MARKS.filter(([mark]) => columns.marks[n] & mark).map(([, text, title]) => h("span", { class: "chip", title }, text));
   const place = [`step ${group.step}`, group.split === "train" ? `epoch ${group.epoch}` : group.split, group.where];
   return h("article", {},
     h("h3", { class: "title" }, group.id, h("small", {}, place.filter(Boolean).join(" · "))),
@@ -56,12 +56,37 @@ function frameView(key, n, title, caption, segment = null) {
   if (strip && !strip.problem) {
     const [column, row] = [n % strip.columns, Math.floor(n / strip.columns)];
     const share = (place, all) => (all > 1 ? (100 * place) / (all - 1) : 0);
-    picture = h("div", {
-      class: "picture", role: "img", "aria-label": [title, caption].filter(Boolean).join(", "),
+    picture = h("button", {
+      type: "button", class: "picture", "aria-label": `enlarge ${[title, caption].filter(Boolean).join(", ")}`, onclick: enlarge,
       style: `aspect-ratio:${strip.ratio};background-image:url(pictures/${key}.jpg);background-size:${100 * strip.columns}% ${100 * strip.rows}%;background-position:${share(column, strip.columns)}% ${share(row, strip.rows)}%`,
     });
   }
   return h("figure", { style: border, title: segment === null ? caption : `${caption}, segment ${segment}` }, picture, h("figcaption", {}, h("b", {}, title), " ", caption));
+}
+
+// A frame as large as the window. The arrow keys show its neighbours, Escape closes it.
+function enlarge(event) {
+  const all = [...event.currentTarget.closest(".frames").querySelectorAll(".picture")];
+  let at = all.indexOf(event.currentTarget);
+  const large = h("div", { class: "large" }), caption = h("p", {});
+  const move = (by) => {
+    at = Math.min(all.length - 1, Math.max(0, at + by));
+    const { aspectRatio, backgroundImage, backgroundSize, backgroundPosition } = all[at].style;
+    Object.assign(large.style, { aspectRatio, backgroundImage, backgroundSize, backgroundPosition });
+    large.style.setProperty("--ratio", Number(aspectRatio.split("/")[0]) / Number(aspectRatio.split("/")[1] || 1));
+    caption.textContent = `${all[at].closest("figure").querySelector("figcaption").textContent} (${at + 1} of ${all.length})`;
+  };
+  const button = (text, title, act) => h("button", { type: "button", title, onclick: act }, text);
+  const dialog = h("dialog", { class: "enlarged", onclose: () => { dialog.remove(); all[at].focus(); }, onclick: (click) => { if (click.target === dialog) dialog.close(); },
+    onkeydown: (key) => {
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[key.key];
+      if (by) move(by);
+      if (key.key !== "Escape" && key.key !== "Tab") key.stopPropagation();
+    } },
+  large, h("div", { class: "moves" }, button("‹", "previous frame", () => move(-1)), caption, button("›", "next frame", () => move(1)), button("close", "Escape", () => dialog.close())));
+  move(0);
+  document.body.append(dialog);
+  dialog.showModal();
 }
 
 function questionView(group) {
@@ -116,7 +141,7 @@ function completionView(row, group) {
   return h("div", { class: "completion", "data-sample": row.sample },
     h("header", { style: `background:${tint(row.advantage)}` }, head),
     h("div", { class: "parts" }, group.rewards.map((name, n) => partView(name, row.rewards[n]))),
-    answerView(row),
+    answerView(row, group.truth),
     h("pre", {}, marked(row.text)));
 }
 
@@ -125,11 +150,25 @@ function partView(name, value) {
   return h("div", { class: "part", title: value === null ? `${name} does not apply` : `${name} ${value}` }, h("span", {}, name), h("i", {}, h("i", { style: `width:${100 * share}%` })), h("b", {}, value === null ? "–" : brief(value)));
 }
 
-function answerView(row) {
+// The parts of an answer: numbered ones such as "(2) insert the fan", else the texts between commas, semicolons and lines.
+function partsOf(text) {
+  const marks = [...text.matchAll(/\(\s*([0-9]{1,9})\s*\)/g)];
+  if (marks.length) {
+    const pieces = marks.map((mark, n) => text.slice(mark.index, marks[n + 1]?.index).replace(/^[ ,;\n]+|[ ,;\n]+$/g, ""));
+    return pieces.map((piece, n) => ({ text: piece, key: String(Number(marks[n][1])) }));
+  }
+  const words = text.split(/[,;\n]/).map((piece) => piece.trim().split(/\s+/).join(" ")).filter(Boolean);
+  return words.map((piece) => ({ text: piece, key: piece.toLowerCase().replace(/\.+$/, "") }));
+}
+
+// The answer beside the solution, part by part. It is for the eye: each reward has a rule of its own.
+function answerView(row, truth) {
   if (row.answer === null) return h("p", { class: "answer bad" }, "no answer was found");
-  const given = row.answer.map(([text, right]) => h("span", { class: right ? "right" : "wrong", title: right ? "in the solution" : "not in the solution" }, `${right ? "✓" : "✗"} ${text}`));
-  const missing = row.missing.map((text) => h("span", { class: "missing", title: "in the solution alone" }, text));
-  return h("p", { class: "answer" }, given.length ? given : h("span", { class: "wrong" }, "an empty answer"), missing);
+  const given = partsOf(row.answer), wanted = partsOf(truth);
+  const has = (parts, part) => parts.some((each) => each.key === part.key);
+  const shown = given.map((part) => h("span", { class: has(wanted, part) ? "right" : "wrong", title: has(wanted, part) ? "in the solution" : "not in the solution" }, `${has(wanted, part) ? "✓" : "✗"} ${part.text}`));
+  const missing = wanted.filter((part) => !has(given, part)).map((part) => h("span", { class: "missing", title: "in the solution alone" }, part.text));
+  return h("p", { class: "answer" }, shown.length ? shown : h("span", { class: "wrong" }, "an empty answer"), missing);
 }
 
 // The text with its tags pale and its answer bold.

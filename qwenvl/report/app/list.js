@@ -1,17 +1,18 @@
 "use strict";
 // A list to choose from: filters and jumps above it, what is chosen beside it, keys, and an address that keeps all that.
-// A page extends it by what its rows are: `filtered`, `says`, `row`, `view`, `words`, `opened`, and the texts of `own`.
+// A page extends it by `filtered`, `says`, `row`, `view`, `words`, `opened`, `keys` and the texts of `own`.
 
 const ROWS = 100; // that are added to the list at a time
 
 class List {
-  // own: {filters: the filters of an open page, jumps, attribute: of a row, kind: of what is chosen}
+  // own: {filters: of a page without any, jumps, columns: with a head each, kind: the noun of a row, nothing: to say of none}
   constructor(own) {
     Object.assign(this, { own, filters: { ...own.filters }, found: [], chosen: null, shown: 0, search: 0, index: null });
     const jump = ([name, each]) => h("button", { type: "button", "data-jump": name, onclick: () => this.change({ jump: this.filters.jump === name ? "" : name }) }, each.title);
     this.parts = { // the elements of the page that change
-      jumps: h("p", { class: "jumps" }, "jump to ", own.jumps.map(jump)),
-      count: h("p", { class: "fine", id: "count" }),
+      jumps: h("p", { class: "jumps" }, "show ", own.jumps.map((each, n) => [each[1].label && each[1].label !== own.jumps[n - 1]?.[1].label ? `${each[1].label} ` : null, jump(each)])),
+      count: h("span", { id: "count" }),
+      heads: h("div", { class: "heads" }, own.columns.map(([name, title]) => h("button", { type: "button", "data-sort": name, title: `sort by ${title}`, onclick: () => this.sort(name) }, title))),
       list: h("ol", { id: "list" }),
       more: h("button", { type: "button", onclick: () => this.addRows() }, "more"),
       group: h("div", { id: "group", tabindex: -1 }),
@@ -31,13 +32,15 @@ class List {
 
   // Puts all of it into the page. keys: [key, key, what they do], of the page alone.
   place(filters, keys) {
-    const { jumps, count, list, more, group } = this.parts;
+    const { jumps, count, heads, list, more, group } = this.parts;
     const all = [["j", "k", ` next and previous ${this.own.kind}`], ...keys];
     const told = all.flatMap((each) => [...each.slice(0, -1).flatMap((key) => [h("kbd", {}, key), " "]).slice(0, -1), each.at(-1), ", "]);
-    document.querySelector("#browser").replaceChildren(
-      h("div", { class: "filters" }, filters), jumps, count,
-      h("div", { class: "panes" }, h("div", { class: "left" }, list, more), group),
+    const bar = h("details", { class: "bar", open: innerWidth > 760 }, h("summary", {}, h("b", {}, "Filters "), count), h("div", { class: "filters" }, filters), jumps);
+    const browser = document.querySelector("#browser");
+    browser.replaceChildren(bar,
+      h("div", { class: "panes" }, h("div", { class: "left" }, heads, list, more), group),
       h("p", { class: "fine keys" }, "Keys: ", told.slice(0, -1), "."));
+    new ResizeObserver(() => browser.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
     document.addEventListener("keydown", (event) => this.pressed(event));
     addEventListener("hashchange", () => { if (location.hash !== this.hash) this.opened(); });
   }
@@ -49,12 +52,23 @@ class List {
     this.wait = setTimeout(() => this.apply(), "q" in filters ? 250 : 0);
   }
 
+  // Sort by a column: first its own way, then the other way round, then no more.
+  sort(name) {
+    const now = this.filters.sort;
+    this.change({ sort: now === name ? `-${name}` : now === `-${name}` ? "" : name });
+  }
+
   // Show what the filters leave, and choose the first of it if nothing is chosen. A newer search ends this one.
   async apply() {
     if (!this.index) return; // it is being loaded by one who applies the filters then
     const { parts, filters, own } = this, search = ++this.search;
     for (const name of Object.keys(own.filters)) if (parts[name] && parts[name].value !== filters[name]) parts[name].value = filters[name];
     for (const button of parts.jumps.querySelectorAll("button")) button.classList.toggle("on", button.dataset.jump === filters.jump);
+    for (const head of parts.heads.children) {
+      const [up, down] = [filters.sort === head.dataset.sort, filters.sort === `-${head.dataset.sort}`];
+      head.dataset.way = up ? "▲" : down ? "▼" : "";
+      head.setAttribute("aria-pressed", up || down);
+    }
     let found = this.filtered();
     try {
       if (filters.q.trim()) found = await this.withText(found, filters.q.trim(), () => search !== this.search);
@@ -149,4 +163,14 @@ class List {
     event.preventDefault();
     keys[event.key]();
   }
+}
+
+// Numbers sorted by a column, "-" before its name for the other way round. What has no value comes last.
+function sortedBy(found, sort, columns, index) {
+  const column = columns.find(([name]) => name === sort.replace("-", ""));
+  if (!column) return found;
+  const sign = sort.startsWith("-") ? -1 : 1;
+  const value = (n) => column[2](index, n);
+  const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+  return found.sort((a, b) => (value(a) === null) - (value(b) === null) || sign * compare(value(a), value(b)));
 }
