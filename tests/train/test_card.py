@@ -260,7 +260,8 @@ def evaluation(tmp_path):
     models = [{"name": name, "path": path, **facts} for name, path in paths.items()]
     means = (("base", "none", 0.3), ("run", "none", 0.9), ("run", "blank", 0.4), ("run", "shuffled", 0.2))
     drop = {"model": "run", "no_answer": interval(0.0, 0.0, 0.1), "comparable": True}
-    broken = {"no_answer": interval(0.25, 0.0, 0.5), "comparable": False}
+    few = {"records": 3, "scores": {"accuracy": interval(0.1, 0.0, 0.2)}}
+    broken = {"no_answer": interval(0.25, 0.0, 0.5), "comparable": False, "answered": few}
     found = {
         "format": 1,
         "command": "qwenvl evaluate org/base run data.json",
@@ -315,6 +316,7 @@ def test_the_card_has_the_scores_controls_and_difference(evaluation, tmp_path):
     assert "| blank | 0.400 [0.300, 0.500] | 0.400 (one cluster) |" in card
     assert "| drop by blank | 0.500 [0.400, 0.600] |  |" in card
     assert "| drop by shuffled, not comparable: 25.0% without an answer | 0.700 [0.600, 0.800] |  |" in card
+    assert "| drop by shuffled, among 3 answered records | 0.100 [0.000, 0.200] |  |" in card
     assert "Compared with `base`, record by record: total +0.600 [0.500, 0.700]; better on 3, equal on 1, worse" in card
     assert "4 to 8 frames of 3,136 to 25,088 pixels, decoded by pyav; at most 40 new tokens; 25.0% without" in card
     data = ModelCard.load(tmp_path / "run" / "README.md").data
