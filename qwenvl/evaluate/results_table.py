@@ -114,8 +114,12 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
     yield f"{by} without the evidence, and by how much it is lower than with it, on the same records."
     for each in found["drops"]:
         if not each["comparable"]:
+            among, answered = "No record has one with and without the evidence.", each["answered"]
+            if by in answered["scores"]:
+                interval = interval_text(answered["scores"][by])
+                among = f"Drop among answered: {interval} on {answered['records']:,} records."
             share = f"{each['no_answer']['mean']:.1%} of the completions have no answer"
-            yield f"* {each['model']}, {each['control']}: not comparable, {share}"
+            yield f"* {each['model']}, {each['control']}: not comparable, {share}. {among}"
 
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:
