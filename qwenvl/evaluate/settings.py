@@ -183,7 +183,7 @@ OF_A_RUN = (
     {
         *names_of(ReadingOptions, FrameOptions, PromptOptions, RewardOptions),
         *SAMPLING_FLAGS,
-        *("generation_max_length", "generation_repetition_penalty", "stop_strings"),
+        *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     }
     & READ_BY_PROBE
 ) - {"reward_workers", "reward_aggregation", "temporal_contrast"}
