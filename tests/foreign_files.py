@@ -15,7 +15,10 @@ from PIL import Image
 
 from qwenvl.demo.clips import encode
 
-CLIPS = ("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4")
+CLIPS = (
+    *("clip.mp4", "academic/clip.mp4", "MVBench/clip.mp4", "fFjv93ACGo8.mp4"),
+    *("upload/1/0a1b-clip.mp4", "v_QOlSCBRmfWY.mkv", "3MSZA.mp4", "star/ZS9XR.mp4"),
+)
 FORM = "First think, within <think> </think>. Then give"
 LETTER = f"{FORM} the letter of the right option within <answer> </answer>."
 
@@ -84,6 +87,20 @@ CHOICE = {
     "video": "clip.mp4",
     "task_type": "Counting Problem",
 }
+VIDEO_MME = CHOICE | {"video_id": "001", "videoID": "fFjv93ACGo8", "duration": "short"}
+LABELLED = [
+    {"type": "timelinelabels", "value": {"ranges": [{"start": 61, "end": 90}], "timelinelabels": ["fasten it"]}},
+    {"type": "timelinelabels", "value": {"ranges": [{"start": 1, "end": 60}], "timelinelabels": ["insert it"]}},
+]
+TASK = {
+    "id": 3,
+    "annotations": [{"was_cancelled": True, "result": []}, {"was_cancelled": False, "result": LABELLED}],
+    "data": {"video": "/data/upload/1/0a1b-clip.mp4"},
+    "meta": {},
+}
+SENTENCE = '<video>When does the following happen in the video? "{}"\n' + (
+    f"{FORM} start and end in seconds, with the word to between them, within <answer> </answer>."
+)
 CHOICE_ASKED = f"<video>What moves?\nA. Apples.\nB. Squares.\n{LETTER}"
 
 FILES: dict[str, Foreign] = {
@@ -176,6 +193,49 @@ FILES: dict[str, Foreign] = {
         ".parquet",
     ),
     "options": Foreign("question-answer", [CHOICE], CHOICE_ASKED, "<answer>B</answer>"),
+    "videomme": Foreign("videomme", [VIDEO_MME], CHOICE_ASKED, "<answer>B</answer>", ".parquet"),
+    "mvbench": Foreign(
+        "mvbench",
+        [
+            {
+                "video": "star/ZS9XR.mp4",
+                "question": "What happens?",
+                "candidates": ["It falls.", "It moves."],
+                "answer": "It moves.",
+                "start": 0.5,
+                "end": 1.5,
+            }
+        ],
+        f"<video>What happens?\nA. It falls.\nB. It moves.\n{LETTER}",
+        "<answer>B</answer>",
+    ),
+    "activitynet": Foreign(
+        "activitynet",
+        {
+            "v_QOlSCBRmfWY": {
+                "duration": 2.0,
+                "timestamps": [[0.28, 1.15], [1.9, 0.5]],
+                "sentences": ["A square appears.", " It leaves."],
+            }
+        },
+        SENTENCE.format("A square appears."),
+        "<answer>0.28 to 1.15</answer>",
+        count=2,
+    ),
+    "charades-sta": Foreign(
+        "charades-sta",
+        "3MSZA 24.3 30.4##person turn a light on.\n3MSZA 0.0 8.5##person sits down.\n",
+        SENTENCE.format("person turn a light on."),
+        "<answer>24.3 to 30.4</answer>",
+        ".txt",
+        count=2,
+    ),
+    "label-studio": Foreign(
+        "label-studio",
+        [TASK],
+        f"<video>What does the video show?\n{FORM} the labels, with commas between them, within <answer> </answer>.",
+        "<answer>insert it, fasten it</answer>",
+    ),
 }
 
 

@@ -57,7 +57,6 @@ SUCCESSORS = {
     "vision_cache": "no flag: the vision tower runs once per prompt and step",
     **dict.fromkeys(("frame_cache", "cache_gb", "frame_cache_gb"), _DECODING),
     "allow_remote_media": "no flag: download the files, and write the paths of the copies into the records",
-    "video_backend": "no flag: PyAV decodes, which gave the right frames of all clips that were tried",
     "frame_sampler": "--video_fps and --video_max_frames, or video_start and video_end in the record's `meta`",
     "vllm_importance_sampling_mode": "--importance_correction",
     "vllm_importance_sampling_clip_max": _CORRECTION,

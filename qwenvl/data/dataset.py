@@ -17,7 +17,7 @@ from qwenvl.data.chat import chat_messages
 from qwenvl.data.errors import BadMediaError, full_memory_at, place_of
 from qwenvl.data.frames import FrameRule, Timeline
 from qwenvl.data.media.images import load_image
-from qwenvl.data.media.open import open_clip
+from qwenvl.data.media.open import open_clip, resolve_backend
 from qwenvl.data.media.reader import Clip
 from qwenvl.data.media.resize import Thumbnails, check_size, read_resized
 from qwenvl.data.media.source import check_media_exist
@@ -51,6 +51,7 @@ class GRPODataset(Dataset):
 
     Attributes:
         rule: by which frames are chosen.
+        decoder: the backend behind ``video_backend`` on this machine, for logs and checkpoints.
 
     Example:
         >>> dataset = load_dataset("example")
@@ -74,6 +75,7 @@ class GRPODataset(Dataset):
         self.parts = tuple(parts or [Part("", len(records))])
         self._ends = list(accumulate(part.size for part in self.parts))
         self.options = SampleOptions.of(options, **changes)
+        self.decoder = resolve_backend(self.options.video_backend)  # an unusable one is an error now, not in a worker
         self.rule = FrameRule(self.options, seed, training)
         self.ruler = ruler
         self.fit_to = fit_to
@@ -183,6 +185,7 @@ class GRPODataset(Dataset):
         meta, options = record.clip_meta[number] or ClipMeta(), self.options
         return open_clip(
             record.videos[number],
+            options.video_backend,
             timeout=options.decode_timeout,
             memory_gb=options.decode_memory_gb,
             strict=options.decode_check == "strict",

@@ -63,11 +63,15 @@ class FrameOptions(Options):
 class DecodingOptions(Options):
     """Decoding of clips and images."""
 
+    video_backend: Literal["auto", "pyav", "decord"] = option(
+        "auto", "Video decoder. auto: the one that is right and fastest, PyAV."
+    )
     decode_check: Literal["fast", "strict"] = option(
         "fast",
         "How damage of clips is looked for. fast: what the decoder tells of the frames that it gives, at no cost. "
         "strict: read the whole container too, and stop at errors that the decoder would hide; it sees only what it "
         "decodes, the frames asked for and those they are predicted from.",
+        needs="video_backend in ('auto', 'pyav'): only PyAV reports errors",
     )
     decode_timeout: float = option(
         60.0, "Seconds after which the decoder of a clip is killed, at least 0; 0 decodes without bounds.", least=0

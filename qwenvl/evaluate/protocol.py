@@ -104,7 +104,7 @@ def protocol_of(
         "decoding": {"method": "greedy" if options.samples == 1 else "sampled", "samples": options.samples, **params},
         "frames": asdict(FrameOptions.of(config)),
         "prompts": asdict(PromptOptions.of(config)),
-        "decoder": "pyav",
+        "decoder": dataset.decoder,
         "rewards": dict(zip(rubric.names, rubric.weights, strict=True)),
         "passes": {"by": pass_by, "at": options.pass_at},
         "seed": config.seed,

@@ -161,7 +161,7 @@ OF_A_RUN = (
     {
         *names_of(ReadingOptions, FrameOptions, PromptOptions, RewardOptions),
         *SAMPLING_FLAGS,
-        *("generation_max_length", "generation_repetition_penalty", "stop_strings"),
+        *("video_backend", "generation_max_length", "generation_repetition_penalty", "stop_strings"),
     }
     & READ_BY_PROBE
 ) - {"temporal_contrast"}

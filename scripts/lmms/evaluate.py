@@ -79,6 +79,7 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     Raises:
         ValueError, OSError: a flag, the model or its folder.
     """
+    from qwenvl.data.media.open import resolve_backend
     from qwenvl.data.options import FrameOptions, PromptOptions
     from qwenvl.data.records.parse import ReadOptions
     from qwenvl.evaluate.models import model_source
@@ -104,7 +105,7 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
         },
         "frames": asdict(FrameOptions.of(config)),
         "prompts": asdict(PromptOptions.of(config)),
-        "decoder": "pyav",
+        "decoder": resolve_backend(config.video_backend),
         "passes": {"by": "total", "at": 1.0},
         "seed": config.seed,
         "settings": {},

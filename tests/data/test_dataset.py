@@ -187,6 +187,8 @@ def test_the_example_of_the_repository_can_be_used():
 def test_impossible_options(steps):
     with pytest.raises(ValueError, match="--on_bad_sample must be one of error, skip"):
         load_dataset(steps, on_bad_sample="replace")
+    with pytest.raises(ValueError, match="video_backend"):
+        load_dataset(steps, video_backend="opencv")
 
 
 def test_an_empty_place_stays_empty(steps):

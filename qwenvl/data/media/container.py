@@ -45,6 +45,7 @@ TRANSPOSITIONS = {
     (0, 1, 1, 0): Transpose.TRANSPOSE,
     (0, -1, -1, 0): Transpose.TRANSVERSE,
 }
+TURNS = (None, Transpose.ROTATE_90, Transpose.ROTATE_180, Transpose.ROTATE_270)
 
 
 def open_video(path: str, timeout: float | None = None, strict: bool = False) -> tuple[InputContainer, VideoStream]:

@@ -1,11 +1,13 @@
 """Opens a clip, in this process or in a child that can be killed.
 
 PyAV with an index of presentation times gives the right frames of every container tried (docs/benchmarks.md). It brings
-its own FFmpeg, and so gives the same pixels on every machine.
+its own FFmpeg, and so gives the same pixels on every machine: ``auto`` means PyAV. decord gives wrong frames for clips
+that were cut without re-encoding, and hangs on one in four of those, so it never runs in the user's process.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import os
@@ -14,6 +16,9 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,15 +33,19 @@ from qwenvl.data.options import SampleOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "pyav", "decord")
 LEAST_BYTES = 16 * 2**20  # a clip that has less room than that while it is opened is not called damaged
 # Else glibc hands the memory of every frame back and asks for it anew: on short clips that took as long as decoding.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
 # Children without an open clip. The key holds the process id: after a fork the parent's children are not ours.
-_idle: dict[tuple[int, float], list[Decoder]] = defaultdict(list)
+_idle: dict[tuple[int, str, float], list[Decoder]] = defaultdict(list)
 
 
 def open_clip(
     path: str,
+    backend: str = SampleOptions.video_backend,
     *,
     timeout: float = 0.0,
     memory_gb: float = SampleOptions.decode_memory_gb,
@@ -46,6 +55,7 @@ def open_clip(
     """Open a clip and index its frames.
 
     Args:
+        backend: one of ``BACKENDS``. No other replaces one that fails.
         timeout: seconds for the whole clip, after which its decoder is killed. The decoder then runs in a child
             process. 0 decodes in this process, without bounds.
         memory_gb: how much memory the child may take for one clip, in GB.
@@ -54,16 +64,41 @@ def open_clip(
 
     Raises:
         BadMediaError: the file is not a video, is damaged or cut short, has no pictures, or exceeds the bounds.
+        ValueError, ImportError: as ``resolve_backend`` raises them. ValueError for decord without a timeout too.
 
     Example:
         >>> with open_clip("data/example/clips/lid.mp4") as clip:
         ...     frames = clip.read([0, clip.frame_count - 1])  # 2 x 3 x H x W, uint8
     """
+    chosen = resolve_backend(backend)
     if os.path.isdir(path) or frame_list(path) is not None:
         return FrameFolder(path, frames_fps)
     if timeout > 0:
-        return GuardedClip(path, timeout=timeout, memory_gb=memory_gb, strict=strict)
+        return GuardedClip(path, chosen, timeout=timeout, memory_gb=memory_gb, strict=strict)
+    if chosen == "decord":
+        raise ValueError("video_backend decord: it hangs on some files, so it needs --decode_timeout above 0")
     return ClipReader(path, strict)
+
+
+@lru_cache  # so that it warns once
+def resolve_backend(backend: str) -> str:
+    """The decoder behind a ``--video_backend``, ``pyav`` or ``decord``.
+
+    Raises:
+        ValueError: the name is unknown.
+        ImportError: decord is not installed.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"video_backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend != "decord":
+        return "pyav"
+    if find_spec("decord") is None:
+        raise ImportError("video_backend decord: not installed; `pip install decord`, or use `auto`")
+    logger.warning(
+        "video_backend decord: clips cut without re-encoding come out with wrong frames or hang; those are refused or "
+        "killed here and count as bad. `auto` reads them"
+    )
+    return backend
 
 
 class Decoder(Child):
@@ -73,12 +108,13 @@ class Decoder(Child):
         frames: memory that both processes map, in which the child puts a part of frames.
     """
 
-    def __init__(self, memory_gb: float) -> None:
+    def __init__(self, backend: str, memory_gb: float) -> None:
         with _anonymous_file() as file:
             os.ftruncate(file.fileno(), PART_BYTES)
             self.frames = mmap.mmap(file.fileno(), PART_BYTES)
             super().__init__(
                 f"{__name__}:serve",
+                backend,
                 str(file.fileno()),
                 memory_bytes=int(memory_gb * 1e9),
                 environment={name: value for name, value in _KEEP_MEMORY.items() if name not in os.environ},
@@ -100,7 +136,7 @@ class GuardedClip(Clip):
 
     Args:
         path: the file.
-        strict: as for ``ClipReader``.
+        backend, strict: as for ``ClipReader``.
         timeout: seconds from opening the clip to the end of the last read. After them the child is killed.
         memory_gb: how much memory the child may take for the clip, in GB.
 
@@ -109,10 +145,10 @@ class GuardedClip(Clip):
         MemoryError: the system killed the child, and a second one too. Reading raises it as well.
     """
 
-    def __init__(self, path: str, *, timeout: float, memory_gb: float, strict: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: str, backend: str, *, timeout: float, memory_gb: float, strict: bool = False) -> None:
+        self.path, self._backend = path, backend
         self._strict, self._timeout, self._memory_gb = strict, timeout, memory_gb
-        self._pool = _idle[os.getpid(), memory_gb]
+        self._pool = _idle[os.getpid(), backend, memory_gb]
         self._child: Decoder | None = None
         self._closed = False
         try:
@@ -152,7 +188,7 @@ class GuardedClip(Clip):
             try:
                 if self._child is None:
                     idle = self._pool.pop() if self._pool else None
-                    self._child = idle if idle and idle.alive else Decoder(self._memory_gb)
+                    self._child = idle if idle and idle.alive else Decoder(self._backend, self._memory_gb)
                     self._deadline = time.monotonic() + self._timeout
                     if kind != "open":
                         self._answer("open", (self.path, self._strict))
@@ -190,7 +226,7 @@ class GuardedClip(Clip):
         return answer
 
 
-def serve(descriptor: str) -> Callable[[tuple[str, Any]], Any]:
+def serve(backend: str, descriptor: str) -> Callable[[tuple[str, Any]], Any]:
     """The child's side: a function from a request of ``GuardedClip`` to its answer, an exception among them.
 
     The child does without torch.
@@ -199,6 +235,8 @@ def serve(descriptor: str) -> Callable[[tuple[str, Any]], Any]:
         descriptor: of the file behind the shared memory.
     """
     memory = mmap.mmap(int(descriptor), PART_BYTES)
+    if backend == "decord":
+        import_module("decord")  # before memory is bounded
     clip: ClipReader | None = None
     parts: Iterator[np.ndarray] = iter(())
     left: tuple[int, ...] = ()  # the numbers of the frames that `parts` has not given yet
@@ -222,7 +260,7 @@ def serve(descriptor: str) -> Callable[[tuple[str, Any]], Any]:
                 clip.close()
                 clip = None
             path, strict = argument
-            clip = ClipReader(path, strict)
+            clip = ClipReader(path, strict, backend)
             return clip.frame_times, clip.duration, clip.size
         except (MemoryError, BadMediaError, IndexError) as error:
             # FFmpeg takes a packet whose frame it has no memory for to be damaged, or leaves its frame out.

@@ -20,6 +20,7 @@ from PIL import Image
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.container import (
     READING_ERRORS,
+    TURNS,
     decoded,
     frame_size,
     in_square_pixels,
@@ -112,14 +113,15 @@ class ClipReader(Clip):
     Args:
         path: the file.
         strict: also look for damage that PyAV's decoder would hide.
+        backend: ``pyav`` or ``decord``, which may never return: use it in a child.
 
     Raises:
         BadMediaError: the file is not a video, is damaged or cut short, or has no pictures.
     """
 
-    def __init__(self, path: str, strict: bool = False) -> None:
+    def __init__(self, path: str, strict: bool = False, backend: str = "pyav") -> None:
         self.path = path
-        self._strict = strict
+        self._strict, self._backend = strict, backend
         self._container, self._stream = open_video(path, strict=strict)
         try:
             self._index = index_clip(self._container, self._stream, path)
@@ -154,7 +156,8 @@ class ClipReader(Clip):
         times = Counter(indices)
         part: Any = None
         shape, filled, left = None, 0, len(indices)
-        for index, picture in zip(sorted(times), self._decode(sorted(times)), strict=True):
+        decode = self._decode_with_decord if self._backend == "decord" else self._decode
+        for index, picture in zip(sorted(times), decode(sorted(times)), strict=True):
             shape = shape or picture.shape
             if picture.shape != shape:
                 raise BadMediaError(self.path, "the size of the picture changes within the clip")
@@ -185,6 +188,33 @@ class ClipReader(Clip):
             picture = np.ndarray((rgb.height, rgb.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
             turned = transposition(frame, self.path)
             yield picture if turned is None else np.asarray(Image.fromarray(picture).transpose(turned))
+
+    def _decode_with_decord(self, wanted: list[int]) -> Iterator[np.ndarray]:
+        """As ``_decode``. decord may count or order frames in another way, so it has to prove them by their times.
+
+        Raises:
+            BadMediaError: it fails, or proves nothing.
+        """
+        import decord
+
+        mirrored = transposition(next(self._found(wanted[:1])), self.path) not in TURNS
+        if mirrored or pixel_shape(self._stream) != 1 or self._index.by_count:
+            reason = "it is mirrored, its pixels are not square, or its times prove nothing; decord gets those wrong"
+            raise BadMediaError(self.path, f"{reason}: use --video_backend pyav")
+        try:
+            reader = decord.VideoReader(self.path, ctx=decord.cpu(0), num_threads=1)
+            if len(reader) != self.frame_count:
+                raise ValueError(f"counts {len(reader)} frames where the stream has {self.frame_count}")
+            frames = reader.get_batch(wanted).asnumpy()
+            times = reader.get_frame_timestamp(wanted)[:, 0].tolist()
+            true_times = [float(self._index.pts[i] * self._index.time_base) for i in wanted]
+            if len(times) != len(wanted) or not np.allclose(times, true_times, rtol=0, atol=1e-3):
+                raise ValueError("gave other frames than those asked for, judged by their times")
+        except MemoryError:
+            raise
+        except Exception as error:  # it raises whatever its C++ side does
+            raise BadMediaError(self.path, f"decord: {reason_of(error)}") from error
+        yield from frames
 
     def _found(self, wanted: list[int]) -> Iterator[VideoFrame]:
         """The frames with these rising numbers as the decoder gives them."""

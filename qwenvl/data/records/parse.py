@@ -13,13 +13,15 @@ from typing import Any
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.media.source import media_path
 from qwenvl.data.records.forms import MAIN_KEYS, META_KEYS, draft_of, parse_meta, unknown_meta_keys, with_types
-from qwenvl.data.records.presets import OPTION_KEYS, OURS, check_name, guessed, our_row
+from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
 from qwenvl.files import plain_file
 from qwenvl.hint import Hint
 from qwenvl.types import Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""
+
+_ENDINGS = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,8 @@ def parse_row(row: Row, media_root: Path, options: ReadOptions | None = None) ->
         messages[-1] = Message("user", options.prompt_template.replace("{prompt}", messages[-1].text))
     if options.system is not None:
         messages = [Message("system", options.system), *(m for m in messages if m.role != "system")]
+    if options.format not in (None, OURS) and PRESETS[options.format].without_ending:
+        draft.videos = [(place, _with_ending(clip, media_root)) for place, clip in draft.videos]
     outside = options.allow_outside_media
     videos, images = (
         tuple(media_path(medium, place, media_root, allow_outside=outside) for place, medium in listed)
@@ -198,6 +202,13 @@ def _value(row: Row, options: ReadOptions) -> dict[str, Any]:
             raise RecordError(f"{row.where}: --columns {column}={name} would hide the row's own {name!r}")
     value = {options.columns.get(name, name): one for name, one in value.items()}
     return with_types(value) if row.untyped else value
+
+
+def _with_ending(clip: Any, media_root: Path) -> Any:
+    """The path of a clip that is named without its ending: that of the file that is there."""
+    if not isinstance(clip, str) or Path(clip).suffix.lower() in _ENDINGS or (media_root / clip).exists():
+        return clip
+    return next((clip + ending for ending in _ENDINGS if (media_root / (clip + ending)).exists()), clip + _ENDINGS[0])
 
 
 def record_hints(record: Record) -> Iterator[Hint]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.forms import draft_of
@@ -56,6 +59,7 @@ class Preset:
             wrong.
         rewards: reward functions that can score its solutions.
         generic: it is guessed only where no other preset fits.
+        without_ending: clips are named without their ending, which is looked for on the disk.
     """
 
     summary: str
@@ -63,14 +67,11 @@ class Preset:
     row: Callable[[Values], Values]
     rewards: tuple[str, ...] = ("by_problem_type",)
     generic: bool = False
+    without_ending: bool = False
 
 
 _BY_VIDEO_R1 = {"tempcompass": "tempcompass", "mmvu": "mmvu", "vsi-bench": "vsibench"}  # its files eval_NAME.json
-_BY_VIDEO_R1 |= {name: name for name in ("videomme", "mvbench")}
 _REMOVED = {name: f"read eval_{file}.json of Video-R1 by --format video-r1" for name, file in _BY_VIDEO_R1.items()}
-_REMOVED["label-studio"] = "export CSV with the columns clip and answer: qwenvl data from-folder CLIPS --answers FILE"
-_SENTENCES = "write a record for each sentence: a `prompt` that asks when it happens, `solution` and `video`"
-_REMOVED |= {"activitynet": _SENTENCES, "charades-sta": _SENTENCES}
 _REMOVED["videochat"] = "write each question as `prompt` and its answer as `solution`"
 
 
@@ -329,6 +330,118 @@ def _question_answer(row: Values) -> Values:
     return _question_row(row, options=options, kind=row.get("problem_type") or None, used=tuple(columns))
 
 
+# Benchmarks, as their authors or lmms-eval publish them
+
+
+def _videomme(row: Values) -> Values:
+    """``videoID`` names the clip."""
+    return _question_row(row, options=options_of(row.get("options")), media={"videos": [_text(row, "videoID")]})
+
+
+def _mvbench(row: Values) -> Values:
+    """The answer is the text of a candidate. Some tasks ask about a stretch of the clip, or have folders of frames."""
+    names = {"start": "video_start", "end": "video_end", "fps": "frames_fps"}
+    for key in names:
+        if isinstance(value := row.get(key), bool) or not isinstance(value, int | float | None):
+            raise ValueError(f"{key}: expected a number, got {kind_of(value)}")
+    meta = {known: row[key] for key, known in names.items() if row.get(key) is not None}
+    options = options_of(row.get("candidates"), "candidates")
+    return _question_row(row, options=options, used=tuple(names), **meta)
+
+
+# Sentences and when they happen
+
+_CHARADES = re.compile(r"(\S+) ([0-9]+\.?[0-9]*) ([0-9]+\.?[0-9]*)\s?##\s?(.+)")
+
+
+def _span_row(row: Values) -> Values:
+    """A record that asks when a sentence happens: from ``start`` to ``end``, or in ``timestamp``, which holds both."""
+    times: Any = row.get("timestamp", [row.get("start"), row.get("end")])
+    if not isinstance(times, list) or len(times) != 2:
+        raise ValueError(f"timestamps: expected start and end, got {kind_of(times)}")
+    for key, value in zip(("start", "end"), times, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+            raise ValueError(f"{key}: expected seconds, got {kind_of(value)}")
+    if times[0] == times[1]:
+        raise ValueError(f"start and end: expected two times, got {times[0]:g} twice")
+    question = f'When does the following happen in the video? "{_text(row, "sentence").strip()}"'
+    row = row | {"question": question, "answer": f"{min(times):g} to {max(times):g}"}
+    media = {"videos": [_text(row, "video_id")]}
+    return _question_row(row, kind=SPAN, media=media, used=("start", "end", "timestamp"))
+
+
+def activitynet_rows(content: Values) -> Iterator[tuple[str, Values]]:
+    """Place and row of each sentence of an object that holds ``timestamps`` and ``sentences`` by clip.
+
+    Raises:
+        TypeError, KeyError: an object of another format.
+    """
+    for clip, entry in content.items():
+        for i, (times, sentence) in enumerate(zip_longest(entry["timestamps"], entry["sentences"])):
+            row = {"video_id": clip, "duration": entry.get("duration"), "timestamp": times, "sentence": sentence}
+            yield f"{clip}[{i}]", row
+
+
+def charades_row(line: str) -> Values:
+    """The row of ``3MSZA 24.3 30.4##person turn a light on.``, and a row that is refused of any other line."""
+    if not (found := _CHARADES.fullmatch(line.strip())):
+        return {"line": line}
+    return {"video_id": found[1], "start": float(found[2]), "end": float(found[3]), "sentence": found[4]}
+
+
+# Label Studio
+
+_PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+
+
+def _label_studio(row: Values) -> Values:
+    """The first annotation that is not cancelled, ground truth before others, and the clip of ``data``."""
+    data = row.get("data")
+    if not isinstance(data, dict):
+        raise ValueError(f"data: expected an object with the clip of the task, got {kind_of(data)}")
+    listed = [one for one in row.get("annotations") or [] if isinstance(one, dict) and not one.get("was_cancelled")]
+    listed.sort(key=lambda one: not one.get("ground_truth"))  # the order stays otherwise
+    answer, kind = next(filter(None, (_annotated(one.get("result")) for one in listed)), (None, ""))
+    if answer is None:
+        raise ValueError("annotations: expected one that is not cancelled and has choices, labels, text or a number")
+    question = data.get("question") or data.get("text")
+    question = question if isinstance(question, str) else "What does the video show?"
+    texts = {key: value for key, value in data.items() if isinstance(value, str) and key not in ("question", "text")}
+    name = next((key for key in ("video", "image", *texts) if key in texts), None)
+    if name is None:
+        raise ValueError(f"data: expected a clip or a picture, got {kind_of(data)}")
+    path = _stored_path(texts[name])
+    media = {"images" if PurePosixPath(path).suffix.lower() in _PICTURES else "videos": [path]}
+    used = ("data", "annotations", "predictions", "drafts")
+    return _question_row(row | {"question": question, "answer": answer}, kind=kind, media=media, used=used)
+
+
+def _annotated(result: Any) -> tuple[str, str] | None:
+    """The answer that the regions of an annotation give, labels in order of their times, and its kind."""
+    labels: list[tuple[float, str]] = []
+    for region in result if isinstance(result, list) else []:
+        value, kind = region.get("value") or {}, region.get("type")
+        if kind in ("number", "rating") and value.get(kind) is not None:
+            return str(value[kind]), NUMBER
+        if kind == "textarea" and value.get("text"):
+            return " ".join([value["text"]] if isinstance(value["text"], str) else value["text"]), WORDS
+        named = value.get(kind) if kind in ("choices", "timelinelabels", "labels") else None
+        if kind == "taxonomy":
+            named = [path[-1] for path in value.get("taxonomy") or () if path]
+        ranges = value.get("ranges") or [{"start": value.get("start") or 0}]
+        labels += [(float(ranges[0].get("start") or 0), str(label)) for label in named or ()]
+    labels.sort(key=lambda label: label[0])
+    return (", ".join(text for _, text in labels), LABELS) if labels else None
+
+
+def _stored_path(address: str) -> str:
+    """The path of an upload (``/data/upload/1/clip.mp4``) or of local storage (``/data/local-files/?d=clip.mp4``)."""
+    parts = urlsplit(address)
+    if parts.path.rstrip("/").endswith("/local-files") and (local := parse_qs(parts.query).get("d")):
+        return local[0].lstrip("/")
+    return address.removeprefix("/data/") if address.startswith("/data/upload/") else address
+
+
 # Conversations, which have their questions and solutions written out
 
 _SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
@@ -421,5 +534,22 @@ PRESETS: dict[str, Preset] = {
         _has("question", "answer"),
         _question_answer,
         generic=True,
+    ),
+    "videomme": Preset("Video-MME", _has("videoID", "question", "options", "answer"), _videomme, without_ending=True),
+    "mvbench": Preset("the tasks of MVBench", _has("video", "question", "candidates", "answer"), _mvbench),
+    "activitynet": Preset(
+        "ActivityNet Captions",
+        _has("video_id", "timestamp", "sentence"),
+        _span_row,
+        ("temporal_iou",),
+        without_ending=True,
+    ),
+    "charades-sta": Preset(
+        "Charades-STA", _has("video_id", "start", "end", "sentence"), _span_row, ("temporal_iou",), without_ending=True
+    ),
+    "label-studio": Preset(
+        "the full export of Label Studio, JSON",
+        lambda row: isinstance(row.get("annotations"), list) and isinstance(row.get("data"), dict),
+        _label_studio,
     ),
 }

@@ -17,6 +17,7 @@ from PIL.Image import Image
 from qwenvl.data.errors import RecordError, kind_of
 from qwenvl.data.records.catalog import HUB_PREFIX
 from qwenvl.data.records.parse import Row, Rows, stem_of
+from qwenvl.data.records.presets import activitynet_rows, charades_row
 from qwenvl.data.records.text import BOM, bytes_of, text_rows
 from qwenvl.files import cache_root, require
 
@@ -45,11 +46,11 @@ def open_rows(source: Path | str) -> Rows:
         raise RecordError(f"{path}: {message}", "file")
     with open(path, "rb") as file:
         is_parquet = file.read(4) == b"PAR1"
-    return parquet_rows(path) if is_parquet else _object_rows(path) or text_rows(path)
+    return parquet_rows(path) if is_parquet else _object_rows(path) or _charades_rows(path) or text_rows(path)
 
 
 def _object_rows(path: Path) -> Rows | None:
-    """The rows of a ``.json`` file that is one object, ``{"data": [...]}``. None for files of other kinds."""
+    """The rows of a ``.json`` file that is one object, ``{"data": [...]}`` or of ActivityNet. None for other files."""
     if ".json" not in path.suffixes:
         return None
     try:
@@ -64,11 +65,33 @@ def _object_rows(path: Path) -> Rows | None:
     except (ValueError, RecursionError):  # JSON lines with damage, or a damaged gzip file, which ``text_rows`` reports
         return None
     listed = content.get("data")
-    if not isinstance(listed, list) or not all(isinstance(row, dict) for row in listed):
+    if isinstance(listed, list) and all(isinstance(row, dict) for row in listed):
+        return _listed(path, [(f" data[{i}]", row) for i, row in enumerate(listed)])
+    try:
+        return _listed(path, [(f" {place}", row) for place, row in activitynet_rows(content)])
+    except (TypeError, KeyError):
         return None
+
+
+def _charades_rows(path: Path) -> Rows | None:
+    """The rows of a text file of Charades-STA, a line each. None for files of other kinds."""
+    try:
+        with bytes_of(path) as file:
+            head = file.read(4096).removeprefix(BOM).lstrip().partition(b"\n")[0]
+            if "sentence" not in charades_row(head.decode("utf-8", "replace")):
+                return None
+            file.seek(0)
+            lines = file.read().decode("utf-8-sig", "replace").splitlines()
+    except RecordError:  # a damaged gzip file, which ``text_rows`` reports
+        return None
+    return _listed(path, [(str(i), charades_row(line)) for i, line in enumerate(lines, start=1) if line.strip()])
+
+
+def _listed(path: Path, rows: list[tuple[str, dict[str, Any]]]) -> Rows:
+    """Rows by their places in the file."""
     stem = stem_of(path)
-    rows = [Row(f"{path}: data[{i}]", f"{stem}-{i}", partial(dict, row)) for i, row in enumerate(listed)]
-    return Rows(len(rows), path.stat().st_size, rows.__getitem__)
+    listed = [Row(f"{path}:{place}", f"{stem}-{i}", partial(dict, row)) for i, (place, row) in enumerate(rows)]
+    return Rows(len(listed), path.stat().st_size, listed.__getitem__)
 
 
 def _is_json(line: bytes) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from qwenvl.data.errors import BadMediaError
 from qwenvl.data.media.damage import _hole
 from qwenvl.data.media.open import open_clip
+from qwenvl.data.options import SampleOptions
 from qwenvl.doctor.commands import main
 from scripts.clips.copies import Copy
 from scripts.clips.sources import Source, encode_numbered
@@ -110,3 +111,5 @@ def test_the_command_looks_strictly_and_at_all_frames_if_told(source, tmp_path, 
     (tmp_path / "rows.json").write_text(json.dumps([row | {"video": str(hole)}]))
     assert main(shown) == 1
     assert main([*shown, "--decode_check", "fast"]) == 0
+    with pytest.raises(ValueError, match="decode_check has no effect without --video_backend auto or pyav"):
+        SampleOptions(decode_check="strict", video_backend="decord")

@@ -87,6 +87,18 @@ def test_a_turned_or_mirrored_clip_comes_as_it_is_shown(make_clip, number_of, ma
     assert number_of(turned_back(frame.permute(1, 2, 0).numpy())) == 5
 
 
+def test_decord_reads_an_ordinary_clip_in_a_child_and_refuses_a_mirrored_one(make_clip, number_of):
+    pytest.importorskip("decord")
+    path = str(make_clip())
+    with open_clip(path, "decord", timeout=60) as clip:
+        assert [number_of(frame) for frame in clip.read([3, 17])] == [3, 17]
+    with pytest.raises(ValueError, match="needs --decode_timeout above 0"):
+        open_clip(path, "decord")
+    path = set_display_matrix(make_clip(size=(96, 64)), (-1, 0, 0, 1, 96, 0))
+    with open_clip(path, "decord", timeout=60) as clip, pytest.raises(BadMediaError, match="use --video_backend pyav"):
+        clip.read([5])
+
+
 def test_a_clip_that_is_shown_slanted_is_refused(make_clip):
     path = set_display_matrix(make_clip(), (0.7071, 0.7071, -0.7071, 0.7071, 32, 0))
     with open_clip(path) as clip, pytest.raises(BadMediaError, match="45 degrees"):

@@ -1,6 +1,7 @@
 """Files of others, as their authors write them, are told by their first row and become records that are scored."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import PRESETS, chosen, guessed, options_of
 from qwenvl.data.records.record_file import RecordFile
 from qwenvl.rewards import build_rubric
-from tests.foreign_files import CHOICE, FILES, write_all
+from tests.foreign_files import CHOICE, FILES, VIDEO_MME, write_all
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,7 @@ def test_each_file_is_told_and_read(name, files):
     assert (records[0].messages[-1].text, records[0].solution) == (expected.prompt, expected.solution)
     for record in records:
         assert len(record.videos) + len(record.images) == 1
+        assert all(Path(path).is_file() for path in (*record.videos, *record.images)), "with the ending on the disk"
         assert all(path.startswith(str(files[name].parent)) for path in (*record.videos, *record.images))
         assert "thinking" not in record.fields or record.fields["thinking"] == "It moves to the right."
     by_name = RecordFile(source, seed=0, options=ReadOptions(format=expected.format))
@@ -56,6 +58,12 @@ def test_the_rewards_of_each_format_can_score_it(name, files):
 def test_what_the_records_carry(files):
     [brief] = records_of(files["sharegpt"])
     assert [message.role for message in brief.messages] == ["system", "user"]
+    [stretch] = records_of(files["mvbench"])
+    assert (stretch.clip_meta[0].video_start, stretch.clip_meta[0].video_end) == (0.5, 1.5)
+    turned = records_of(files["activitynet"])[1]
+    assert turned.solution == "<answer>0.5 to 1.9</answer>", "an entry whose times are the wrong way round"
+    assert turned.where.endswith("activitynet.json: v_QOlSCBRmfWY[1]") and turned.fields["duration"] == 2.0
+    assert records_of(files["label-studio"])[0].fields["source_id"] == 3
 
 
 @pytest.mark.parametrize(
@@ -67,6 +75,11 @@ def test_what_the_records_carry(files):
         ),
         (CHOICE | {"options": "A. x"}, "read as question-answer: options: expected a list of options"),
         (CHOICE | {"question": 3}, "read as question-answer: question: expected text, got number 3"),
+        (VIDEO_MME | {"videoID": None}, "read as videomme: videoID: expected text, got nothing"),
+        (
+            {"annotations": [], "data": {"video": "a.mp4"}},
+            "read as label-studio: annotations: expected one that is not",
+        ),
         ({"video_id": "1", "question": "Which?", "answer": "A"}, "video_id: expected the path of the clip in `video`"),
         (
             {"problem": "?", "problem_type": "OCR", "solution": "x", "path": "a.mp4"},
@@ -100,7 +113,6 @@ def test_a_format_can_be_named_and_none_be_guessed(tmp_path):
     for name, message in (
         ("sharegp", "no format 'sharegp'; did you mean sharegpt"),
         ("tempcompass", "--format video-r1"),
-        ("activitynet", "write a record for each sentence"),
     ):
         with pytest.raises(ValueError, match=message):
             records_of(path, format=name)
@@ -127,11 +139,30 @@ def test_columns_are_renamed_before_the_format_is_guessed(tmp_path):
     assert record.messages[0].text == "<video>Which?", "one of our own forms: nothing is added"
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"data": 3}', '{"data": []}', "{\n"])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"data": 3}', '{"data": []}', '{\n"a": {"timestamps": [[1, 2]]}\n}', "{\n"]
+)
 def test_other_files_of_one_object_are_what_they_were(text, tmp_path):
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(RecordError):
         records_of(tmp_path / "rows.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("sta.txt", "3MSZA 1.0 2.0##a\n\n3MSZA 1.0##b\n", "sta.txt:3: read as charades-sta: start: expected seconds"),
+        (
+            "net.json",
+            '{"v_a": {"timestamps": [[0, 1]], "sentences": ["a", "b"]}}',
+            r"net.json: v_a\[1\]: read as activitynet: timestamps: expected start and end, got nothing",
+        ),
+    ],
+)
+def test_a_sentence_without_its_times_is_named(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RecordError, match=message):
+        records_of(tmp_path / name)
 
 
 def test_options_by_hand():
