@@ -12,7 +12,7 @@ from typing import Any
 
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import SAME_REWARD
-from qwenvl.rewards.functions.actions import action_numbers, action_phrases
+from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
 from qwenvl.rewards.functions.matching import affirms, letters
 from qwenvl.rewards.functions.text import normalized
 from qwenvl.runlog import AS_IT_IS, EvaluationSample
@@ -47,7 +47,7 @@ class _Record:
             scores[PASSES] = sum(passed) / len(passed)
         if len(samples) > 1 and len(passed) == len(samples):
             answers = [sample.answer for sample in samples]
-            scores[MAJORITY] = majority(answers, known[pass_by], pass_by)
+            scores[MAJORITY] = majority(answers, known[pass_by], pass_by, samples[0].prompt)
         return cls(samples, scores, passed)
 
     @property
@@ -184,16 +184,24 @@ def _difference(before: str, after: str, control: str, of_before: _Records, of_a
     }
 
 
-VOTE_KEYS: dict[str, Callable[[str], Hashable]] = {
-    "accuracy": lambda answer: frozenset(action_numbers(answer) or action_phrases(answer)),
-    "action_order": lambda answer: tuple(action_numbers(answer)),
-    "multiple_choice": lambda answer: frozenset(letters(answer)),
-    "yes_no": affirms,
+Prompt = Sequence[Mapping[str, str]]
+
+
+def _actions(answer: str, prompt: Prompt) -> Hashable:
+    named = named_actions(answer, list_of([{"role": turn["role"], "content": turn["text"]} for turn in prompt]))
+    return named if named[0] else frozenset(action_phrases(answer))
+
+
+VOTE_KEYS: dict[str, Callable[[str, Prompt], Hashable]] = {
+    "accuracy": _actions,
+    "action_order": lambda answer, prompt: tuple(action_numbers(answer)),
+    "multiple_choice": lambda answer, prompt: frozenset(letters(answer)),
+    "yes_no": lambda answer, prompt: affirms(answer),
 }
 """The key by which two answers are equal, by the reward that judges them. Other rewards: the normalized text."""
 
 
-def majority(answers: Sequence[str], values: Sequence[float], reward: str) -> float:
+def majority(answers: Sequence[str], values: Sequence[float], reward: str, prompt: Prompt = ()) -> float:
     """Majority vote: the mean value of the answer that most completions of a prompt give.
 
     Completions without an answer ("") do not vote. In a tie it is the mean over the winners.
@@ -202,16 +210,17 @@ def majority(answers: Sequence[str], values: Sequence[float], reward: str) -> fl
     Args:
         answers, values: of each completion.
         reward: the reward that judges them.
+        prompt: messages with ``role`` and ``text``.
 
     Example:
         >>> majority(["(1) take the lid", "(1)", "(2)"], [1.0, 1.0, 0.0], "accuracy")
         1.0
     """
-    read = VOTE_KEYS.get(reward, normalized)
+    read = VOTE_KEYS.get(reward, lambda answer, prompt: normalized(answer))
     votes: dict[Hashable, list[float]] = {}
     for answer, value in zip(answers, values, strict=True):
         if answer:
-            votes.setdefault(read(answer), []).append(value)
+            votes.setdefault(read(answer, prompt), []).append(value)
     if not votes:
         return sum(values) / len(values)
     most = max(map(len, votes.values()))

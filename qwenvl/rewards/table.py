@@ -29,6 +29,7 @@ def by_problem_type(
     completions: list[str],
     solution: list[str],
     problem_type: list[str | None] | None = None,
+    prompts: list[Any] | None = None,
     duration: list[float | None] | None = None,
     *,
     numeric_tolerance: numbers.Tolerance = 1e-6,
@@ -47,9 +48,11 @@ def by_problem_type(
         "temporal_iou": {"boundary": temporal_iou_boundary},
     }
     scores = []
-    for text, truth, kind, seconds in zip(completions, solution, problem_type or none, duration or none, strict=True):
+    rows = zip(completions, solution, problem_type or none, prompts or none, duration or none, strict=True)
+    for text, truth, kind, prompt, seconds in rows:
         name = _function_of(kind)
-        scores += TABLE[name].made_of([text], [truth], duration=[seconds], **arguments.get(name, {}))
+        own = {"prompts": [prompt], "duration": [seconds], **arguments.get(name, {})}
+        scores += TABLE[name].made_of([text], [truth], **own)
     return scores
 
 

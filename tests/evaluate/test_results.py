@@ -148,6 +148,13 @@ def test_majority(reward, answers, values, expected):
     assert majority(answers, values, reward) == expected
 
 
+def test_actions_by_name_vote_with_those_by_number():
+    prompt = [{"role": "user", "text": "Which?\n(1) insert the fan\n(2) fasten the screw"}]
+    answers, values = ["(1)", "Insert the fan.", "(2)", "insert the fan, wait"], [1.0, 1.0, 0.0, 0.5]
+    assert majority(answers, values, "accuracy", prompt) == 1.0
+    assert majority(answers, values, "accuracy") == pytest.approx(2.5 / 4)  # without the list each is its own
+
+
 def test_pass_at_k_by_hand():
     # 1 of 4 passes: 3 of the 6 pairs hold it, and each choice of 4.
     assert [pass_at_k(4, 1, k) for k in (1, 2, 4)] == [0.25, 0.5, 1.0]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from qwenvl.files import require
-from qwenvl.rewards.functions.text import normalized, pairs, unreadable
+from qwenvl.rewards.functions.text import normalized, pairs, unified, unreadable
 
 _NUMBER = re.compile(r"\(\s*([0-9]{1,9})\s*\)")
 _SEPARATOR = re.compile(r"[,;\n]")
+_LINE = re.compile(r"[ \t]*\(\s*([0-9]{1,9})\s*\)(.*)")
+_WORD_ENDS = r"(?:(?<![^\W_])|(?![^\W_]))"  # not between two letters or digits
+_BETWEEN = r"(?:[\s.:,;&\"'*\-\u2022]|\b(?:and|then)\b)+"
 
 
 def action_numbers(text: str) -> list[int]:
@@ -34,14 +38,28 @@ def action_phrases(text: str) -> list[str]:
     return [phrase for phrase in phrases if phrase]
 
 
-def accuracy(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+def accuracy(
+    completions: list[str], solution: list[str], prompts: list[Any] | None = None, **columns: Any
+) -> list[float]:
     """Overlap (intersection over union) of the actions that the answer names with the solution's.
 
     It compares the set of ``(k)`` numbers in the first answer block with that of the solution. A solution without
     numbers is compared as a set of phrases: the text between commas, semicolons and new lines. The same set scores 1.
     Without an answer block, or with no action in it, the score is 0.
+
+    An answer without any number is read by the names of the prompt's list. The list is the lines of the last user
+    turn that begin with ``(k)``. It must be unambiguous: no number and no name occurs twice. A name counts only to
+    the letter, upper and lower case, spaces and final dots aside. Signs, "and" and "then" may separate names. Any
+    other words, up to the next comma, semicolon, line or name, count as one wrong action. With the list
+    ``(1) insert the fan``, ``(2) fasten the screw`` and the solution ``(1) (2)``:
+
+    - ``Insert the fan, then fasten the screw.`` scores 1, as ``(1) (2)`` does
+    - ``insert the fan`` scores 1/2, and ``insert the fan, take the lid`` 1/3: one of two, and one that is wrong
+    - ``inserts a fan`` scores 0: it is no name of the list
+    - ``(1) insert the fan, fasten the screw`` scores 1/2: it has a number, so numbers alone count
     """
-    return [_overlap(answer, truth) for answer, truth in pairs(completions, solution)]
+    rows = zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True)
+    return [_overlap(answer or "", truth, list_of(prompt)) for (answer, truth), prompt in rows]
 
 
 def action_order(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -57,13 +75,63 @@ check_action_numbers = partial(unreadable, action_numbers, 'names no action: exp
 check_actions = partial(unreadable, action_phrases, 'names no action: expected "(1) ..." numbers or phrases')
 
 
-def _overlap(answer: str | None, truth: str) -> float:
-    parsed = action_numbers if action_numbers(truth) else action_phrases
-    named, expected = set(parsed(answer or "")), set(parsed(truth))
-    return len(named & expected) / len(named | expected) if named and expected else 0.0
+def _overlap(answer: str, truth: str, listed: Mapping[str, int]) -> float:
+    expected: frozenset[Any] = frozenset(action_numbers(truth) or action_phrases(truth))
+    named, unknown = named_actions(answer, listed) if action_numbers(truth) else (set(action_phrases(answer)), 0)
+    return len(named & expected) / (len(named | expected) + unknown) if named and expected else 0.0
 
 
 def _order(answer: str | None, truth: str) -> float:
     levenshtein = require("rapidfuzz.distance", "rewards").Levenshtein
     named, expected = action_numbers(answer or ""), action_numbers(truth)
     return levenshtein.normalized_similarity(named, expected) if named and expected else 0.0
+
+
+def list_of(prompt: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:
+    """The numbers of the actions by name: the lines of the last user turn that begin with ``(k)``.
+
+    Args:
+        prompt: messages, as reward functions get them.
+
+    Returns:
+        Names as ``text.normalized`` writes them. Empty where there is no such list of two actions or more, or where it
+        is ambiguous: a number or a name occurs twice, a number has no name, or a line holds two numbers.
+    """
+    asked = [message["content"] for message in prompt or () if message.get("role") == "user"]
+    return _list_in(asked[-1]) if asked and isinstance(asked[-1], str) else {}
+
+
+@lru_cache(maxsize=256)
+def _list_in(text: str) -> dict[str, int]:
+    found = [match for line in unified(text).splitlines() if (match := _LINE.match(line))]
+    names = {normalized(match[2]): int(match[1]) for match in found}
+    whole = all(names) and len(names) == len(set(names.values())) == len(found) > 1
+    return names if whole and not any(_NUMBER.search(match[2]) for match in found) else {}
+
+
+def named_actions(answer: str, listed: Mapping[str, int]) -> tuple[frozenset[int], int]:
+    """The numbers of the actions that an answer names, and how many of its phrases name no listed action.
+
+    An answer without ``(k)`` numbers is read by the names of the list, from left to right, the longest name first.
+
+    Example:
+        >>> named_actions("Insert the fan, then fasten the screw; wait", {"insert the fan": 1, "fasten the screw": 2})
+        (frozenset({1, 2}), 1)
+    """
+    numbers, unknown = set(action_numbers(answer)), 0
+    if numbers or not listed:
+        return frozenset(numbers), 0
+    names = "|".join(map(re.escape, sorted(listed, key=len, reverse=True)))
+    part = re.compile(rf"({names}){_WORD_ENDS}|({_BETWEEN})|\S[^\s,;]*")
+    for line in answer.splitlines():
+        in_unknown = False
+        for name, between in part.findall(" ".join(line.casefold().split())):
+            if name:
+                numbers.add(listed[name])
+                in_unknown = False
+            elif between:
+                in_unknown = in_unknown and not set(between) & {",", ";"}
+            else:
+                unknown += not in_unknown
+                in_unknown = True
+    return frozenset(numbers), unknown

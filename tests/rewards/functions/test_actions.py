@@ -7,6 +7,7 @@ from qwenvl.rewards.functions.actions import (
     action_phrases,
     check_action_numbers,
     check_actions,
+    list_of,
 )
 
 
@@ -29,7 +30,6 @@ from qwenvl.rewards.functions.actions import (
         ("<answer>Insert fan; fasten  screw.</answer>", "insert fan, fasten screw", 1.0),
         ("<answer>insert fan\nturn</answer>", "<answer>insert fan, fasten screw</answer>", 1 / 3),
         ("<answer>, ;</answer>", "insert fan", 0.0),
-        ("<answer>insert fan</answer>", "(1) insert fan", 0.0),  # the numbers count where the solution has some
         ("<answer>（1）（２）</answer>", "(1) (2)", 1.0),  # full-width forms, as Chinese keyboards give them
         ("<answer>(1)(2)</answer>", "<answer>（1）风扇；（2）螺丝</answer>", 1.0),
         ("<answer>装风扇；拧螺丝</answer>", "装风扇，拧螺丝", 1.0),
@@ -75,3 +75,64 @@ def test_action_order_needs_an_answer_block_and_a_solution_with_numbers():
     assert action_order(["(1)"], solution=["(1)"]) == [0.0]
     assert "names no action" in check_action_numbers("insert the fan", {})
     assert check_action_numbers("<answer>(1)</answer>", {}) is None
+
+
+LISTED = """<video>
+Which steps?
+(1) Insert the fan.
+(2) insert the fan cable
+(3) Hold the lid, and turn it
+(4) non of these"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "solution", "score"),
+    [
+        ("insert the fan", "(1)", 1.0),
+        ("Insert  the FAN.", "(1)", 1.0),
+        ("insert the fan, then insert the fan cable", "(1)(2)", 1.0),
+        ("insert the fan cable", "(1)", 0.0),  # the longest name
+        ("insert the fans", "(1)", 0.0),  # another word
+        ("Hold the lid, and turn it and insert the fan", "(1)(3)", 1.0),  # a name with a comma in it
+        ("- insert the fan\n- hold the lid, and turn it\n", "(1)(3)", 1.0),
+        ("insert the fan", "(1)(2)", 1 / 2),
+        ("insert the fan, take the box", "(1)(2)", 1 / 3),  # one of two, and one that is wrong
+        ("the operator does not insert the fan", "(1)", 1 / 2),
+        ("actions", "(1)", 0.0),
+        ("(1) insert the fan, insert the fan cable", "(1)(2)", 1 / 2),  # numbers alone count where there are some
+        ("insert the fan", "insert the fan", 1.0),  # a solution without numbers, as before
+        ("", "(1)", 0.0),
+    ],
+)
+def test_an_answer_without_numbers_is_read_by_the_names_of_the_list(answer, solution, score):
+    prompts = [[{"role": "system", "content": "(1) be brief"}, {"role": "user", "content": LISTED}]]
+    completions = [f"<answer>{answer}</answer>"]
+    assert accuracy(completions, [solution], prompts) == [pytest.approx(score)]
+    if "(" not in answer and "(" in solution:
+        assert accuracy(completions, [solution]) == [0.0], "no prompt, no list"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "(1) a\n(1) b",
+        "(1) a\n(2) A.",
+        "(1) a\n(2)",
+        "(1) a (2) b\n(3) c",
+        "(1) a",
+        "which?",
+    ],
+)
+def test_an_ambiguous_list_is_none(prompt):
+    assert list_of([{"role": "user", "content": prompt}]) == {}
+
+
+def test_names_in_other_scripts():
+    prompts = [[{"role": "user", "content": "（1）装风扇\n（2）拧螺丝"}]]
+    assert accuracy(["<answer>装风扇；拧螺丝</answer>"], ["(1) (2)"], prompts) == [1.0]
+
+
+def test_reading_by_names_takes_linear_time():
+    prompts = [[{"role": "user", "content": LISTED}]]
+    assert accuracy([f"<answer>{'insert the fan ' * 600}</answer>"], ["(1)"], prompts) == [1.0]
+    assert accuracy([f"<answer>{'a ' * 4900}</answer>"], ["(1)"], prompts) == [0.0]

@@ -35,6 +35,12 @@ def test_settings_reach_the_functions():
     assert span == [pytest.approx(0.375)]
 
 
+def test_actions_are_read_by_the_names_of_the_prompt():
+    prompts = [[{"role": "user", "content": "(1) insert the fan\n(2) take the lid"}], []]
+    answers = ["<answer>take the lid</answer>"] * 2
+    assert by_problem_type(answers, ["(2)"] * 2, problem_type=["actions"] * 2, prompts=prompts) == [1.0, 0.0]
+
+
 def test_records_are_checked_by_their_kind():
     check, choice = check_problem_type, {"problem_type": "multiple choice"}
     assert check("<answer>B</answer>", choice) is None
