@@ -34,7 +34,7 @@ def first_look(dataset: Any, collator: GRPOCollator) -> None:
     first: dict[Hint, str] = {}
     looked, lengths = 0, []
     for looked, record in enumerate(spot_checked(records), start=1):
-        hints = record_hints(record)
+        hints = [*record_hints(record)]
         if looked <= MEASURED:
             sizes, own = _measured(record)
             lengths += own
