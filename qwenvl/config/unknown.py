@@ -48,7 +48,6 @@ SUCCESSORS = {
     "vllm_server_base_url": "--vllm_server HOST:PORT",
     "vllm_server_timeout": "--vllm_patience",
     "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
-    "compile_decoding": "no flag: on a GPU decoding is a CUDA graph; --rollout_engine vllm_colocate is faster still",
     "vllm_weights": "no flag: a server on this machine reads weights from memory, another gets messages",
     "vision_cache": "--frame_cache, which spares the decoding; the tower runs once per prompt and step",
     "vllm_importance_sampling_mode": "--importance_correction",

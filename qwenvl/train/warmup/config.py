@@ -111,7 +111,7 @@ class WarmupConfig(WarmupOptions, PolicyConfig):
     # No flags: what the code that is shared with training reads. One step on each prompt, no sampling, no reference.
     num_iterations = grpo_sample_size = eval_sample_size = 1
     async_rollouts = grpo_beta = log_completions_every = 0
-    auto_fit = sync_ref_model = ref_offload = engine_has_own_weights = False
+    auto_fit = sync_ref_model = ref_offload = engine_has_own_weights = compile_decoding = False
     auto_fitted = ref_model_name_or_path = entropy_target = difficulty_band = None
     ds3_gather_for_generation = True
     reward_aggregation = "sum"

@@ -59,8 +59,9 @@ def test_a_split_model_may_be_sampled_layer_by_layer(tiny_checkpoint, sop_data, 
     assert of_sampling[0] - of_sampling[1] == weights.held - round(weights.held / 8) - weights.widest
     assert main([*flags[:-6], "--ds3_gather_for_generation", "False"]) == 2
     assert "no effect without --engine zero3 or fsdp" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="--ds3_gather_for_generation"):
-        request_of([*flags[:-4], "--warmup", "--ds3_gather_for_generation", "False"])
+    for others in (["--compile_decoding"], ["--warmup"]):
+        with pytest.raises(ValueError, match="--ds3_gather_for_generation"):
+            request_of([*flags[:-4], *others, "--ds3_gather_for_generation", "False"])
 
 
 def test_files_without_weights_are_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
