@@ -52,7 +52,6 @@ SUCCESSORS = {
     "vllm_server_base_url": "--vllm_server HOST:PORT",
     "vllm_server_timeout": "--vllm_patience",
     "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
-    "compile_decoding": "no flag: on a GPU decoding is a CUDA graph; --rollout_engine vllm_colocate is faster still",
     "vllm_weights": "no flag: a server on this machine reads weights from memory, another gets messages",
     "vision_cache": "no flag: the vision tower runs once per prompt and step",
     **dict.fromkeys(("frame_cache", "cache_gb", "frame_cache_gb"), _DECODING),

@@ -31,7 +31,7 @@ from qwenvl.rollout.engine import (
     split_rollouts,
     within_budget,
 )
-from qwenvl.rollout.shared_sampling import exponential_race, logits_processors, sample_shared
+from qwenvl.rollout.shared_sampling import exponential_race, logits_processors, require_compiler, sample_shared
 from qwenvl.types import RolloutBatch
 
 
@@ -239,6 +239,27 @@ class StopStrings:
 class SharedPrefixEngine(LocalEngine):
     """As ``LocalEngine``, with each prompt computed once. The model needs ``supports_shared_prefix``."""
 
+    def __init__(
+        self,
+        tokenizer,
+        model: nn.Module,
+        *,
+        token_budget: int | None = None,
+        compile_for: torch.device | None = None,
+    ):
+        """
+        Args:
+            tokenizer, model, token_budget: see ``LocalEngine``.
+            compile_for: compile the decode step, for this device.
+
+        Raises:
+            RuntimeError: if nothing can be compiled here.
+        """
+        super().__init__(tokenizer, model, token_budget=token_budget)
+        self._compiled = compile_for is not None
+        if compile_for is not None:
+            require_compiler(compile_for)
+
     def _draw(
         self, model: nn.Module, prompts: PromptInputs, group_size: int, params: SamplingParams
     ) -> tuple[Tensor, Likelihood]:
@@ -252,5 +273,6 @@ class SharedPrefixEngine(LocalEngine):
             pad_id=self.tokenizer.pad_token_id,
             stopping=self.stops(params),
             token_budget=self.token_budget,
+            compiled=self._compiled,
             drawing=self.drawing,
         )

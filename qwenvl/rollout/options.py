@@ -131,6 +131,17 @@ class SamplingOptions(Options):
         "prompts at once.",
         least=1,
     )
+    compile_decoding: bool = option(
+        False,
+        "Compile the layers of the sampling step from token to token (torch.compile). The first batch of one prompt "
+        "and the first of several wait for it, up to 20 seconds: it pays in long runs of long completions. Needs a "
+        "C++ compiler, on a GPU Triton.",
+        needs=(
+            "rollout_engine == 'local': the servers compile their own",
+            "ds3_gather_for_generation: weights that are gathered by layer can't be compiled",
+            "shared_prefix != 'off': it compiles the shared sampling",
+        ),
+    )
     ds3_gather_for_generation: bool = option(
         True,
         "With DeepSpeed ZeRO-3 or FSDP, gather the whole model in each process to sample. False: the weights of one "

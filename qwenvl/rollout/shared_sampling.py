@@ -1,13 +1,15 @@
 """Sampling with each prompt computed once: one prefill per prompt, and its keys and values once for all completions.
 
 The same distributions as ``generate`` on repeated prompts, and the same tokens when greedy. Finished completions leave
-the batch. The decode step, from one token of every completion to the logits of the next, is the stock forward, on a GPU
-replayed as a CUDA graph.
+the batch. The decode step, from one token of every completion to the logits of the next, is the stock forward: eager,
+compiled, or replayed as a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +27,8 @@ from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.logprobs import Likelihood, entropy_of
 from qwenvl.model.positions import completion_positions
 from qwenvl.model.sharding import is_partitioned, sharded_modules
-from qwenvl.model.sharing.linear_attention import state_tokens
-from qwenvl.model.sharing.prefix_cache import PrefixCache
+from qwenvl.model.sharing.linear_attention import SlotStates, state_tokens
+from qwenvl.model.sharing.prefix_cache import LayerCache, PrefixCache
 from qwenvl.model.sharing.shared_prefix import install_sharing, pack
 from qwenvl.rollout.engine import Drawing, SamplingParams, joined_draws, within_budget
 
@@ -81,6 +83,7 @@ def sample_shared(
     pad_id: int,
     stopping: Callable[[Tensor], Tensor] | None = None,
     token_budget: int | None = None,
+    compiled: bool = False,
     cuda_graph: bool | None = None,
     drawing: Drawing | None = None,
 ) -> tuple[Tensor, Likelihood]:
@@ -98,6 +101,7 @@ def sample_shared(
         token_budget: most tokens (each prompt once, padded to the longest, its completions in full length, and for the
             states of each what ``state_tokens`` says) that are sampled together. A single prompt may exceed it. None:
             all together.
+        compiled: compile the layers of the decode step (see ``DecodeStep``).
         cuda_graph: replay the decode step as a CUDA graph (see ``DecodeStep``). None: on a GPU, for a dense model that
             is not sharded.
         drawing: where progress is written.
@@ -123,10 +127,8 @@ def sample_shared(
         drawn = []
         for rows in batches:
             drawing.begin(rows, len(prompts), params.max_new_tokens)
-            own = prompts.select(rows)
-            drawn.append(
-                _batch(model, own, group_size, params, processors, ends, pad_id, stopping, cuda_graph, drawing)
-            )
+            own, how = prompts.select(rows), (compiled, cuda_graph)
+            drawn.append(_batch(model, own, group_size, params, processors, ends, pad_id, stopping, *how, drawing))
     return joined_draws(drawn, pad_id)
 
 
@@ -139,6 +141,7 @@ def _batch(
     ends: Tensor,
     pad_id: int,
     stopping: Callable[[Tensor], Tensor] | None,
+    compiled: bool,
     cuda_graph: bool,
     drawing: Drawing,
 ) -> tuple[Tensor, Likelihood]:
@@ -153,9 +156,9 @@ def _batch(
     positions = completion_positions(prompts.position_ids, group_size, most)
     going = torch.arange(rows, device=device)  # the unfinished completions
     lengths = tuple(prompts.attention_mask.sum(1).tolist())
-    cache = PrefixCache(lengths, group_size, most, device, fixed_sizes=cuda_graph)
+    cache = PrefixCache(lengths, group_size, most, device, fixed_sizes=compiled or cuda_graph)
     logits = _prefill(model, prompts, cache).repeat_interleave(group_size, dim=0)
-    decoder = DecodeStep(model, cache, cuda_graph)
+    decoder = DecodeStep(model, cache, compiled, cuda_graph)
     for t in range(most):
         drawing.token()
         scores = processors(ids[going, : start + t], logits)
@@ -201,14 +204,15 @@ class DecodeStep:
     prompt at once, with several as soon as no other prompt has as many completions.
     """
 
-    def __init__(self, model: nn.Module, cache: PrefixCache, cuda_graph: bool):
+    def __init__(self, model: nn.Module, cache: PrefixCache, compiled: bool, cuda_graph: bool):
         """
         Args:
             model: the bare transformers model.
             cache: after its first forward, that of the prompts.
+            compiled: run each layer through ``torch.compile``. The cache must have fixed sizes then.
             cuda_graph: replay the forward as a CUDA graph. The cache must have fixed sizes then.
         """
-        self._model, self._cache, self._cuda_graph = model, cache, cuda_graph
+        self._model, self._cache, self._compiled, self._cuda_graph = model, cache, compiled, cuda_graph
         self._run: Callable[..., Tensor] = GraphedForward(self._forward) if cuda_graph else self._forward
         prompts, group_size = cache.slots
         self._slots = torch.arange(prompts * group_size, device=cache.prompts.offsets.device)  # of each completion
@@ -224,7 +228,8 @@ class DecodeStep:
         return self._run(ids, where)[self._slots, -1].float()
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
+        with _compiled_layers(self._model, self._cache) if self._compiled else nullcontext():
+            return self._model(input_ids=ids, position_ids=positions, use_cache=False, shared_prefix=self._cache).logits
 
     def keep(self, rows: Tensor) -> None:
         """Continues with the completions where ``rows`` (R bool) is True."""
@@ -232,6 +237,8 @@ class DecodeStep:
         prompts, group_size = self._cache.slots
         counts = (self._slots // group_size).unique_consecutive(return_counts=True)[1]  # of each unfinished prompt
         width = int(counts.max())
+        if self._compiled:
+            width = max(width, 2)  # a size of 1 would be compiled separately
         smaller = len(counts) * width
         # Each size needs a capture of its own, which takes about as long as five tokens: the grid is halved at least.
         if smaller >= prompts * group_size or (self._cuda_graph and 2 * smaller > prompts * group_size):
@@ -270,3 +277,61 @@ class GraphedForward:
                 self._out = self._forward(*self._inputs)
         self._graph.replay()
         return self._out
+
+
+def require_compiler(device: torch.device) -> None:
+    """Compiles and runs one addition.
+
+    Raises:
+        RuntimeError: if that fails, saying what is missing.
+    """
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
+    except Exception as error:  # a missing compiler raises many kinds
+        raise RuntimeError(
+            f"decoding cannot be compiled on this machine: torch.compile failed: {str(error).splitlines()[0]}. "
+            "On a CPU it needs a C++ compiler (g++), on a GPU Triton; or leave out --compile_decoding."
+        ) from error
+
+
+@contextmanager
+def _compiled_layers(model: nn.Module, cache: PrefixCache) -> Iterator[None]:
+    """Context manager with compiled layers. All of them share one compilation, of a layer and its part of the cache."""
+    layers = model.model.language_model.layers
+    for number, layer in enumerate(layers):
+        layer.forward = _CompiledLayer(layer, cache.of(number))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # which uncovers the class's
+
+
+class _CompiledLayer:
+    """The forward of one layer."""
+
+    def __init__(self, layer: nn.Module, cache: LayerCache | SlotStates):
+        self._layer, self._cache = layer, cache
+        if isinstance(cache, SlotStates):  # a size that happens to be P or G would be taken for it
+            for state in (cache.inputs, cache.matrices):
+                torch._dynamo.mark_static(state, list(range(2, state.dim())))
+
+    def __call__(
+        self, hidden: Tensor, *, position_embeddings: tuple[Tensor, Tensor], shared_prefix: PrefixCache, **arguments
+    ) -> Tensor:
+        slots = shared_prefix.slots
+        # P and G separately: the one size P G would be compiled for each product.
+        grids = [hidden.unflatten(0, slots), *(x.unflatten(-3, slots) for x in position_embeddings)]
+        return _compiled_forward()(self._layer, *grids, shared_prefix=self._cache, **arguments)
+
+
+def _forward(layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, **arguments) -> Tensor:
+    """From P x G x 1 x width and position embeddings of .. x P x G x 1 x D to P G x 1 x width."""
+    embeddings = cos.flatten(-4, -3), sin.flatten(-4, -3)
+    return type(layer).forward(layer, hidden.flatten(0, 1), position_embeddings=embeddings, **arguments)
+
+
+@cache
+def _compiled_forward() -> Callable[..., Tensor]:
+    # Made when first used: making it loads the compiler, which takes seconds.
+    return torch.compile(_forward, dynamic=True)

@@ -76,7 +76,8 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
     With ``shared_prefix auto`` a warning says what keeps the model from a fast path.
 
     Raises:
-        ValueError: settings of servers that do not fit.
+        ValueError: ``compile_decoding`` where there is nothing to compile, or settings of servers that do not fit.
+        RuntimeError: nothing can be compiled on this machine.
     """
     bare, budget = unwrap(policy), args.rollout_token_budget
     engine: Any = LocalEngine(tokenizer, bare, token_budget=budget)
@@ -89,8 +90,11 @@ def build_paths(args: GRPOConfig, policy: nn.Module, tokenizer: Any) -> Paths:
             encode = encode_vision
         if reason := shared_prefix.supports_shared_prefix(policy):
             logger.warning(f"each completion computes its prompt again: {reason}")
+            if args.compile_decoding:
+                raise ValueError(f"--compile_decoding cannot be used: {reason}")
         else:
-            engine = SharedPrefixEngine(tokenizer, bare, token_budget=budget)
+            device = args.device if args.compile_decoding else None
+            engine = SharedPrefixEngine(tokenizer, bare, token_budget=budget, compile_for=device)
             likelihood = shared_prefix.completion_likelihood
     accept_features(policy)
     if args.engine_has_own_weights:

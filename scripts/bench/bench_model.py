@@ -106,7 +106,11 @@ class Step:
         """Prefill once, keys and values of the prompt once. The tower has run before."""
         self.sample(self.case.length)
 
-    def sample(self, length: int, cuda_graph: bool | None = None) -> None:
+    def compiled_sample(self) -> None:
+        """The same with ``--compile_decoding``. Its first call waits for the compiler."""
+        self.sample(self.case.length, compiled=True)
+
+    def sample(self, length: int, compiled: bool = False, cuda_graph: bool | None = None) -> None:
         """The shared sampling, ``length`` tokens for each completion. On a GPU it is a CUDA graph by default."""
         cuda_graph = self.completion_ids.is_cuda if cuda_graph is None else cuda_graph
         sample_shared(
@@ -117,6 +121,7 @@ class Step:
             suppress=[],
             end_ids=[],
             pad_id=0,
+            compiled=compiled,
             cuda_graph=cuda_graph,
         )
 

@@ -46,8 +46,8 @@ from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.shared_sampling import sample_shared
 
 CASES = {"exact": ["500,4,64"], "phases": ["2000,8,256"], "decoding": ["2000,8,128"]}
-WAYS = {"eager": False, "graph": True}
-"""Ways of decoding: whether a token is a CUDA graph."""
+WAYS = {"eager": (False, False), "compiled": (True, False), "graph": (False, True), "both": (True, True)}
+"""Ways of decoding: whether the layers are compiled, and whether a token is a CUDA graph."""
 
 
 def _text(width: int, inner: int, layers: int, heads: int, shared: int, rope: dict, **more: Any) -> dict[str, Any]:
@@ -223,7 +223,9 @@ def decoding(step: Step, options: argparse.Namespace) -> list[dict[str, Any]]:
     floor, rows = 1e3 * decode_bytes(step) / copy_rate(options.device), []
     short, long = max(2, step.case.length // 8), step.case.length
     for way in options.ways:
-        draw = partial(step.sample, cuda_graph=WAYS[way])
+        compiled, graph = WAYS[way]
+        torch._dynamo.reset()
+        draw = partial(step.sample, compiled=compiled, cuda_graph=graph)
         first = measured(partial(draw, short), options.device, 0)[0]
         spent = [measured(partial(draw, tokens), options.device, options.repeats)[0] for tokens in (short, long)]
         each = 1e3 * (spent[1] - spent[0]) / (long - short)

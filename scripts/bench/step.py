@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--family", default="qwen2_5_vl", choices=FAMILIES)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each path, in turn; medians are printed")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile_decoding", action="store_true", help="also sample by the compiled step")
     parser.add_argument("--memory_of", nargs=2, metavar=("PATH", "PHASE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -48,13 +49,17 @@ def report_case(case: Case, options: argparse.Namespace) -> None:
     """Prints the rows of one case."""
     step = Step.of(case, options.family)
     print(f"\n{case}: {step.prompt_tokens} prompt tokens, {step.patches} patches")
-    ways = ["plain", "shared"]
+    ways = ["plain", "shared", *(["compiled"] if options.compile_decoding else [])]
     for phase in ("train", "sample"):
-        runs = {way: getattr(step, f"{way}_{phase}") for way in ways}
+        runs = {way: getattr(step, f"{way}_{phase}") for way in (ways if phase == "sample" else ways[:2])}
+        if "compiled" in runs:
+            start = time.perf_counter()
+            runs["compiled"]()
+            print(f"  the first compiled call takes {time.perf_counter() - start:.0f} s")
         spent = in_turn(runs, options.repeats)
-        memory = {way: child_memory(case, options, way, phase) for way in ways}
+        memory = {way: child_memory(case, options, way, phase) for way in ways[:2]}
         cells = [f"{way} {cpu:.2f} ({clock:.2f})" for way, (cpu, clock) in spent.items()]
-        cells.append(f"{spent['plain'][0] / spent['shared'][0]:.1f} x")
+        cells += [f"{spent['plain'][0] / spent[way][0]:.1f} x" for way in ways[1:] if way in spent]
         cells.append(f"memory {memory['plain']:.0f} -> {memory['shared']:.0f} MiB, ")
         print(f"  {phase:7}{'  '.join(cells)}{memory['shared'] / memory['plain']:.2f} x")
 

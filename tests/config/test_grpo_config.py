@@ -196,6 +196,7 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
         {"dataloader_drop_last": True, "num_iterations": 2},
         {"on_nonfinite": "skip", "deepspeed": "zero2.json"},
         {"on_nonfinite": "skip", "optim": "lomo"},
+        {"compile_decoding": True, "shared_prefix": "off"},
         {"ds3_gather_for_generation": False},  # on one process, which has all weights
         {"label_smoothing_factor": 0.1},
         {"prediction_loss_only": True},

@@ -27,9 +27,14 @@ def test_addresses():
         ),
         ({"rollout_engine": "vllm_server", "vllm_server": ["a:1", "a:1"]}, "names a server twice"),
         ({"rollout_engine": "vllm_server", "vllm_server": ["a"]}, "expected HOST:PORT"),
+        ({"rollout_engine": "vllm_colocate", "compile_decoding": True}, "--compile_decoding has no effect"),
         (
             {"rollout_engine": "vllm_colocate", "ds3_gather_for_generation": False},
             "--ds3_gather_for_generation has no effect without --rollout_engine local",
+        ),
+        (
+            {"compile_decoding": True, "ds3_gather_for_generation": False},
+            "--compile_decoding has no effect without --ds3_gather_for_generation",
         ),
         ({"rollout_engine": "sglang"}, "must be one of local, vllm_server, vllm_colocate"),
     ],

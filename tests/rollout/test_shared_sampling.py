@@ -50,9 +50,10 @@ def test_greedy_tokens_are_those_of_generate(family, random_prompts):
     assert torch.equal(shared(model, prompts, how={"token_budget": 100})[0], expected)
 
 
-@pytest.mark.parametrize("fixed_sizes", [False, True])
-def test_completions_that_end_leave_the_batch_and_change_nothing(random_prompts, monkeypatch, fixed_sizes):
+@pytest.mark.parametrize("how", [{}, {"cuda_graph": True}, {"compiled": True}], ids=str)
+def test_completions_that_end_leave_the_batch_and_change_nothing(random_prompts, monkeypatch, how):
     monkeypatch.setattr(shared_sampling, "GraphedForward", lambda forward: forward)  # which a GPU would capture
+    monkeypatch.setattr(shared_sampling, "_compiled_forward", lambda: shared_sampling._forward)
     model = tiny()
     prompts = random_prompts(model, WORDS)
     free = shared(model, prompts)[0]
@@ -60,7 +61,7 @@ def test_completions_that_end_leave_the_batch_and_change_nothing(random_prompts,
     expected = plain(model, prompts, do_sample=False, max_new_tokens=NEW, eos_token_id=ends, pad_token_id=0)
     rows = []
     hook = model.lm_head.register_forward_hook(lambda module, args, out: rows.append(out.shape[:-1].numel()))
-    ids, (logprobs, _) = shared(model, prompts, end_ids=ends, how={"cuda_graph": fixed_sizes})
+    ids, (logprobs, _) = shared(model, prompts, end_ids=ends, how=how)
     hook.remove()
     assert torch.equal(ids, expected)
     assert rows[0] == len(WORDS) and rows[1:] == sorted(rows[1:], reverse=True) and rows[-1] < len(WORDS) * GROUP
