@@ -25,7 +25,6 @@ _CORRECTION = '--importance_correction "token_truncate(max=3, min=0.5)"'
 _CONTRAST = '--temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"'
 _FILTER = '--filter_groups "total(max_rounds=3, unfilled=stop)"'
 _DIFFICULTY = '--difficulty_band "accuracy(low=0.1, high=0.9, window=3, weight=0.1)"'
-_BEST = "records of their own: the best completions of rollouts/rank-0.jsonl as solutions"
 SUCCESSORS = {
     **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
@@ -107,13 +106,12 @@ SUCCESSORS = {
     "soft_cache_length": '--reward_funcs "soft_overlong(cache=100)"',
     "temporal": "--temporal_contrast",
     "box_units": "--reward_funcs \"box_iou(units='thousandths')\"",
-    **dict.fromkeys(("from_rollouts", "min_reward", "max_per_prompt"), _BEST),
     "auto_fit": "qwenvl plan, which names the flags that make a run fit",
     "fit_memory_gb": "qwenvl plan --gpu_memory",
     "len_control": "the reward length_window among --reward_funcs",
 }
 """Flags of earlier versions and of other trainers, and what to use here."""
-OF_A_WARMUP = ("target_template", "stop_below_loss")
+OF_A_WARMUP = ("target_template", "from_rollouts", "min_reward", "max_per_prompt", "stop_below_loss")
 
 
 def unknown_flag(token: str, known: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ from qwenvl.train.assemble import build_parts
 from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator
+from qwenvl.train.warmup.targets import TargetCollator, narrowed, targets_of
 from qwenvl.types import PromptBatch
 
 
@@ -61,14 +61,23 @@ class WarmupTrainer(PolicyTrainer):
         peft_config: Any = None,
     ):
         args = args or WarmupConfig()
-        targets = SolutionTargets(args.target_template)
+        targets = targets_of(args)
         parts = build_parts(args, targets, model, train_dataset, eval_dataset, processing_class, peft_config)
-        parts = replace(parts, collator=TargetCollator(parts.processor, PromptOptions.of(args), targets))
+        parts = replace(
+            parts,
+            collator=TargetCollator(parts.processor, PromptOptions.of(args), targets),
+            train_dataset=narrowed(parts.train_dataset, targets, "--dataset_use"),
+            eval_dataset=narrowed(parts.eval_dataset, targets, "--eval_dataset_use"),
+        )
         super().__init__(parts, args, with_reference=False, callbacks=callbacks)
         if args.stop_below_loss is not None:
             self.add_callback(StopBelow(args.stop_below_loss))
         self.build_inputs = InputBuilder.of(position_rule(unwrap(parts.policy).config), parts.processor)
         self._counts = StepCounts(0, 0, 1)  # of the step that is being trained
+
+    def _held_out(self, given: Any) -> Any:
+        made = super()._held_out(given)
+        return made if made is given else narrowed(made, self.rewards, "evaluate")
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
@@ -96,7 +105,7 @@ class WarmupTrainer(PolicyTrainer):
         return features_or_pixels(model, batch, self.args.device, self.build_inputs, self.paths.encode, autocast)
 
     def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
-        """P x T log-probs of the targets. Those of a batch without prompts are 0.
+        """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
 
         Args:
             prompts: of the batch, as ``encoded`` gives them. None has them made.
@@ -123,7 +132,8 @@ class WarmupTrainer(PolicyTrainer):
             for inputs in dataloader:
                 inputs = self._prepare_inputs(inputs)
                 logprobs, mask = self.target_logprobs(self.model, inputs), inputs["target_mask"]
-                losses, counts = (-logprobs.sum(1)).tolist(), mask.sum(1).tolist()
+                size = max(1, len(inputs["prompts"]))
+                losses, counts = ([own.sum().item() for own in each.chunk(size)] for each in (-logprobs, mask))
                 places = [record.where for record in inputs["prompts"].records]
                 rows += zip(places, losses, counts, strict=False)  # a batch without prompts has a row of its own
                 self.journal.left_out(inputs["prompts"])
@@ -164,7 +174,7 @@ class TaughtOn:
     """A micro-batch of targets that a loss was computed of.
 
     Attributes:
-        ids, mask: P x T, the targets of the batch's prompts.
+        ids, mask: N x T, the targets of the batch's prompts.
         loss: the negative log-prob of all of them.
     """
 
@@ -180,9 +190,11 @@ class TaughtOn:
 
     def report(self) -> dict[str, Any]:
         """Its loss, and its prompts with the tokens of their targets, as JSON can hold them."""
+        targets = [row[own].tolist() for row, own in zip(self.ids, self.mask, strict=True)]
+        size = len(targets) // max(1, len(self.batch))
         prompts = [
-            {"where": record.where, "id": record.id, "epoch": epoch, "target": row[own].tolist()}
-            for record, epoch, row, own in zip(self.batch.records, self.batch.epochs, self.ids, self.mask, strict=True)
+            {"where": record.where, "id": record.id, "epoch": epoch, "targets": targets[p * size : (p + 1) * size]}
+            for p, (record, epoch) in enumerate(zip(self.batch.records, self.batch.epochs, strict=True))
         ]
         return {"loss": self.loss, "prompts": prompts}
 
