@@ -37,6 +37,8 @@ USUAL = {
 """The flags of a usual run in the order of their use, each with its line of help."""
 OF_A_WARMUP = {
     "target_template": "text of a target, with {solution} in it",
+    "from_rollouts": "learn the best completions of this run's folder",
+    "min_reward": "least reward of such a completion",
     "stop_below_loss": "end when the mean loss of ten steps is below this",
 }
 

@@ -119,6 +119,27 @@ class WarmupOptions(Options):
         "'<think>{thinking}</think><answer>{solution}</answer>'.",
         unset="the solution as it stands, in <answer> tags where it has none, after the record's `thinking` in <think> "
         "tags where it has one",
+        needs="not from_rollouts: a completion is taught as it was written",
+    )
+    from_rollouts: str | None = option(
+        None,
+        "Folder of a run whose best completions are the targets, in the place of solutions (rejection sampling). "
+        "Records of --dataset_use without such a completion are left out.",
+        unset="the records' solutions",
+    )
+    min_reward: float | None = option(
+        None,
+        "Least total reward of a completion of --from_rollouts to learn from. Required there: total rewards have no "
+        "fixed scale.",
+        unset="none",
+        needs="from_rollouts",
+    )
+    max_per_prompt: int = option(
+        4,
+        "Most completions of --from_rollouts to learn from for each prompt, at least 1; equal texts count once. Those "
+        "with the highest reward are taken, and of equal ones the latest.",
+        least=1,
+        needs="from_rollouts",
     )
     stop_below_loss: float | None = option(
         None,
@@ -142,3 +163,5 @@ class WarmupOptions(Options):
     def problems(self) -> Iterator[str]:
         if self.target_template is not None and "{solution}" not in self.target_template:
             yield f"--target_template must hold {{solution}}, got {self.target_template!r}"
+        if self.from_rollouts is not None and self.min_reward is None:
+            yield "--from_rollouts needs --min_reward: the least total reward of a completion to learn from"

@@ -26,7 +26,6 @@ _FILTER = '--filter_groups "total(max_rounds=3)"'
 _DIFFICULTY = "--filter_groups, or take out records that are too easy or too hard by the pass rates of qwenvl probe"
 _DECODING = "--dataloader_num_workers: more processes decode clips while a step runs"
 _LARGE_FILES = "no flag: files of more than 512 MB or 20,000 records are read one record at a time"
-_BEST = "records of their own: the best completions of rollouts/rank-0.jsonl as solutions"
 SUCCESSORS = {
     **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
     "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
@@ -119,13 +118,12 @@ SUCCESSORS = {
     "serve": "qwenvl report again, which shows a running run so far; python -m http.server serves its folder",
     "picture": "qwenvl preview: its page has the frames as the model sees them",
     "box_units": "--reward_funcs \"box_iou(units='thousandths')\"",
-    **dict.fromkeys(("from_rollouts", "min_reward", "max_per_prompt"), _BEST),
     "auto_fit": "qwenvl plan, which names the flags that make a run fit",
     "fit_memory_gb": "qwenvl plan --gpu_memory",
     "len_control": "the reward length_window among --reward_funcs",
 }
 """Flags of earlier versions and of other trainers, and what to use here."""
-OF_A_WARMUP = ("target_template", "stop_below_loss")
+OF_A_WARMUP = ("target_template", "from_rollouts", "min_reward", "max_per_prompt", "stop_below_loss")
 
 
 def unknown_flag(token: str, known: Iterable[str]) -> str:

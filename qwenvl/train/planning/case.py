@@ -24,16 +24,17 @@ from qwenvl.model.vision_tower import supports_encode_once
 from qwenvl.plan.memory import Case
 from qwenvl.plan.sizes import Engine, Job, ModelWeights, Precision, ReferenceKind, Shapes
 from qwenvl.train.assemble import build_policy, weight_dtype
-from qwenvl.train.warmup.targets import SolutionTargets
+from qwenvl.train.warmup.targets import narrowed, targets_of
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The lengths of measured prompts, the shortest first, and of the longest target of a warm-up."""
+    """The lengths of measured prompts, the shortest first, and of the targets of a warm-up."""
 
     each: tuple[PromptLength, ...]
     left_out: int = 0  # records above ``max_prompt_length``, which the run leaves out
-    target_tokens: int = 0  # of the longest target with its end token, 0 in training by rewards
+    targets: int = 0  # the most that one prompt has, 0 in training by rewards
+    target_tokens: int = 0  # of the longest, with its end token
 
     def at(self, share: float) -> PromptLength:
         """The quantile of this share, 1.0 for the longest prompt."""
@@ -46,7 +47,7 @@ def lengths_of(args: Any, most: int, warmup: bool = False) -> Lengths:
     Raises:
         ValueError, OSError: all prompts are too long, or what is wrong with the data or the processor.
     """
-    targets = SolutionTargets(args.target_template) if warmup else None
+    targets = targets_of(args) if warmup else None
     dataset = load_dataset(
         args.dataset_use,
         SampleOptions.of(args),
@@ -55,7 +56,8 @@ def lengths_of(args: Any, most: int, warmup: bool = False) -> Lengths:
         seed=args.seed,
         check_record=None if targets is None else targets.check_record,
     )
-    records, options, limit = dataset.records, PromptOptions.of(args), args.max_prompt_length
+    records = dataset.records if targets is None else narrowed(dataset, targets, "--dataset_use").records
+    options, limit = PromptOptions.of(args), args.max_prompt_length
     frames = (options.video_min_frame_pixels, options.video_max_frame_pixels)
     processor = load_processor(str(args.model_name_or_path))
     ruler = Ruler(processor, frames, (options.min_pixels, options.max_pixels), options.template_arguments)
@@ -74,8 +76,8 @@ def lengths_of(args: Any, most: int, warmup: bool = False) -> Lengths:
     if targets is None:
         return Lengths(tuple(kept), len(found) - len(kept))
     texts = [targets.of(records[number], False) for number in numbers]
-    longest = max(len(processor.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
-    return Lengths(tuple(kept), len(found) - len(kept), 1 + longest)
+    ids = [processor.tokenizer(text, add_special_tokens=False)["input_ids"] for own in texts for text in own]
+    return Lengths(tuple(kept), len(found) - len(kept), max(map(len, texts)), 1 + max(map(len, ids)))
 
 
 def policy_without_weights(args: Any) -> nn.Module:
@@ -109,7 +111,7 @@ def case_of(
         on_host: the device is a CPU.
         engine, processes: what splits the model, among how many.
     """
-    bare, prompt, warmup = unwrap(policy), lengths.at(1.0), lengths.target_tokens > 0
+    bare, prompt, warmup = unwrap(policy), lengths.at(1.0), lengths.targets > 0
     shapes = Shapes.of(bare.config)
     copied = engine in ("zero2", "zero3")  # DeepSpeed has float32 copies of trainable weights
     base = torch.empty(0, dtype=weight_dtype(args, args.lora_enable or copied)).element_size()
@@ -124,7 +126,7 @@ def case_of(
         patches=patches,
         prompts=args.per_device_train_batch_size,
         micro_batches=args.gradient_accumulation_steps,
-        group=1 if warmup else args.grpo_sample_size,
+        group=lengths.targets or args.grpo_sample_size,
         length=lengths.target_tokens or args.generation_max_length,
         state_tokens=state_tokens(bare),
         logit_bytes=int(args.logit_memory_gb * 1e9),

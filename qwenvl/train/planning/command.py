@@ -151,7 +151,7 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     )
     if lengths.left_out:
         yield f"  {lengths.left_out} more are above --max_prompt_length and are left out"
-    of = f"{job.group} completions" if not job.warmup else "1 target"
+    of = f"{job.group} completions" if not job.warmup else "1 target" if job.group == 1 else f"{job.group} targets"
     yield f"memory of a step with the largest prompts, {of} of {job.length} tokens each:"
     yield from (f"  {line}" for line in memory_lines(plan.made))
     verdict = "fits" if plan.fits else "does not fit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qwenvl.config.command_line import FILES_AND_FLAGS, read_command, without_dry_run
 from qwenvl.config.flags import WARMUP_GROUPS
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COMMAND = "qwenvl warmup"
 PURPOSE = (
-    "Teach Qwen-VL by cross-entropy to give the records' solutions, before GRPO.\n"
+    "Teach Qwen-VL by cross-entropy to give the records' solutions, or the best completions of a run, before GRPO.\n"
     "Settings that only training by rewards reads are refused as flags, and passed over in a file."
 )
 
@@ -86,13 +86,17 @@ def dry_run(args: WarmupConfig, what: str) -> str:
     from qwenvl.train.assemble import build_policy, weight_dtype
     from qwenvl.train.data_sets import build_dataset
     from qwenvl.train.display import dry_run as shown
-    from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator, shown_targets
+    from qwenvl.train.warmup.targets import TargetCollator, narrowed, shown_targets, targets_of
 
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
-    targets = SolutionTargets(args.target_template)
+    targets = targets_of(args)
     collator = TargetCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args), targets)
-    dataset: Any = build_dataset(args.dataset_use, args, targets, collator, training=True)
-    shown.say_sizes(args, dataset, build_dataset(args.eval_dataset_use, args, targets, collator, training=False))
+    uses = ((args.dataset_use, True, "--dataset_use"), (args.eval_dataset_use, False, "--eval_dataset_use"))
+    dataset, held_out = (
+        narrowed(build_dataset(use, args, targets, collator, training=training), targets, flag)
+        for use, training, flag in uses
+    )
+    shown.say_sizes(args, dataset, held_out)
     return shown.sections_text(
         {
             **shown.settings_section(args, WARMUP_GROUPS, what),

@@ -1,4 +1,4 @@
-"""Targets of a warm-up: texts from the solutions of records, and their tokens."""
+"""Targets of a warm-up: texts from solutions, or the best completions of a run, and their tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ProcessorMixin
 
+from qwenvl.config.grpo_config import WarmupConfig
 from qwenvl.data.collator import GRPOCollator
+from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, kind_of, place_of
 from qwenvl.data.options import PromptOptions
 from qwenvl.rewards.functions.text import first_block
+from qwenvl.runlog import read_rollouts
+from qwenvl.train.display.console import say
 from qwenvl.types import BadSample, Record, Sample
 
 
@@ -29,7 +33,7 @@ class SolutionTargets:
     Example:
         >>> record = Record("a", (), "7", (), (), (), {"thinking": "3 + 4"}, "data.json[0]")
         >>> SolutionTargets().of(record, opened_think=False)
-        '<think>3 + 4</think><answer>7</answer>'
+        ['<think>3 + 4</think><answer>7</answer>']
     """
 
     template: str | None = None
@@ -46,8 +50,8 @@ class SolutionTargets:
             )
         return None
 
-    def of(self, record: Record, opened_think: bool) -> str:
-        """The target of a record, without the end token.
+    def of(self, record: Record, opened_think: bool) -> list[str]:
+        """The targets of a record, here one, without the end token.
 
         Args:
             opened_think: the prompt ends inside a think block, which the target continues.
@@ -58,7 +62,7 @@ class SolutionTargets:
         if problem := self.check_record(record):
             raise RecordError(f"{record.where}: {problem}")
         text = self._text(record)
-        return _inside_think(text, record) if opened_think else text
+        return [_inside_think(text, record) if opened_think else text]
 
     def _text(self, record: Record) -> str:
         solution, thinking = record.solution, _thinking(record)
@@ -94,25 +98,113 @@ def _inside_think(text: str, record: Record) -> str:
     )
 
 
+class RolloutTargets:
+    """The best completions of a run for each record, training's and its evaluations', as they were written.
+
+    A completion that was cut at the length limit is none of them: it has no end that could be taught.
+
+    Args:
+        folder: of the run.
+        min_reward: least total reward.
+        most: completions for each prompt, the latest first where rewards are equal. Equal texts count once.
+
+    Raises:
+        ValueError: the folder has no such completion.
+    """
+
+    def __init__(self, folder: str, min_reward: float, most: int) -> None:
+        self.folder = folder
+        rollouts = list(read_rollouts(folder, split=None))
+        whole = [row for row in rollouts if row.total is not None and row.finish_reason == "stop"]
+        whole.sort(key=lambda row: (-row.total, -row.step, row.sample))
+        best: dict[Any, dict[str, None]] = {}  # by id, prompt and solution: a record may be in another file by now
+        for row in whole:
+            if row.total >= min_reward:
+                asked = (row.record_id, tuple((turn["role"], turn["text"]) for turn in row.prompt), row.solution)
+                best.setdefault(asked, {})[row.completion] = None
+        if not best:
+            hint = "" if rollouts else "; is it the --output_dir of a run?"
+            raise ValueError(
+                f"--from_rollouts {folder}: of its {len(rollouts):,} completions none that ended before the length "
+                f"limit has a total reward at or above --min_reward {min_reward:g}"
+                + (f": the highest has {whole[0].total:g}" if whole else hint)
+            )
+        self._best = {asked: list(texts)[:most] for asked, texts in best.items()}
+        taken = sum(map(len, self._best.values()))
+        say(f"{folder}: {taken} different completions at or above reward {min_reward:g}, for {len(best)} prompts")
+
+    def check_record(self, record: Record) -> None:
+        """Any record will do. Those without a completion are left out by ``narrowed``."""
+
+    def of(self, record: Record, opened_think: bool) -> list[str]:
+        """The completions of a record. They continue its prompt already."""
+        messages = tuple((message.role, message.text) for message in record.messages)
+        return self._best.get((record.id, messages, record.solution), [])
+
+
+def targets_of(args: WarmupConfig) -> SolutionTargets | RolloutTargets:
+    """What the flags have taught.
+
+    Raises:
+        ValueError: ``--from_rollouts`` names a run without a completion to learn from.
+    """
+    if args.from_rollouts is None or args.min_reward is None:
+        return SolutionTargets(args.target_template)
+    return RolloutTargets(args.from_rollouts, args.min_reward, args.max_per_prompt)
+
+
+def narrowed(dataset: Any, targets: SolutionTargets | RolloutTargets, flag: str) -> Any:
+    """The data set, or those by name, without records that have no target.
+
+    Args:
+        flag: that names the data set, for errors.
+
+    Raises:
+        TypeError: a data set of another library.
+        ValueError: no record is left.
+    """
+    if dataset is None or isinstance(targets, SolutionTargets):
+        return dataset
+    if isinstance(dataset, dict):
+        return {name: narrowed(each, targets, f"{flag} {name}") for name, each in dataset.items()}
+    if not isinstance(dataset, GRPODataset):
+        raise TypeError(f"--from_rollouts needs a GRPODataset, as load_dataset makes it, got {type(dataset)}")
+    kept = dataset.narrowed(lambda record: bool(targets.of(record, False)))
+    if not len(kept):
+        raise ValueError(
+            f"{flag}: {targets.folder} has no good enough completion of any of its {len(dataset):,} records. Records "
+            "are known by id, prompt and solution: give the run's data and its flags --columns, --system and "
+            "--prompt_template"
+        )
+    say(f"{flag}: {len(kept):,} of {len(dataset):,} records have such a completion, the others are left out")
+    return kept
+
+
 class TargetCollator(GRPOCollator):
     """Turns samples into prompts, as training does, and adds their targets, each with an end token.
 
-    A batch has, besides ``prompts``, ``target_ids`` and ``target_mask`` (bool), both P x T and padded on the right.
+    A batch has, besides ``prompts``, ``target_ids`` and ``target_mask`` (bool), both N x T and padded on the right.
+    G is the most targets that one of the P prompts has, N = P * G, and row n belongs to prompt n // G. A prompt with
+    fewer targets has rows without tokens.
 
     Args:
         processor, options: as for ``GRPOCollator``.
-        targets: the target of each record.
+        targets: the targets of each record.
     """
 
-    def __init__(self, processor: ProcessorMixin, options: PromptOptions, targets: SolutionTargets) -> None:
+    def __init__(
+        self, processor: ProcessorMixin, options: PromptOptions, targets: SolutionTargets | RolloutTargets
+    ) -> None:
         super().__init__(processor, options)
         self.targets = targets
 
     def __call__(self, samples: list[Sample | BadSample | None]) -> dict[str, Any]:
         inputs: dict[str, Any] = super().__call__(samples)
         batch, tokenizer = inputs["prompts"], self.processor.tokenizer
-        texts = map(self.targets.of, batch.records, batch.opened_think)
-        rows = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
+        texts = list(map(self.targets.of, batch.records, batch.opened_think))
+        ids = lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        size = max(map(len, texts), default=0)
+        rows = [row for own in texts for row in [*map(ids, own), *[[]] * (size - len(own))]]
         inputs["target_ids"], inputs["target_mask"] = _padded(rows, tokenizer.pad_token_id)
         return inputs
 
@@ -137,5 +229,6 @@ def shown_targets(dataset: Any, collator: TargetCollator, most: int) -> Iterator
         inputs = collator([dataset[index]])
         batch, ids, mask = inputs["prompts"], inputs["target_ids"], inputs["target_mask"]
         yield from (f"left out: {bad.error}" for bad in batch.bad)
-        for record, row, own in zip(batch.records, ids, mask, strict=True):
-            yield f"{place_of(record)}: {int(own.sum())} tokens: {tokenizer.decode(row[own])!r}"
+        for record in batch.records:
+            for row, own in zip(ids, mask, strict=True):
+                yield f"{place_of(record)}: {int(own.sum())} tokens: {tokenizer.decode(row[own])!r}"

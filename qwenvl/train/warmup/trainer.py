@@ -27,7 +27,7 @@ from qwenvl.train.card import describe_model
 from qwenvl.train.display.console import say
 from qwenvl.train.journal import TrainedOn
 from qwenvl.train.policy_trainer import PolicyTrainer
-from qwenvl.train.warmup.targets import SolutionTargets, TargetCollator
+from qwenvl.train.warmup.targets import TargetCollator, narrowed, targets_of
 from qwenvl.types import PromptBatch
 
 
@@ -60,7 +60,7 @@ class WarmupTrainer(PolicyTrainer):
     ):
         args = args or WarmupConfig()
         given = (model, train_dataset, eval_dataset, processing_class, callbacks, peft_config)
-        super().__init__(args, SolutionTargets(args.target_template), *given)
+        super().__init__(args, targets_of(args), *given)
         if args.stop_below_loss is not None:
             self.add_callback(StopBelow(args.stop_below_loss))
         self.build_inputs = InputBuilder.of(position_rule(unwrap(self.model).config), self.data_collator.processor)
@@ -68,6 +68,9 @@ class WarmupTrainer(PolicyTrainer):
 
     def make_collator(self, processor: ProcessorMixin, args: WarmupConfig) -> TargetCollator:
         return TargetCollator(processor, PromptOptions.of(args), self.rewards)
+
+    def narrowed(self, dataset: Any, flag: str) -> Any:
+        return narrowed(dataset, self.rewards, flag)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch=None
@@ -95,7 +98,7 @@ class WarmupTrainer(PolicyTrainer):
         return features_or_pixels(model, batch, self.args.device, self.build_inputs, self.paths.encode, autocast)
 
     def target_logprobs(self, model: nn.Module, inputs: dict[str, Any], prompts: PromptInputs | None = None) -> Tensor:
-        """P x T log-probs of the targets. Those of a batch without prompts are 0.
+        """N x T log-probs of the targets, 0 where a row has none. Those of a batch without prompts are 0.
 
         Args:
             prompts: of the batch, as ``encoded`` gives them. None has them made.
@@ -123,7 +126,8 @@ class WarmupTrainer(PolicyTrainer):
             for inputs in dataloader:
                 inputs = self._prepare_inputs(inputs)
                 logprobs, mask = self.target_logprobs(self.model, inputs), inputs["target_mask"]
-                losses, counts = (-logprobs.sum(1)).tolist(), mask.sum(1).tolist()
+                size = max(1, len(inputs["prompts"]))
+                losses, counts = ([own.sum().item() for own in each.chunk(size)] for each in (-logprobs, mask))
                 places = [record.where for record in inputs["prompts"].records]
                 rows += zip(places, losses, counts, strict=False)  # a batch without prompts has a row of its own
                 self.journal.left_out(inputs["prompts"])

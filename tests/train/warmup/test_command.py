@@ -6,10 +6,10 @@ import re
 import pytest
 from transformers import AutoModelForImageTextToText
 
-from qwenvl.runlog import read_config, read_metrics
+from qwenvl.runlog import Rollout, RunLog, read_config, read_metrics
 from qwenvl.train.train_grpo import main as train
 from qwenvl.train.warmup.command import main
-from tests.train.conftest import turns
+from tests.train.conftest import PROMPT, turns
 
 
 @pytest.fixture
@@ -66,6 +66,24 @@ def test_a_finished_warm_up_says_so_and_a_longer_one_goes_on(flags, tmp_path, ca
     assert [row["step"] for row in read_metrics(tmp_path / "warm") if "loss" in row] == [1, 2, 3]
 
 
+def test_it_learns_the_best_completions_of_a_run(flags, sop_data, tmp_path, capfd):
+    asked = ({"role": "user", "text": PROMPT},)
+    rows = [
+        Rollout(1, f"clip-{n}", 0, asked, "<answer>(1) step</answer>", f"it is {n}", 5, "stop", {}, total)
+        for n, total in ((0, 0.8), (3, 1.0))
+    ]
+    RunLog(tmp_path / "run").log_rollouts(rows)
+    more = {"dataset_use": sop_data, "from_rollouts": tmp_path / "run", "max_steps": 1}
+    main(flags(**more, min_reward=0.9))
+    told = capfd.readouterr().err
+    assert "run: 1 different completions at or above reward 0.9, for 1 prompts" in told
+    assert "--dataset_use: 1 of 8 records have such a completion, the others are left out" in told
+    assert f"{sop_data}[3] (id clip-3): " in told and "'it is 3<|im_end|>'" in told
+    code, error = refused(capfd, *flags(**more, min_reward=1.5, output_dir=tmp_path / "other"))
+    assert code == 2
+    assert error.endswith("has a total reward at or above --min_reward 1.5: the highest has 1")
+
+
 def test_a_dry_run_shows_the_targets_and_writes_nothing(flags, tmp_path, capsys):
     main([*flags(target_template="Answer: {solution}"), "--dry_run", "all"])
     lines = capsys.readouterr().out.splitlines()
@@ -83,7 +101,8 @@ def test_a_dry_run_shows_the_targets_and_writes_nothing(flags, tmp_path, capsys)
         ({"generation_top_p": 0.5}, "--generation_top_p has no effect in a warm-up: a warm-up samples nothing; leave"),
         ({"reward_funcs": "count"}, "--reward_funcs has no effect in a warm-up: a warm-up scores nothing; leave it"),
         ({"sync_ref_model": True}, "--sync_ref_model has no effect in a warm-up: a warm-up has no reference; leave it"),
-        ({"from_rollouts": "run"}, "unknown flag from_rollouts; use records of their own: the best completions of"),
+        ({"min_reward": 0.5}, "--min_reward has no effect without --from_rollouts"),
+        ({"from_rollouts": "run"}, "--from_rollouts needs --min_reward"),
         ({"target_template": "right"}, "--target_template must hold {solution}, got 'right'"),
         (
             {"stop_below_loss": 1, "logging_steps": 5},

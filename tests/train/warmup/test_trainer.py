@@ -40,21 +40,25 @@ def make_warmup(tiny_checkpoint, sop_data, tmp_path):
     return make
 
 
-class OfLengths:
-    """Targets of different lengths."""
+class Several:
+    """One to three targets, a different number for each record."""
 
     def check_record(self, record):
         return None
 
     def of(self, record, opened_think):
-        return f"<answer>{record.id} {'again ' * (len(record.id) % 3)}</answer>"
+        n = len(record.id) % 3 + 1
+        return [f"<answer>{record.id} {'again ' * k}</answer>" for k in range(n)]
 
 
 def stock_losses(model, trainer, inputs) -> list[tuple[torch.Tensor, int, float]]:
     """For each target of a batch: its cross-entropy by the stock model's logits, its tokens, and its loss by labels."""
     prompts, losses = trainer.build_inputs(inputs["prompts"]), []
+    size = len(inputs["target_ids"]) // len(prompts)
     for n, (ids, mask) in enumerate(zip(inputs["target_ids"], inputs["target_mask"], strict=True)):
-        prompt, target = prompts.select([n]), ids[mask][None]
+        if not mask.any():
+            continue
+        prompt, target = prompts.select([n // size]), ids[mask][None]
         positions = completion_positions(prompt.position_ids, 1, target.shape[1])
         output = model(
             input_ids=torch.cat([prompt.input_ids, target], 1),
@@ -69,14 +73,14 @@ def stock_losses(model, trainer, inputs) -> list[tuple[torch.Tensor, int, float]
 
 @pytest.mark.parametrize(("family", "share"), [("qwen2_5_vl", "auto"), ("qwen2_5_vl", "off"), ("qwen3_vl", "auto")])
 def test_loss_and_gradient_are_those_of_the_stock_model(make_warmup, tiny_checkpoint, family, share):
-    """Of all eight records, clips, image and text; in float64."""
+    """Of all eight records, clips, image and text, with one to three targets each; in float64."""
     start = tiny_checkpoint(family, initializer_range=0.1)
     model = AutoModelForImageTextToText.from_pretrained(start, dtype=torch.float64)
     stock = AutoModelForImageTextToText.from_pretrained(start, dtype=torch.float64)
     trainer = make_warmup(model, shared_prefix=share, tune_mm_vision=True, per_device_train_batch_size=8)
-    trainer.data_collator.targets = OfLengths()
+    trainer.data_collator.targets = Several()
     inputs = next(iter(trainer.get_train_dataloader()))
-    assert len(inputs["target_mask"].sum(1).unique()) > 1
+    assert inputs["target_mask"].any(1).view(8, 3).sum(1).unique().tolist() == [1, 2, 3]
     loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
 
@@ -152,6 +156,7 @@ def test_an_adapter_learns_alone_and_is_saved_as_a_whole_model(make_warmup, tmp_
 
 def test_the_loss_of_an_evaluation_is_the_mean_over_its_tokens(make_warmup, sop_data):
     trainer = make_warmup(eval_dataset_use=str(sop_data), per_device_eval_batch_size=3)
+    trainer.data_collator.targets = Several()
     metrics = trainer.evaluate()
     inputs = trainer.data_collator([trainer.eval_dataset[n] for n in range(8)])
     with torch.no_grad():

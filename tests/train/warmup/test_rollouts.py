@@ -1,0 +1,69 @@
+"""The best completions of a run: which are taken, and which records are left."""
+
+import json
+
+import pytest
+
+from qwenvl.data.dataset import GRPODataset, load_dataset
+from qwenvl.data.order import Part
+from qwenvl.runlog import Rollout, RunLog
+from qwenvl.train.warmup.targets import RolloutTargets, narrowed
+
+PROMPT = "<video>\nWhich steps? (1) pick (2) insert (3) fasten"
+
+
+def rollout(text, total, *, record="clip-0", step=1, sample=0, reason="stop", solution="<answer>(1) step</answer>"):
+    prompt = ({"role": "user", "text": PROMPT},)
+    return Rollout(step, record, sample, prompt, solution, text, 5, reason, {}, total)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """``run(*rollouts)`` -> the folder of a run with these completions."""
+
+    def write(*rows: Rollout) -> str:
+        RunLog(tmp_path / "run").log_rollouts(rows)
+        return str(tmp_path / "run")
+
+    return write
+
+
+def test_the_best_are_taken_equal_texts_once_the_latest_first_and_cut_ones_never(run, sop_data, tmp_path):
+    folder = run(
+        rollout("good", 0.9, step=1),
+        rollout("better", 1.0, step=1),
+        rollout("good", 0.9, step=3),
+        rollout("as good", 0.9, step=2, sample=1),
+        rollout("as good too", 0.9, step=2, sample=0),
+        rollout("bad", 0.89),
+        rollout("no reward", None),
+        rollout("not finished", 1.0, reason="length"),
+        rollout("another's", 0.95, record="clip-3"),
+        rollout("of another solution", 1.0, record="clip-1", solution="other"),
+    )
+    (tmp_path / "text.json").write_text(json.dumps(json.loads(sop_data.read_text())[6:7]))
+    whole = load_dataset(f"{tmp_path}/text.json:2,{sop_data}:3", base_interval=0.5)
+    targets = RolloutTargets(folder, 0.9, 3)
+    dataset = narrowed(whole, targets, "--dataset_use")
+    assert dataset.parts == (Part(str(sop_data), 2, 3),)
+    assert {record.id: targets.of(record, False) for record in dataset.records} == {
+        "clip-0": ["better", "good", "as good too"],
+        "clip-3": ["another's"],
+    }
+    assert dataset.options == whole.options and dataset.rule == whole.rule
+    nothing = GRPODataset([whole.records[0]], whole.options)
+    with pytest.raises(ValueError, match=r"^--dataset_use: .*/run has no good enough completion of any of its 1 "):
+        narrowed(nothing, targets, "--dataset_use")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "of its 0 completions none .* --min_reward 0.9; is it the --output_dir of a run?"),
+        ([rollout("a", None), rollout("b", 1.0, reason="length")], "of its 2 completions none .* --min_reward 0.9$"),
+        ([rollout("a", 0.25), rollout("b", 0.45)], "of its 2 completions none .* 0.9: the highest has 0.45"),
+    ],
+)
+def test_a_run_without_anything_to_learn_from_says_what_it_has(run, rows, message):
+    with pytest.raises(ValueError, match=message):
+        RolloutTargets(run(*rows), 0.9, 4)
