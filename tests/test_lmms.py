@@ -100,7 +100,7 @@ def test_tasks_come_back_as_an_evaluation(harness, tmp_path):
     [
         (
             ["--learning_rate", "1"],
-            "--learning_rate has no effect: it is of training, and a task of lmms-eval",
+            "--learning_rate has no effect: only training reads it",
         ),
         (["--reward_funcs", "format"], "--reward_funcs has no effect"),
     ],

@@ -101,6 +101,8 @@ def test_sizes_that_cannot_work_are_refused(flags, message, capsys):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_commands_take_the_settings_of_every_family(tmp_path, family):
     demo = Demo(tmp_path, family=family)
+    demo.data.mkdir()
+    (demo.data / "datasets.yaml").touch()
     warmup, training = WarmupConfig(**demo.warmup_settings()), GRPOConfig(**demo.training_settings())
     assert (warmup.stop_below_loss < 0.13) == family.startswith("qwen3_5")
     assert warmup.video_max_frame_pixels == training.video_max_frame_pixels == (56**2 if "qwen2" in family else 64**2)

@@ -85,6 +85,7 @@ def settings_in(folder: Path) -> dict:
 @pytest.fixture
 def evaluated_run(make_trainer, sop_data, tmp_path):
     """A run of two steps on the tiny model, with evaluations before and after it and a checkpoint after each step."""
+    (tmp_path / "private").touch()
     trainer = make_trainer(
         eval_dataset_use=str(sop_data),
         eval_strategy="steps",
