@@ -51,6 +51,11 @@ class RewardFunction:
         function = without_arguments(self.call)
         return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
 
+    @property
+    def reads_solution(self) -> bool:
+        """Whether its signature names ``solution``. One that takes all columns does without."""
+        return "solution" in inspect.signature(without_arguments(self.call)).parameters
+
 
 @dataclass(frozen=True)
 class Argument:

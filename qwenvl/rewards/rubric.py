@@ -34,6 +34,7 @@ LARGEST = 1e30  # a weighted sum of several such values is finite in float32
 
 _NOT_OF_USERS = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
 
+NO_SOLUTION = "expected a `solution`, `reward_model.ground_truth`, or a last assistant turn that holds it"
 TAKEN = ("total", "std", "max", "temporal_contrast")
 """What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
 
@@ -171,7 +172,11 @@ class Rubric:
         if problem := field_problem(solution, fields) or route_problem(route, self.names):
             return problem
         for function in self.functions:
-            if function.check and is_routed(route, function.name) and (problem := function.check(solution, fields)):
+            if not is_routed(route, function.name):
+                continue
+            if not solution.strip() and function.reads_solution:
+                return f'{NO_SOLUTION} (reward "{function.name}")'
+            if function.check and (problem := function.check(solution, fields)):
                 return f'{problem} (reward "{function.name}")'
         return None
 

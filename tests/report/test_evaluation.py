@@ -53,8 +53,7 @@ def facts(ended="2026-11-22 09:00:00+00:00"):
         "protocol": {
             "data": {"dataset_use": "held_out", "records": 3, "of": 5, "clusters": 3, "cluster_by": "clips and images"},
             "decoding": {"method": "greedy", "samples": 1, "max_new_tokens": 64, "stop_strings": []},
-            "frames": {"video_fps": None, "base_interval": 2.0, "video_min_frames": 4, "video_max_frames": 8}
-            | {"frame_sampler": "uniform"},
+            "frames": {"video_fps": None, "base_interval": 2.0, "video_min_frames": 4, "video_max_frames": 8},
             "prompts": {"video_min_frame_pixels": 3136, "video_max_frame_pixels": 25088},
             "decoder": "pyav",
             "rewards": {"format": 0.3, "accuracy": 0.7},
@@ -122,7 +121,7 @@ def test_the_tables_are_those_of_the_evaluation(evaluation, tmp_path):
     assert "tuned, another clip: not comparable, 50.0 % of the completions have no answer." in page
     assert "held &lt;out&gt;.json" in page and '<code title="0123456789">01234567</code>' in page
     assert page.count('class="point run-0" style="left:50.00%"') == 3  # of three controls, from 0 to 1
-    assert "<dd>one every 2 s, 4 to 8 of a clip, uniform, decoded by pyav</dd>" in page
+    assert "<dd>one every 2 s, 4 to 8 of a clip, decoded by pyav</dd>" in page
     # the same evaluation gives the same files
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     write_evaluation(evaluation, tmp_path / "out", read_answer)

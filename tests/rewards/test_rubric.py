@@ -6,7 +6,7 @@ import torch
 
 from qwenvl.rewards import RewardError
 from qwenvl.rewards.function import RewardFunction
-from qwenvl.rewards.rubric import Rubric, weighted_sums
+from qwenvl.rewards.rubric import NO_SOLUTION, Rubric, weighted_sums
 from qwenvl.types import Message, Record
 
 
@@ -163,6 +163,10 @@ def test_data_is_checked_by_the_functions_a_record_goes_to():
     assert both.check_solution("x") == "'x' is no number (reward \"digits\")"
     assert both.check_solution("x", {"reward": "length"}) is None
     assert "names 'other'" in both.check_solution("1", {"reward": "other"})
+    same = RewardFunction("same", lambda completions, solution: [1.0] * len(completions))
+    compared = Rubric([same, functions[1]], [1, 1])
+    assert compared.check_solution("") == f'{NO_SOLUTION} (reward "same")'
+    assert compared.check_solution("", {"reward": "length"}) is None
     record = Record("r", (Message("user", "?"),), "x", (), (), (), {"id": "r", "reward": ["length"]}, "a.json[0]")
     assert both.check_record(record) is None
 

@@ -129,6 +129,16 @@ def test_rows_of_other_formats_with_their_pictures(make_trainer, tmp_path, capsy
         assert torch.equal(trainer.data_collator([dataset[0]])["prompts"].pixel_values, expected)
 
 
+def test_prompts_without_solutions_train_where_no_reward_reads_one(make_trainer):
+    rows = [{"prompt": [{"role": "user", "content": f"Count to {n}."}]} for n in range(4)]
+    brevity = lambda completions, **columns: [1.0 / (1 + len(text)) for text in completions]
+    trainer = make_trainer(datasets=[rows], dataset_use=None, functions=[brevity], **IN_ORDER)
+    trainer.train()
+    assert {rollout.solution for rollout in read_rollouts(trainer.args.output_dir)} == {""}
+    with pytest.raises(RecordError, match=r"\[0\]: expected a `solution`.*\(reward \"accuracy\"\)"):
+        make_trainer(datasets=[rows], dataset_use=None, functions=["accuracy"], **IN_ORDER)
+
+
 def test_a_large_table_stays_on_the_disk(rows, make_trainer, monkeypatch):
     monkeypatch.setattr("qwenvl.data.records.record_file.LOADED_BYTES", 0)
     trainer = make_trainer(datasets=[as_table(rows)], max_steps=1)

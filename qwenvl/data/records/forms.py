@@ -57,7 +57,6 @@ _USUAL_NAMES = {
     "video": ("video_path", "video_file", "clip"),
     "image": ("image_path", "image_file"),
 }
-_UNREAD_SOLUTION = '; where no reward reads one, write any text, such as "-"'
 # Columns that may hold lists or objects; in files without types these are written as JSON.
 _NESTED_COLUMNS = {"conversations", "messages", "image", "images", "video", "videos", "meta", "reward_model"}
 _NESTED_COLUMNS |= {"options", "choices", "candidates"}
@@ -198,24 +197,17 @@ def _checked_text(text: Any, place: str) -> str:
 
 
 def _solution(row: dict[str, Any], where: str, messages: list[Message], place: str, names: tuple) -> str:
-    """The solution as text. A last assistant turn, which holds it where no key does, is taken off the messages."""
+    """The solution as text, "" where there is none. A last assistant turn is taken off the messages: it holds the
+    solution where no key does.
+    """
     trailing = messages.pop() if messages[-1].role == "assistant" else None
-    if names is _TURNS:
-        if trailing is None:
-            raise RecordError(f'{place}[{len(messages) - 1}].from: expected the last turn to be "gpt", the solution')
-        if not trailing.text.strip():
-            raise RecordError(f"{place}[{len(messages)}].value: the solution is empty{_UNREAD_SOLUTION}")
-        return trailing.text
-    value = row.get("solution")
-    if value is None and isinstance(row.get("reward_model"), dict):
+    value = None if names is _TURNS else row.get("solution")
+    if value is None and names is not _TURNS and isinstance(row.get("reward_model"), dict):
         value = row["reward_model"].get("ground_truth")
+    if value is None and trailing is not None:
+        where, value = f"{place}[{len(messages)}]", trailing.text
     if value is None:
-        if trailing is None:
-            raise RecordError(
-                f"{where}: expected a `solution`, `reward_model.ground_truth`, or a last assistant turn that holds it"
-                f"{_UNREAD_SOLUTION}"
-            )
-        value = trailing.text
+        return ""
     if not isinstance(value, str):
         try:
             value = json.dumps(value, ensure_ascii=False)
@@ -223,7 +215,7 @@ def _solution(row: dict[str, Any], where: str, messages: list[Message], place: s
             message = f"{where}.solution: expected text or what JSON can hold, got {kind_of(value)}"
             raise RecordError(message) from None
     if not value.strip():
-        raise RecordError(f"{where}: the solution is empty{_UNREAD_SOLUTION}")
+        raise RecordError(f"{where}: the solution is empty; leave it out where no reward reads one")
     return value
 
 

@@ -18,6 +18,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError, kind_of, place_of
 from qwenvl.data.options import PromptOptions
 from qwenvl.rewards.functions.text import first_block
+from qwenvl.rewards.rubric import NO_SOLUTION
 from qwenvl.runlog import read_rollouts
 from qwenvl.train.display.console import say
 from qwenvl.types import BadSample, Record, Sample
@@ -40,6 +41,8 @@ class SolutionTargets:
 
     def check_record(self, record: Record) -> str | None:
         """Why a record has no target, or None if it has one."""
+        if not record.solution.strip():
+            return f"{NO_SOLUTION}: a warm-up teaches it"
         thinking = record.fields.get("thinking")
         if thinking is not None and not isinstance(thinking, str):
             return f"`thinking`: expected text, got {kind_of(thinking)}"

@@ -104,14 +104,14 @@ def test_every_row_of_odd_lines(lines):
 
 def test_bad_rows_are_errors_when_asked_for(lines):
     path = lines.annotation_path
-    path.write_text(path.read_text() + '\n{"a": \n{"prompt": "b"}\n')
+    path.write_text(path.read_text() + '\n{"a": \n{"prompt": "b", "solution": ""}\n')
     lazy = RecordFile(lines, seed=0, check_record=lambda record: "no" if "8" in record.messages[0].text else None)
     assert len(lazy) == 11
     assert lazy[7].messages
     for index, message in (
         (8, "data.jsonl:17: no"),
         (9, "data.jsonl:18: not valid JSON"),
-        (10, "expected a `solution`"),
+        (10, "the solution is empty"),
     ):
         with pytest.raises(RecordError, match=message):
             lazy[index]
@@ -144,8 +144,8 @@ def test_records_spread_over_a_large_file_are_checked_at_once(tmp_path, bounds):
     bounds(2**20, 9)
     path = tmp_path / "a.jsonl"
     good = json.dumps({"prompt": "a", "solution": "1"})
-    path.write_text("\n".join([good] * 30) + '\n{"prompt": "a"}\n')
-    with pytest.raises(RecordError, match=r"a.jsonl:31: expected a `solution`"):
+    path.write_text("\n".join([good] * 30) + '\n{"prompt": "a", "solution": ""}\n')
+    with pytest.raises(RecordError, match=r"a.jsonl:31: the solution is empty"):
         RecordFile(DatasetSource("a", path, tmp_path), seed=0).load()
 
 

@@ -32,8 +32,8 @@ def test_a_run_that_can_learn_nothing_is_told_so_each_time(make_trainer, caplog,
         trainer.train()
         said = capsys.readouterr().err
         assert said.count(": 2 steps") == 1 and "reward    0.000 at first, 0.000 at last" in said
-        assert re.search(r"warnings  2, the first: over 90% of the 2 groups of this run had equal rewards", said)
-    assert "of the 2 groups of this run had equal rewards (mean reward 0.000)" in caplog.text
+        assert re.search(r"warnings  2, the first: over 90% of the last 2 groups had equal rewards", said)
+    assert "of the last 2 groups had equal rewards (mean reward 0.000)" in caplog.text
     assert not logging.getLogger("qwenvl").handlers
 
 
