@@ -27,7 +27,7 @@ def flags(tiny_checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "code", "message"),
     [
-        (["--dataset_use=exampel"], 2, "qwenvl train: --dataset_use: no data set 'exampel'"),
+        (["--dataset_use=exampel"], 2, "error: --dataset_use: no data set 'exampel'"),
         (["--dataset_use=none.json"], 2, "--dataset_use: none.json: no such file"),
         (["--dataset_use=example", "--eval_dataset_use=exampel"], 2, "no data set 'exampel'"),
         (["--dataset_use=example", "--model_name_or_path=./none"], 2, "./none: no such folder; expected one that"),

@@ -15,12 +15,10 @@ import torch
 from PIL import Image
 
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.train.meter import Meter
-from qwenvl.train.parity import ParityError, check_parity
+from qwenvl.train.parity import ParityError
 from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.failures import explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
-from qwenvl.types import RolloutBatch
 
 COMMAND = Path(__file__).resolve().parents[3] / "qwenvl" / "train" / "train_grpo.py"
 SETTINGS = "--dataset_use=example --generation_max_length=2 --grpo_sample_size=2 --use_cpu=True --save_steps=1"
@@ -113,12 +111,12 @@ def test_a_command_without_checkpoints_is_told_nothing_of_them():
     assert "--video_max_frames" in memory and "--gradient_checkpointing" not in memory and "checkpoint" not in disk
 
 
-def test_a_difference_of_log_probs_is_one_line_that_names_the_server(tmp_path):
+def test_a_difference_of_log_probs_is_one_line_that_names_the_server(make_trainer, monkeypatch, tmp_path):
+    monkeypatch.setattr("qwenvl.train.parity.FULL_PRECISION", (-1.0, -1.0))
     with pytest.raises(ParityError) as error:
-        ids = torch.ones(1, 1, dtype=torch.long)
-        check_parity(RolloutBatch(ids, ids.bool(), ["x"], ["stop"], ids * -9.0), ids * 0.0, False, Meter())
+        make_trainer().train()
     said = explanation(error.value, tmp_path)
-    assert "--vllm_server" in said and "9" in said and "\n" not in said
+    assert "--vllm_server" in said and "expected at most -1" in said and "\n" not in said
 
 
 def test_checkpoints_of_weights_alone_are_named(tmp_path):
