@@ -7,15 +7,15 @@ import pytest
 
 PATH = Path(__file__).parents[1] / "scripts" / "house.py"
 AT_MOST = {  # lower a number when a change makes it smaller
-    "lines of qwenvl": 34_170,
-    "lines of tests": 29_680,
-    "lines of scripts": 4_290,
-    "words of README and docs": 31_200,
-    "own flags of qwenvl train": 108,
-    "files of qwenvl": 214,
-    "modules with one importer": 42,
-    "classes": 352,
-    "levels of inheritance": 4,
+    "lines of qwenvl": 34_161,
+    "lines of tests": 29_665,
+    "lines of scripts": 4_283,
+    "words of README and docs": 30_529,
+    "own flags of qwenvl train": 96,
+    "files of qwenvl": 196,
+    "modules with one importer": 32,
+    "classes": 291,
+    "levels of inheritance": 3,
 }
 
 

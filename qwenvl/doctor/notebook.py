@@ -20,6 +20,9 @@ class Html(str):
     def _repr_html_(self) -> str:
         return str(self)
 
+    def __repr__(self) -> str:
+        return f"<{len(self):,} characters of HTML>"
+
 
 def film_strip(path: str | Path, indices: Sequence[int], width: int = 120) -> Html:
     """Frames of a clip, side by side.
