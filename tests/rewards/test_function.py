@@ -88,7 +88,7 @@ def test_a_column_never_replaces_a_declared_argument():
         ("cosine(max_len='9')", "reward 'cosine': max_len must be an integer or None, got '9'"),
         ("length_window(bonus=0)", "reward 'length_window': bonus must be above 0, got 0"),
         ("repetition(max_penalty=1)", "reward 'repetition': max_penalty must be at most 0, got 1"),
-        ("format(response_format='answers_only')", "got 'answers_only': did you mean answer_only"),
+        ("format(response_format='answers_only')", "got 'answers_only'; did you mean answer_only"),
         ("temporal_iou(boundary=1)", "reward 'temporal_iou': boundary must be True or False, got 1"),
         ("box_iou(units='mm')", "reward 'box_iou': units must be one of same, thousandths, got 'mm'"),
         ("numeric(tolerance=1e999)", "reward 'numeric': tolerance must be a finite number, got inf"),
