@@ -53,6 +53,11 @@ def visible(text: str) -> str:
     return " ".join(_shown(text).split())
 
 
+def beginning(text: str, most: int = 80) -> str:
+    """A text of at most so many characters, of a longer one its beginning."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things in words.
 

@@ -46,7 +46,7 @@ def test_it_shows_frames_curves_and_completions_and_stays_small(notebook):
     shown = [kind for cell in kinds(notebook) for kind in cell]
     assert sum("text/html" in kind for kind in shown) == 1 + 5 + 2  # a clip, curves, groups of the first and last step
     text = NOTEBOOK.read_text(encoding="utf-8")
-    assert text.count("data:image/png") == 3 and text.count("<svg") == 5
+    assert text.count("data:image/jpeg") == 3 and text.count("<svg") == 5
     assert len(text) < MOST_BYTES
     assert str(Path.home()) not in text and "/tmp/" not in text, "a path of the machine that it was run on"
 

@@ -119,8 +119,6 @@ def settings_class(groups: tuple[type[Options], ...]) -> Any:
     return make_dataclass("Settings", [], bases=(*groups, trainer_settings()), namespace={"__post_init__": check})
 
 
-
-
 def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
     """Name, kind of value, default and help text of each option of a group."""
     hints = get_type_hints(group)

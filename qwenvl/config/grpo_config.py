@@ -118,12 +118,12 @@ class WarmupConfig(
 
     def __getattr__(self, name: str) -> Any:
         """An option of training by rewards, which shared code reads: its default, or none of what a warm-up lacks."""
-        if name in OF_A_WARMUP:
-            return OF_A_WARMUP[name]
+        if name in DEFAULTS_OF_TRAINING:
+            return DEFAULTS_OF_TRAINING[name]
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
 
-OF_A_WARMUP = {
+DEFAULTS_OF_TRAINING = {
     **{each.name: each.default for group in FLAG_GROUPS if group not in SHARED_GROUPS for each in fields(group)},
     **{"grpo_sample_size": 1, "grpo_beta": 0.0, "log_completions_every": 0, "generation_top_p": 1.0},
     "engine_has_own_weights": False,
@@ -251,6 +251,6 @@ def schedule_problem(config: Any) -> str | None:
         )
     except (TypeError, ValueError) as error:
         schedule = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
-        told = f"{schedule} with --lr_scheduler_kwargs {config.lr_scheduler_kwargs or {}}"
-        return f"--lr_scheduler_type {told} makes no schedule: {error}"
+        shown = f"{schedule} with --lr_scheduler_kwargs {config.lr_scheduler_kwargs or {}}"
+        return f"--lr_scheduler_type {shown} makes no schedule: {error}"
     return None

@@ -35,7 +35,7 @@ USUAL = {
     "dry_run": "show what the run would do, and end; all: with every setting",
 }
 """The flags of a usual run in the order of their use, each with its line of help."""
-OF_A_WARMUP = {
+USUAL_OF_A_WARMUP = {
     "target_template": "text of a target, with {solution} in it",
     "from_rollouts": "learn the best completions of this run's folder",
     "min_reward": "least reward of such a completion",

@@ -16,9 +16,7 @@ STOP_STEPS = 10
 class TrainerOptions(Options):
     """Settings of the Trainer with another default. All others keep theirs."""
 
-    learning_rate: float | None = option(
-        None, "Peak learning rate, above 0.", unset="1e-06, with LoRA 1e-05", above=0
-    )
+    learning_rate: float | None = option(None, "Peak learning rate, above 0.", unset="1e-06, with LoRA 1e-05", above=0)
     bf16: bool | None = option(None, "Compute in bfloat16.", unset="where a CUDA device has it, never on a CPU")
     num_train_epochs: float = option(1.0, "Passes over the data, above 0; --max_steps overrides it.", above=0)
     per_device_train_batch_size: int = option(
@@ -59,8 +57,8 @@ class RunOptions(Options):
 
     resume: str = option(
         "never",
-        "What the run goes on from. never: it is a new one, and an --output_dir with checkpoints is refused. auto: the "
-        "newest whole checkpoint of --output_dir, or the beginning where there is none, so that a queue system can "
+        "What the run resumes. never: nothing, it is a new one, and an --output_dir with checkpoints is refused. auto: "
+        "the newest whole checkpoint of --output_dir, or the beginning where there is none, so that a queue system can "
         "start the same command again. Else the folder of a checkpoint.",
     )
     overwrite_output_dir: bool = option(
@@ -150,9 +148,7 @@ class WarmupOptions(Options):
         above=0,
         needs="logging_steps == 1: it reads the loss of each step from the log",
     )
-    learning_rate: float | None = option(
-        None, "Peak learning rate, above 0.", unset="1e-05, with LoRA 0.0001", above=0
-    )
+    learning_rate: float | None = option(None, "Peak learning rate, above 0.", unset="1e-05, with LoRA 0.0001", above=0)
     per_device_eval_batch_size: int | None = option(
         None,
         "Prompts per process that evaluation computes together, at least 1. More: less time, more memory.",

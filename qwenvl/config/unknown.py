@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 
 from qwenvl.config.flags import OF_TRAINING
+from qwenvl.config.own_options import TrainerOptions, WarmupOptions
 
 _ARGUMENTS = (
     *("cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
@@ -123,7 +125,7 @@ SUCCESSORS = {
     "len_control": "the reward length_window among --reward_funcs",
 }
 """Flags of earlier versions and of other trainers, and what to use here."""
-OF_A_WARMUP = ("target_template", "from_rollouts", "min_reward", "max_per_prompt", "stop_below_loss")
+OF_A_WARMUP = {each.name for each in fields(WarmupOptions)} - {each.name for each in fields(TrainerOptions)}
 
 
 def unknown_flag(token: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from qwenvl.failure import memory_is_full, printable, tell
+from qwenvl.failure import beginning, memory_is_full, printable, tell
 
 
 class DataError(ValueError):
@@ -62,7 +62,7 @@ def full_memory_at(where: str) -> Iterator[None]:
 
 def place_of(record: Any) -> str:
     """Where a record or a row is, and its id, for messages."""
-    return printable(f"{record.where} (id {_beginning(record.id)})")
+    return printable(f"{record.where} (id {beginning(record.id)})")
 
 
 def kind_of(value: Any) -> str:
@@ -71,11 +71,7 @@ def kind_of(value: Any) -> str:
         return "nothing"
     names = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
     shown = json.dumps(value, ensure_ascii=False, default=repr)
-    return f"{names.get(type(value), type(value).__name__)} {_beginning(shown)}"
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
+    return f"{names.get(type(value), type(value).__name__)} {beginning(shown)}"
 
 
 DATA_ERRORS = (RecordError, BadMediaError)

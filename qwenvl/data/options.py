@@ -68,7 +68,7 @@ class DecodingOptions(Options):
     )
     decode_check: Literal["fast", "strict"] = option(
         "fast",
-        "How damage of clips is looked for. fast: what the decoder tells of the frames that it gives, at no cost. "
+        "How damage of clips is looked for. fast: by the decoder's own errors on the frames that it gives, at no cost. "
         "strict: read the whole container too, and stop at errors that the decoder would hide; it sees only what it "
         "decodes, the frames asked for and those they are predicted from.",
         needs="video_backend in ('auto', 'pyav'): only PyAV reports errors",

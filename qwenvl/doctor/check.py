@@ -25,7 +25,7 @@ from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.convert import summary_of, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
-from qwenvl.failure import counted, visible
+from qwenvl.failure import beginning, counted, visible
 from qwenvl.hint import Hint
 from qwenvl.rewards.resolve import build_rubric
 from qwenvl.types import Record
@@ -291,7 +291,8 @@ def render(report: CheckReport, name: str) -> str:
         if numbers[title]:
             lines.append(f"  {title.replace('_', ' ')}: {spread(numbers[title])}")
     if common := report.solutions.most_common(1):
-        lines.append(f"  {len(report.solutions):,} solutions, {common[0][1]:,} times {truncated(common[0][0], 80)}")
+        text, count = common[0]
+        lines.append(f"  {len(report.solutions):,} solutions, {count:,} times {beginning(visible(text))}")
     if len(report.drawn) > 1:
         drawn = ", ".join(f"{count:,} of {name}" for name, count in report.drawn.items())
         lines.append(f"  drawn in an epoch: {drawn}")
@@ -300,7 +301,8 @@ def render(report: CheckReport, name: str) -> str:
     for title, listed in (("bad", report.problems), ("worth a look", report.warnings)):
         for kind, count in Counter(problem["kind"] for problem in listed).most_common():
             messages = [problem["message"] for problem in listed if problem["kind"] == kind][:SHOWN_PER_KIND]
-            lines += ["", f"{title}: {kind} ({count:,})", *(f"  {truncated(message, 300)}" for message in messages)]
+            lines += ["", f"{title}: {kind} ({count:,})"]
+            lines += [f"  {beginning(visible(message), 300)}" for message in messages]
             if count > SHOWN_PER_KIND:
                 lines.append(f"  ... and {count - SHOWN_PER_KIND:,} more (--json lists all)")
     if numbers["advice"]:
@@ -322,9 +324,3 @@ def spread(values: dict[str, float]) -> str:
     return ", ".join(
         f"{name} {value:,.4g}" if value < 1000 else f"{name} {value:,.0f}" for name, value in values.items()
     )
-
-
-def truncated(text: str, length: int) -> str:
-    """The text in one line of at most ``length`` characters."""
-    text = visible(text)
-    return text if len(text) <= length else text[: length - 3] + "..."

@@ -117,7 +117,7 @@ def _row(record: Record, media: MediaPaths) -> _Row:
     own = record.fields.get("id")
     turns = [{"from": _SPEAKERS[message.role], "value": message.text} for message in record.messages]
     row: _Row = {"id": own if isinstance(own, int) and not isinstance(own, bool) else record.id}
-    row["conversations"] = [*turns, {"from": "gpt", "value": record.solution}]
+    row["conversations"] = [*turns, *([{"from": "gpt", "value": record.solution}] if record.solution else [])]
     for key, paths in (("video", record.videos), ("image", record.images)):
         if paths:  # a single list of frames is a list in a list
             written = [media(path) for path in paths]

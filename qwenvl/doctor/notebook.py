@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from PIL import Image
-
 from qwenvl.data.media.open import open_clip
+from qwenvl.doctor.pictures import sheet
+from qwenvl.report.write import data_url
 from qwenvl.runlog import Rollout, read_metrics, read_rollouts
 
 
@@ -25,22 +23,15 @@ class Html(str):
 
 
 def film_strip(path: str | Path, indices: Sequence[int], width: int = 120) -> Html:
-    """Frames of a clip, side by side.
+    """Frames of a clip, up to eight side by side.
 
     Args:
         indices: the frames' numbers in the file, from 0.
         width: of one frame, in pixels.
     """
     with open_clip(str(path)) as clip:
-        frames = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in clip.read(list(indices))]
-    height = round(width * frames[0].height / frames[0].width)
-    strip = Image.new("RGB", (width * len(frames), height))
-    for place, frame in enumerate(frames):
-        strip.paste(frame.resize((width, height)), (place * width, 0))
-    file = io.BytesIO()
-    strip.save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return Html(f'<img alt="{len(frames)} frames" src="data:image/png;base64,{data}">')
+        strip = sheet(clip.read(list(indices)), width)
+    return Html(f'<img alt="{len(indices)} frames" src="{data_url(strip)}">')
 
 
 def curve(run: str | Path, metric: str, width: int = 420, height: int = 150) -> Html:

@@ -66,19 +66,19 @@ def _make(path: Path, strip: Strip) -> Picture:
     except (BadMediaError, OSError) as error:
         return Picture(problem=str(error).removeprefix(f"{strip.path}: "))
     with written_whole(path) as partial:
-        _sheet(frames, WIDTH if strip.indices else STILL_WIDTH).save(partial, "JPEG", quality=80)
+        sheet(frames, WIDTH if strip.indices else STILL_WIDTH).save(partial, "JPEG", quality=80)
     return _picture(path, strip)
 
 
-def _sheet(frames: Tensor, width: int) -> Image.Image:
+def sheet(frames: Tensor, width: int) -> Image.Image:
     """The frames, F x 3 x H x W, row by row in one picture, each ``width`` pixels wide."""
     height = max(1, round(width * frames.shape[2] / frames.shape[3]))
     columns, rows = _grid(len(frames))
-    sheet = Image.new("RGB", (columns * width, rows * height))
+    made = Image.new("RGB", (columns * width, rows * height))
     for n, frame in enumerate(frames):
         picture = Image.fromarray(frame.permute(1, 2, 0).numpy()).resize((width, height), Image.Resampling.BILINEAR)
-        sheet.paste(picture, (n % columns * width, n // columns * height))
-    return sheet
+        made.paste(picture, (n % columns * width, n // columns * height))
+    return made
 
 
 def _grid(count: int) -> tuple[int, int]:
@@ -88,5 +88,5 @@ def _grid(count: int) -> tuple[int, int]:
 
 def _picture(path: Path, strip: Strip) -> Picture:
     columns, rows = _grid(max(1, len(strip.indices)))
-    with Image.open(path) as sheet:
-        return Picture(columns, rows, ratio=(sheet.width / columns) / (sheet.height / rows))
+    with Image.open(path) as made:
+        return Picture(columns, rows, ratio=(made.width / columns) / (made.height / rows))

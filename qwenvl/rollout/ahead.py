@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import nn
 
+from qwenvl.failure import counted
 from qwenvl.rollout.engine import (
     EngineAskedAhead,
     EnginePrompts,
@@ -209,9 +210,10 @@ class AheadEngine:
         failed = next((number for number, step in enumerate(self._pending) if step.failed), len(self._pending))
         steps = list(self._pending)[: min(gather_object([failed]))]
         if len(steps) < len(self._pending):
+            lost = counted(len(self._pending) - len(steps), "step")
             logger.warning(
-                f"completions that were requested ahead ({len(self._pending) - len(steps)} steps) did not come and are "
-                "not part of the checkpoint: a run that resumes from it samples these steps again, by newer weights"
+                f"completions that were requested ahead ({lost}) did not come and are not part "
+                "of the checkpoint: a run that resumes from it samples these steps again, by newer weights"
             )
         if steps:
             torch.save([(step.version, step.seed, [*map(_plain, step.answer.result())]) for step in steps], path)

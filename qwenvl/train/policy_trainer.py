@@ -106,7 +106,7 @@ class PolicyTrainer(Trainer):
         train = build(args.dataset_use if train_dataset is None else train_dataset, training=True)
         evaluation = build(args.eval_dataset_use if eval_dataset is None else eval_dataset, training=False)
         first_look(train, collator)
-        policy = policy or build_policy(source, args, peft_config)
+        policy = build_policy(source, args, peft_config) if policy is None else policy
         bare = unwrap(policy)
         self.paths = build_paths(args, policy, processor.tokenizer)
         self.prompt_settings = PromptSettings.of(args, train, bare.name_or_path)

@@ -44,7 +44,8 @@ def records(tmp_path, write_rows, make_row):
 
 @pytest.mark.parametrize("name", ["b.json", "b.jsonl", "b.JSON.gz"])
 def test_what_is_written_is_what_was_read(records, tmp_path, name, write_rows, make_row):
-    records += read(write_rows([make_row(id="with a system turn", system="Be brief."), make_row(id=7)], "more.json"))
+    rows = [make_row(id=1, system="Be brief."), {"conversations": make_row()["conversations"][:1]}, make_row(id=7)]
+    records += read(write_rows(rows, "more.json"))
     assert write_records(records, tmp_path / name) == (len(records), 0, 0)
     again = read(tmp_path / name)
     assert parts(again) == parts(records)

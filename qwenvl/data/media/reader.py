@@ -212,7 +212,7 @@ class ClipReader(Clip):
                 raise ValueError("gave other frames than those asked for, judged by their times")
         except MemoryError:
             raise
-        except Exception as error:  # it raises whatever its C++ side does
+        except Exception as error:  # its C++ side raises errors of any type
             raise BadMediaError(self.path, f"decord: {reason_of(error)}") from error
         yield from frames
 

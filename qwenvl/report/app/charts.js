@@ -59,10 +59,10 @@ function phaseCard(phases) {
 // A chart with its title, drawn again whenever its width or a control changes.
 function card(chart, draw) {
   const plot = h("div", { class: "plot" });
-  const told = h("div", { class: "told", "aria-live": "polite" });
+  const readout = h("div", { class: "told", "aria-live": "polite" });
   const save = h("button", { type: "button", class: "csv", title: `save ${chart.metric} as a table`, onclick: () => saveTable(chart) }, "CSV");
-  const figure = h("figure", { class: "chart", "data-metric": chart.metric }, h("figcaption", {}, save, h("b", {}, chart.title), h("br"), chart.help || "\u00a0"), plot, told);
-  const redraw = () => { if (plot.clientWidth) plot.replaceChildren(draw(chart, Math.floor(plot.clientWidth), told)); };
+  const figure = h("figure", { class: "chart", "data-metric": chart.metric }, h("figcaption", {}, save, h("b", {}, chart.title), h("br"), chart.help || "\u00a0"), plot, readout);
+  const redraw = () => { if (plot.clientWidth) plot.replaceChildren(draw(chart, Math.floor(plot.clientWidth), readout)); };
   let width = 0;
   new ResizeObserver(() => {
     if (plot.clientWidth === width) return;
@@ -170,7 +170,7 @@ function linePath(places, values, scale) {
   return path;
 }
 
-function lineChart(chart, width, told) {
+function lineChart(chart, width, readout) {
   const curves = chart.curves.filter((each) => !view.hidden.has(each.run)).map((each) => ({
     ...each,
     places: placesOf(each.run, each.steps),
@@ -182,7 +182,7 @@ function lineChart(chart, width, told) {
   const picture = frame(scale, width, `${chart.title}, last ${curves.map((each) => brief(each.smooth.at(-1))).join(" and ")}`, chart.unit);
   for (const curve of curves) picture.append(...(curve.ci95 ? drawPoints(curve, scale) : drawCurve(curve, scale)));
   const places = [...new Set(curves.flatMap((each) => each.places))].sort((a, b) => a - b);
-  hover(picture, places, scale, told, (place) => curves.map((curve) => toldOf(curve, place)));
+  hover(picture, places, scale, readout, (place) => curves.map((curve) => readoutOf(curve, place)));
   return picture;
 }
 
@@ -219,7 +219,7 @@ function nearest(places, place) {
   return best;
 }
 
-function toldOf(curve, place) {
+function readoutOf(curve, place) {
   const n = nearest(curve.places, place);
   const spread = curve.ci95 ? (curve.ci95[n] === null ? "" : ` ± ${brief(curve.ci95[n])}`) : `, smoothed ${brief(curve.smooth[n])}`;
   const many = curve.each > 1 ? ` (mean of ${curve.each} rows)` : "";
@@ -228,7 +228,7 @@ function toldOf(curve, place) {
 }
 
 // A line under the pointer, also moved by the arrow keys, and the values there in words.
-function hover(picture, places, scale, told, words) {
+function hover(picture, places, scale, readout, words) {
   const line = svg("line", { class: "pointer", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   let at = places.length;
   const show = (n) => {
@@ -236,9 +236,9 @@ function hover(picture, places, scale, told, words) {
     const all = words(places[at]);
     setAttributes(line, { x1: scale.x(places[at]), x2: scale.x(places[at]), visibility: "visible" });
     const head = view.axis === "step" ? `step ${places[at]}` : `${brief(places[at])} h, step ${all[0].step ?? ""}`;
-    told.replaceChildren(h("b", {}, head), ...all.map((each) => h("span", {}, h("i", { class: `key ${each.kind}` }), each.text)));
+    readout.replaceChildren(h("b", {}, head), ...all.map((each) => h("span", {}, h("i", { class: `key ${each.kind}` }), each.text)));
   };
-  const hide = () => { line.setAttribute("visibility", "hidden"); told.replaceChildren(); };
+  const hide = () => { line.setAttribute("visibility", "hidden"); readout.replaceChildren(); };
   picture.append(line);
   picture.addEventListener("pointermove", (event) => show(nearest(places, scale.place(event.clientX - picture.getBoundingClientRect().left))));
   picture.addEventListener("pointerleave", hide);
@@ -249,7 +249,7 @@ function hover(picture, places, scale, told, words) {
   });
 }
 
-function phaseChart(phases, width, told) {
+function phaseChart(phases, width, readout) {
   const places = placesOf(phases.run, phases.steps);
   if (view.hidden.has(phases.run) || !places) return h("p", { class: "fine" }, "This run is hidden.");
   const sums = [phases.steps.map(() => 0)];
@@ -260,7 +260,7 @@ function phaseChart(phases, width, told) {
     const edge = (values) => places.map((place, at) => `${scale.x(place).toFixed(1)} ${scale.y(values[at]).toFixed(1)}`);
     picture.append(svg("path", { class: `area phase-${n % 8}`, d: `M${edge(sums[n + 1]).join("L")}L${edge(sums[n]).reverse().join("L")}Z` }));
   });
-  hover(picture, places, scale, told, (place) => {
+  hover(picture, places, scale, readout, (place) => {
     const at = nearest(places, place);
     return phases.names.map((name, n) => ({ kind: `phase-${n % 8}`, step: phases.steps[at], text: `${name} ${brief(phases.values[n][at])} s` }));
   });

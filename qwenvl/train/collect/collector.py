@@ -113,15 +113,15 @@ class Collector:
         The whole step is collected at once, because rewards may be scaled by the spread of all of them, and because one
         call of the reward functions lets slow ones run side by side.
         """
-        ahead = self.ahead if self.ahead is not None and self.ahead.due else None
-        staleness = 0 if ahead is None or state is None else ahead.take(self, model, batches, state.global_step)
+        ahead = self.ahead if self.ahead is not None and self.ahead.due and state is not None else None
+        staleness = 0 if ahead is None else ahead.take(self, model, batches, state.global_step)
         if ahead is not None and self.refill is None:  # so that the engine samples while rewards are computed
             ahead.request_next(self, model)
         scored = self.scored(model, batches, state)
         if self.refill is not None:
             scored = self.refill.filled(self, model, scored, state)
-        if ahead is not None:
-            ahead.request_next(self, model)
+            if ahead is not None:
+                ahead.request_next(self, model)
         return [replace(each, staleness=staleness) for each in self._compared(scored)]
 
     def scored(

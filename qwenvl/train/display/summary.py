@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.failure import counted
+from qwenvl.failure import beginning, counted
 from qwenvl.health import RULES, Finding
 from qwenvl.report.curves import trend
 from qwenvl.report.findings import warnings
@@ -92,8 +92,7 @@ def run_summary(
     codes, remedies = {rule.code for rule in RULES}, tuple(rule.remedy for rule in RULES)
     warned = [each.message for each in found if each.code in codes]
     warned += [each for each in logged if not each.endswith(remedies)]
-    first = " ".join(warned[0].split()) if warned else ""
-    first = first if len(first) <= 100 else first[:97] + "..."
+    first = beginning(" ".join(warned[0].split()), 100) if warned else ""
     lines.append(("warnings", f"{len(warned)}, the first: {first}" if warned else "none"))
     if "loss" not in dict(lines):  # a warm-up has no completions
         command = shlex.join(["qwenvl", "report", str(folder)])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from qwenvl.config.command_line import FILES_AND_FLAGS, read_command, without_dry_run
 from qwenvl.config.flags import WARMUP_GROUPS
-from qwenvl.config.help import OF_A_WARMUP, USUAL, wants_help
-from qwenvl.failure import tells_errors_once
+from qwenvl.config.help import USUAL, USUAL_OF_A_WARMUP, wants_help
+from qwenvl.failure import counted, tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 from qwenvl.train.run.signals import ends_at_signals
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def start(argv: list[str]) -> None:
     """Reads the settings, looks for the data, and runs what they describe, alone in its folder."""
-    shown = {name: text for names in (OF_A_WARMUP, USUAL) for name, text in names.items()}
+    shown = {name: text for names in (USUAL_OF_A_WARMUP, USUAL) for name, text in names.items()}
     if wants_help(argv, f"{COMMAND} {FILES_AND_FLAGS}", PURPOSE, WARMUP_GROUPS, shown):
         return
     argv, dry = without_dry_run(argv)
@@ -101,8 +101,8 @@ def dry_run(args: WarmupConfig, what: str) -> str:
         {
             **shown.settings_section(args, WARMUP_GROUPS, what),
             "parameters that learn": shown.parameter_lines(policy, weight_dtype(args, args.lora_enable)),
-            "one step": [f"{shown.prompts_of_a_step(args)} prompts"],
-            f"prompts of the first of {len(dataset):,} records": shown.prompt_lines(dataset, collator),
+            "one step": [counted(shown.prompts_of_a_step(args), "prompt")],
+            f"prompts of the first of {counted(len(dataset), 'record')}": shown.prompt_lines(dataset, collator),
             "their targets": shown_targets(dataset, collator, shown.RECORDS),
         }
     )
