@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
-from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-Some = TypeVar("Some", bound="Options")
+Some = TypeVar("Some")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def option(
     below: float | None = None,
     why: str | None = None,
     needs: str | tuple[str, ...] = (),
-    rows: Mapping[str | None, type[Options]] | None = None,
+    rows: Mapping[str | None, Options] | None = None,
 ) -> Any:
     """A field of a dataclass of options. The choices of one are those of its type, a ``Literal``.
 
@@ -78,7 +77,7 @@ def option(
 
     Example:
         >>> @dataclass
-        ... class Window(Options):
+        ... class Window(metaclass=Options):
         ...     seconds: float = option(2.0, "Seconds between frames, above 0.", above=0)
         ...     look: bool = option(False, "Look at every frame.", needs="seconds < 1")
         >>> Window(seconds=0)
@@ -98,63 +97,57 @@ def option(
     return field(default=default, metadata={"help": " ".join(texts), "bounds": bounds, "needs": needs, "rows": rows})
 
 
-@dataclass
-class Options:
-    """What all dataclasses of options have in common: they check themselves when they are made.
+class Options(type):
+    """The metaclass of dataclasses of options, which check themselves when they are made.
 
-    Raises:
-        ValueError: naming every option that is wrong.
+    A class may have a method ``problems`` that yields what is wrong with its options together: contradictions, and
+    options without effect. Making an object with a wrong option is a ValueError that names every one.
     """
 
-    def __post_init__(self) -> None:
-        if problems := problems_of(self):
-            raise ValueError("\n".join(problems))
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        return super().__new__(cls, name, bases, {"__post_init__": _check, **namespace})
 
-    def problems(self) -> Iterator[str]:
-        """What is wrong with the options of this class together: contradictions, and options without effect."""
-        yield from ()
-
-    @classmethod
-    def of(cls: type[Some], source: Any = None, **changes: Any) -> Some:
+    def of(cls: type[Some], source: Any = None, **changes: Any) -> Some:  # type: ignore[misc]
         """These options as ``source`` has them, an object with attributes of the same names, but for ``changes``.
 
         Without a source the options that are not among ``changes`` have their defaults.
         """
-        names = [] if source is None else [each.name for each in fields(cls) if each.name not in changes]
+        names = [] if source is None else [each.name for each in fields(cls) if each.name not in changes]  # type: ignore[arg-type]
         return cls(**{name: getattr(source, name) for name in names}, **changes)
 
 
-def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda config: ()) -> list[str]:
-    """Everything wrong with ``config``, class by class from the first base on. Empty where all is well.
+def _check(self: Any) -> None:
+    if problems := problems_of(self):
+        raise ValueError("\n".join(problems))
+
+
+def problems_of(config: Any, more: Callable[[Any], Iterable[str]] = lambda config: ()) -> list[str]:
+    """Everything wrong with ``config``: its options one by one, then class by class together. Empty where all is well.
 
     Where a value is of a wrong type nothing else is looked at, as bounds and combinations could not be.
 
     Args:
         more: a further check of ``config``, made where all types are right.
     """
-    hints = get_type_hints(type(config))
-    problems: list[str] = []
-    groups = [base for base in type(config).__mro__ if issubclass(base, Options)]
-    options = [each for group in groups for each in own_options(group)]
+    hints, options = get_type_hints(type(config)), all_options(type(config))
     misfits = [misfit(config, each.name, hints[each.name]) or row_problem(config, each) for each in options]
-    if wrong := list(dict.fromkeys(problem for problem in misfits if problem)):
+    if wrong := list(filter(None, misfits)):
         return wrong
-    for group in groups:
-        numbers = [each for each in own_options(group) if is_number(hints[each.name])]
-        problems += filter(
-            None, (each.metadata["bounds"].problem(each.name, getattr(config, each.name)) for each in numbers)
-        )
-        for each in own_options(group):
-            if was_set(config, each.name):
-                problems += unmet_needs(config, f"--{each.name}", each.metadata["needs"])
-            chosen = row_of(config, each.name) if each.metadata["rows"] else None
-            for argument in all_options(type(chosen.arguments)) if chosen else ():
-                if was_set(chosen.arguments, argument.name):
-                    subject = f"{argument.name} of --{each.name} {chosen.name}"
-                    problems += unmet_needs(config, subject, argument.metadata["needs"])
+    problems: list[str | None] = []
+    for each in options:
+        if is_number(hints[each.name]):
+            problems.append(each.metadata["bounds"].problem(each.name, getattr(config, each.name)))
+        if was_set(config, each.name):
+            problems += unmet_needs(config, f"--{each.name}", each.metadata["needs"])
+        chosen = row_of(config, each.name) if each.metadata["rows"] else None
+        for argument in all_options(type(chosen.arguments)) if chosen else ():
+            if was_set(chosen.arguments, argument.name):
+                subject = f"{argument.name} of --{each.name} {chosen.name}"
+                problems += unmet_needs(config, subject, argument.metadata["needs"])
+    for group in type(config).__mro__:
         if "problems" in vars(group):
             problems += vars(group)["problems"](config)
-    return list(dict.fromkeys([*problems, *more(config)]))  # an option may stand in two classes
+    return [*filter(None, problems), *more(config)]
 
 
 class RowValue(NamedTuple):
@@ -165,7 +158,7 @@ class RowValue(NamedTuple):
 
 
 @dataclass
-class NoArguments(Options):
+class NoArguments(metaclass=Options):
     """The arguments of a row that has none."""
 
 
@@ -285,31 +278,22 @@ def unmet_needs(config: Any, subject: str, needs: Iterable[str]) -> Iterator[str
     """
     for need in needs:
         condition, _, reason = need.partition(": ")
-        try:
-            if eval(condition, {"__builtins__": {}}, _Values(config)):
-                continue
-        except NameError:
-            continue
         tree = ast.parse(condition, mode="eval").body
-        unwanted = _unwanted(tree)
-        found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
-        yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
+        names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+        if not all(hasattr(config, name) for name in names):
+            continue
+        if not eval(condition, {"__builtins__": {}}, {name: _compared(config, name) for name in names}):
+            unwanted = _unwanted(tree)
+            found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
+            yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
 
 
-class _Values(dict):
-    """The options of a config by name, for conditions: the value of an Enum, and the name of a row."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def __missing__(self, name: str) -> Any:
-        if not hasattr(self.config, name):
-            raise KeyError(name)
-        value = getattr(self.config, name)
-        kind = getattr(type(self.config), "__dataclass_fields__", {}).get(name)
-        if isinstance(value, str) and kind and kind.metadata.get("rows"):
-            return parse_row(value)[0]
-        return getattr(value, "value", value)
+def _compared(config: Any, name: str) -> Any:
+    """The value of an option for conditions: that of an Enum, and the name of a row."""
+    value, kind = getattr(config, name), getattr(config, "__dataclass_fields__", {}).get(name)
+    if isinstance(value, str) and kind and kind.metadata.get("rows"):
+        return parse_row(value)[0]
+    return getattr(value, "value", value)
 
 
 _COMPARISONS = {ast.Gt: "above ", ast.GtE: "at least ", ast.Lt: "below ", ast.LtE: "at most ", ast.Eq: "", ast.In: ""}
@@ -352,14 +336,9 @@ def _need_in_help(need: str) -> str:
     return f"Not with {unwanted}." if unwanted else f"Needs {_in_words(tree)}."
 
 
-def own_options(group: type[Options]) -> list[Field]:
-    """The options that a class has itself, without those of its bases."""
-    return [each for each in fields(group) if each.name in get_annotations(group) and "bounds" in each.metadata]
-
-
-def all_options(group: type[Options]) -> list[Field]:
-    """The options of a class: its own first, then those of its bases from the first on."""
-    return [each for base in group.__mro__ if issubclass(base, Options) for each in own_options(base)]
+def all_options(group: type) -> list[Field]:
+    """The options of a class and of its bases."""
+    return [each for each in fields(group) if "bounds" in each.metadata]
 
 
 def misfit(config: Any, name: str, hint: Any) -> str | None:

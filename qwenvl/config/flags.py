@@ -23,11 +23,11 @@ from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
-from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
+from qwenvl.option import all_options, choices_of, did_you_mean, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
-SHARED_GROUPS: tuple[type[Options], ...] = (
+SHARED_GROUPS: tuple[type[Any], ...] = (
     ModelOptions,
     TuneOptions,
     LoraOptions,
@@ -40,15 +40,15 @@ SHARED_GROUPS: tuple[type[Options], ...] = (
     TrainerOptions,
 )
 """The options that a warm-up reads too."""
-FLAG_GROUPS: tuple[type[Options], ...] = (
+FLAG_GROUPS: tuple[type[Any], ...] = (
     *SHARED_GROUPS,
     ReferenceOptions,
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
 )
-WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
-_REASONS: dict[type[Options], str] = {
+WARMUP_GROUPS: tuple[type[Any], ...] = (WarmupOptions, *SHARED_GROUPS)
+_REASONS: dict[type[Any], str] = {
     ReferenceOptions: "a warm-up has no reference",
     RewardOptions: "a warm-up scores nothing",
     SamplingOptions: "a warm-up samples nothing",
@@ -109,7 +109,7 @@ def _literal(node: Any) -> Any:
 
 
 @cache
-def settings_class(groups: tuple[type[Options], ...]) -> Any:
+def settings_class(groups: tuple[type[Any], ...]) -> Any:
     """A dataclass of all settings of a run, which checks itself as its config does, without torch and its machine."""
 
     def check(self: Any) -> None:
@@ -119,7 +119,7 @@ def settings_class(groups: tuple[type[Options], ...]) -> Any:
     return make_dataclass("Settings", [], bases=(*groups, trainer_settings()), namespace={"__post_init__": check})
 
 
-def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
+def describe(group: type[Any]) -> Iterator[tuple[str, str, Any, str]]:
     """Name, kind of value, default and help text of each option of a group."""
     hints = get_type_hints(group)
     for each in all_options(group):
@@ -141,9 +141,9 @@ def help_of(each: Field) -> str:
     return each.metadata["help"] + (f" Arguments of {'; of '.join(shown)}." if shown else "")
 
 
-def arguments(each: Field) -> dict[str, type[Options]]:
+def arguments(each: Field) -> dict[str, type[Any]]:
     """The arguments of the rows of an option, by the names of the rows that share them."""
-    named: dict[type[Options], list[str]] = {}
+    named: dict[type[Any], list[str]] = {}
     for name, kind in (each.metadata.get("rows") or {}).items():
         named.setdefault(kind, []).append(name or "NAME")
     return {", ".join(names): kind for kind, names in named.items() if fields(kind)}

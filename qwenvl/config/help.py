@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from qwenvl.config.flags import FlagParser, help_of, trainer_settings
-from qwenvl.option import Options
 
 USUAL = {
     "model_name_or_path": "model: a folder or a name on the hub",
@@ -44,7 +44,7 @@ USUAL_OF_A_WARMUP = {
 
 
 def wants_help(
-    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Options]], shown: dict[str, str]
+    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Any]], shown: dict[str, str]
 ) -> bool:
     """Whether a command line requests help, which is then printed. See ``help_text``."""
     if wanted := bool({"-h", "--help"} & set(argv)):
@@ -53,7 +53,7 @@ def wants_help(
 
 
 def help_text(
-    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Options]], shown: dict[str, str]
+    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Any]], shown: dict[str, str]
 ) -> str:
     """The help that a command line requests: ``--help`` the flags of ``shown``, ``--help all``, or ``--help WORD``.
 

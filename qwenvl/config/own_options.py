@@ -13,7 +13,7 @@ STOP_STEPS = 10
 
 
 @dataclass
-class TrainerOptions(Options):
+class TrainerOptions(metaclass=Options):
     """Settings of the Trainer with another default. All others keep theirs."""
 
     learning_rate: float | None = option(None, "Peak learning rate, above 0.", unset="1e-06, with LoRA 1e-05", above=0)
@@ -52,7 +52,7 @@ class TrainerOptions(Options):
 
 
 @dataclass
-class RunOptions(Options):
+class RunOptions(metaclass=Options):
     """Start, end and display of a run."""
 
     resume: str = option(
@@ -107,7 +107,7 @@ class RunOptions(Options):
 
 
 @dataclass
-class WarmupOptions(Options):
+class WarmupOptions(metaclass=Options):
     """What a warm-up teaches, and when it ends."""
 
     target_template: str | None = option(

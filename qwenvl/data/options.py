@@ -11,7 +11,7 @@ from qwenvl.option import Options, option, was_set
 
 
 @dataclass
-class ReadingOptions(Options):
+class ReadingOptions(metaclass=Options):
     """Files and formats of records."""
 
     dataset_catalog: str | None = option(
@@ -36,7 +36,7 @@ class ReadingOptions(Options):
 
 
 @dataclass
-class FrameOptions(Options):
+class FrameOptions(metaclass=Options):
     """Frames that are sampled from clips, by default."""
 
     base_interval: float = option(2.0, "Seconds between the frames taken from a clip, above 0.", above=0)
@@ -60,7 +60,7 @@ class FrameOptions(Options):
 
 
 @dataclass
-class DecodingOptions(Options):
+class DecodingOptions(metaclass=Options):
     """Decoding of clips and images."""
 
     video_backend: Literal["auto", "pyav", "decord"] = option(
@@ -90,7 +90,7 @@ class SampleOptions(FrameOptions, DecodingOptions):
 
 
 @dataclass
-class PromptOptions(Options):
+class PromptOptions(metaclass=Options):
     """Sizes of media, and the length of prompts."""
 
     video_min_frame_pixels: int = option(
@@ -138,7 +138,7 @@ class PromptOptions(Options):
 
 
 @dataclass
-class DataOptions(Options):
+class DataOptions(metaclass=Options):
     """Data sets and their order."""
 
     dataset_use: str | None = option(
@@ -168,7 +168,7 @@ def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:
         yield f"--chat_template_kwargs: {min(taken)} is what a prompt is made with, not an option: leave it out"
 
 
-def crossed(options: Options, low: str, high: str) -> Iterator[str]:
+def crossed(options: Any, low: str, high: str) -> Iterator[str]:
     """A problem where the lower bound is above the upper one."""
     if getattr(options, low) > getattr(options, high):
         yield f"--{low} {getattr(options, low)} is above --{high} {getattr(options, high)}"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qwenvl.config.command_line import config_from, split_file, tokens_of
 from qwenvl.config.flags import FlagParser
@@ -31,7 +31,7 @@ CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
 
 
 @dataclass
-class PassOptions(Options):
+class PassOptions(metaclass=Options):
     """What is called a pass."""
 
     pass_by: str | None = option(
@@ -117,7 +117,7 @@ class EvaluateOptions(PassOptions):
 
 
 @dataclass
-class TryOptions(Options):
+class TryOptions(metaclass=Options):
     """The options of ``qwenvl try`` itself."""
 
     n: int = option(
@@ -134,7 +134,7 @@ class TryOptions(Options):
 # ---- the flags of training that the commands read
 
 
-def names_of(*groups: type[Options]) -> set[str]:
+def names_of(*groups: type[Any]) -> set[str]:
     """The names of all options of some groups."""
     return {each.name for group in groups for each in all_options(group)}
 
@@ -215,7 +215,7 @@ def refuse_unread(flags: Sequence[str], read: Collection[str], greedy: bool = Fa
             raise ValueError(f"--{name} has no effect: {reason}; leave it out")
 
 
-Own = TypeVar("Own", bound=Options)
+Own = TypeVar("Own")
 
 
 def _parse(argv: Sequence[str], own: type[Own]) -> tuple[list[str], Own, list[str]]:

@@ -26,14 +26,14 @@ _OFF_POLICY_MASK: Any = option(
 
 
 @dataclass
-class MaskArguments(Options):
+class MaskArguments(metaclass=Options):
     """The argument of every loss."""
 
     off_policy_mask: float | None = _OFF_POLICY_MASK
 
 
 @dataclass
-class RatioArguments(Options):
+class RatioArguments(metaclass=Options):
     """The arguments of a loss with an importance ratio."""
 
     off_policy_mask: float | None = _OFF_POLICY_MASK
@@ -80,7 +80,7 @@ class CispoArguments(RatioArguments):
     )
 
 
-LOSS_ROWS: Mapping[str | None, type[Options]] = {
+LOSS_ROWS: Mapping[str | None, Options] = {
     **dict.fromkeys(CLIPPED_LOSSES, ClipArguments),
     "cispo": CispoArguments,
     "sapo": RatioArguments,
@@ -91,7 +91,7 @@ LOSS_ROWS: Mapping[str | None, type[Options]] = {
 
 
 @dataclass
-class EstimatorArguments(Options):
+class EstimatorArguments(metaclass=Options):
     """The arguments of an estimator that compares totals."""
 
     kl_in_reward: bool = option(
@@ -102,7 +102,7 @@ class EstimatorArguments(Options):
     )
 
 
-ESTIMATOR_ROWS: Mapping[str | None, type[Options]] = {
+ESTIMATOR_ROWS: Mapping[str | None, Options] = {
     **dict.fromkeys(("grpo", "rloo", "reinforce_plus_plus"), EstimatorArguments),
     "gdpo": NoArguments,
 }
@@ -110,7 +110,7 @@ ESTIMATOR_ROWS: Mapping[str | None, type[Options]] = {
 
 
 @dataclass
-class KlArguments(Options):
+class KlArguments(metaclass=Options):
     """The arguments of an estimator of the KL."""
 
     unbiased: bool = option(
@@ -122,7 +122,7 @@ class KlArguments(Options):
 
 
 @dataclass
-class CorrectionArguments(Options):
+class CorrectionArguments(metaclass=Options):
     """The bounds of an importance correction."""
 
     max: float = option(3.0, "Largest weight, above 0. Less: less noise, more bias.", above=0)
@@ -133,7 +133,7 @@ class CorrectionArguments(Options):
             yield f"min must be below max, {self.max:g}, got {self.min:g}"
 
 
-CORRECTION_ROWS: Mapping[str | None, type[Options]] = {
+CORRECTION_ROWS: Mapping[str | None, Options] = {
     "none": NoArguments,
     **dict.fromkeys(("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"), CorrectionArguments),
 }
@@ -141,7 +141,7 @@ CORRECTION_ROWS: Mapping[str | None, type[Options]] = {
 
 
 @dataclass
-class ObjectiveOptions(Options):
+class ObjectiveOptions(metaclass=Options):
     """Advantages and loss."""
 
     grpo_alpha: float = option(0.5, "Weight of the policy-gradient term, above 0.", above=0)

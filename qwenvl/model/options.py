@@ -14,7 +14,7 @@ WITH_REFERENCE = "grpo_beta > 0: there is no reference otherwise"
 
 
 @dataclass
-class TuneOptions(Options):
+class TuneOptions(metaclass=Options):
     """Trained parts of the model."""
 
     tune_mm_llm: bool = option(True, "Train the language model, its embeddings and the language-model head.")
@@ -28,7 +28,7 @@ class TuneOptions(Options):
 
 
 @dataclass
-class LoraOptions(Options):
+class LoraOptions(metaclass=Options):
     """Low-rank adapters."""
 
     lora_enable: bool = option(
@@ -72,7 +72,7 @@ class LoraOptions(Options):
 
 
 @dataclass
-class ReferenceOptions(Options):
+class ReferenceOptions(metaclass=Options):
     """The reference model of the KL term."""
 
     ref_model_name_or_path: str | None = option(
@@ -106,7 +106,7 @@ class ReferenceOptions(Options):
 
 
 @dataclass
-class ModelOptions(Options):
+class ModelOptions(metaclass=Options):
     """The model and its computation."""
 
     model_name_or_path: str | None = option(

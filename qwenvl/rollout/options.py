@@ -16,7 +16,7 @@ WITH_VLLM = "rollout_engine in ('vllm_server', 'vllm_colocate')"
 
 
 @dataclass
-class FilterArguments(Options):
+class FilterArguments(metaclass=Options):
     """How dynamic sampling replaces groups."""
 
     max_rounds: int = option(
@@ -28,7 +28,7 @@ class FilterArguments(Options):
 
 
 @dataclass
-class SamplingOptions(Options):
+class SamplingOptions(metaclass=Options):
     """Sampling of completions."""
 
     rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(
