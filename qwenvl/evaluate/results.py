@@ -7,52 +7,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import SAME_REWARD
-from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
-from qwenvl.rewards.functions.matching import affirms, letters
-from qwenvl.rewards.functions.text import normalized
 from qwenvl.runlog import AS_IT_IS, EvaluationSample
 from qwenvl.types import TOTAL
 
-PASSES, MAJORITY = "passes", "majority"
+PASSES = "passes"
 MANY_UNREAD = 0.1  # share of completions without an answer above which a score says more about the form
 Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """The completions of one record by one model under one control.
 
     Attributes:
-        scores: means over the completions, by reward, ``total``, ``passes`` and ``majority``.
+        scores: means over the completions, by reward, ``total`` and ``passes``.
+        passed: of those that have a value of the reward that decides.
     """
 
     samples: list[EvaluationSample]
     scores: dict[str, float]
     passed: list[bool]
 
-    @classmethod
-    def of(cls, samples: Sequence[EvaluationSample], pass_by: str, pass_at: float) -> _Record:
-        samples = sorted(samples, key=lambda sample: sample.sample)
-        columns = {name: [sample.rewards[name] for sample in samples] for name in samples[0].rewards}
-        columns[TOTAL] = [sample.total for sample in samples]
-        known = {name: [value for value in values if value is not None] for name, values in columns.items()}
-        scores = {name: sum(values) / len(values) for name, values in known.items() if values}
-        passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
-        if passed:
-            scores[PASSES] = sum(passed) / len(passed)
-        if len(samples) > 1 and len(passed) == len(samples):
-            answers = [sample.answer for sample in samples]
-            scores[MAJORITY] = majority(answers, known[pass_by], pass_by, samples[0].prompt)
-        return cls(samples, scores, passed)
-
     @property
     def cluster(self) -> str:
         return self.samples[0].cluster
+
+
+def _record_of(samples: list[EvaluationSample], pass_by: str, pass_at: float) -> _Record:
+    columns = {name: [sample.rewards[name] for sample in samples] for name in samples[0].rewards}
+    columns[TOTAL] = [sample.total for sample in samples]
+    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
+    means = {name: sum(values) / len(values) for name, values in (known | {PASSES: passed}).items() if values}
+    return _Record(samples, means, passed)
 
 
 _Records = dict[int, _Record]  # of one model and control, by number
@@ -83,7 +73,7 @@ def results_of(
         by_model.setdefault((sample.model, sample.control), {}).setdefault(sample.doc_id, []).append(sample)
     found: dict[tuple[str, str], _Records] = {
         (model, control): {
-            number: _Record.of(own, pass_by, pass_at)
+            number: _record_of(own, pass_by, pass_at)
             for number, own in sorted(by_model.get((model, control), {}).items())
         }
         for model in models
@@ -94,7 +84,7 @@ def results_of(
     return as_json(
         {
             "numbers": [_numbers(*key, records) for key, records in found.items() if records],
-            "drops": [_drop(m, c, found[m, c], full[m], pass_by, pass_at) for m in models for c in lesser],
+            "drops": [_drop(m, c, found[m, c], full[m]) for m in models for c in lesser],
             "differences": [
                 _difference(first, model, control, found[first, control], found[model, control], pass_by)
                 for model in models[1:]
@@ -140,23 +130,16 @@ def _share(records: Sequence[_Record], of: Callable[[EvaluationSample], bool]) -
     return share_interval(shares, [record.cluster for record in records])
 
 
-def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: str, pass_at: float) -> _Row:
-    """The drop, and the one over the completions that have an answer block (``answered``).
+def _drop(model: str, control: str, without: _Records, full: _Records) -> _Row:
+    """The drop, which is not comparable if over 10 % of the completions under the control have no answer block.
 
-    The drop is not comparable if over 10 % of the completions under the control have no answer block: then it is one of
-    the form. A model that never writes an answer block is comparable: its rewards read the text.
+    It is one of the form then. A model that never writes an answer block is comparable: its rewards read the text.
     """
-
-    def answered(found: _Records) -> _Records:
-        own = {n: [sample for sample in record.samples if sample.answer] for n, record in found.items()}
-        return {n: _Record.of(samples, pass_by, pass_at) for n, samples in own.items() if samples}
-
     no_answer = _share([*without.values()], lambda sample: not sample.answer)
     never = not any(sample.answer for record in full.values() for sample in record.samples)
     return {
         **{"model": model, "control": control, **_paired(without, full)},
         **{"no_answer": no_answer, "comparable": never or not no_answer.mean > MANY_UNREAD},
-        "answered": _paired(answered(without), answered(full)),
     }
 
 
@@ -182,50 +165,6 @@ def _difference(before: str, after: str, control: str, of_before: _Records, of_a
         **{"before": before, "after": after, "control": control, **_paired(of_before, of_after)},
         **{"better": better, "equal": len(gains) - better - worse, "worse": worse},
     }
-
-
-Prompt = Sequence[Mapping[str, str]]
-
-
-def _actions(answer: str, prompt: Prompt) -> Hashable:
-    named = named_actions(answer, list_of([{"role": turn["role"], "content": turn["text"]} for turn in prompt]))
-    return named if named[0] else frozenset(action_phrases(answer))
-
-
-VOTE_KEYS: dict[str, Callable[[str, Prompt], Hashable]] = {
-    "accuracy": _actions,
-    "action_order": lambda answer, prompt: tuple(action_numbers(answer)),
-    "multiple_choice": lambda answer, prompt: frozenset(letters(answer)),
-    "yes_no": lambda answer, prompt: affirms(answer),
-}
-"""The key by which two answers are equal, by the reward that judges them. Other rewards: the normalized text."""
-
-
-def majority(answers: Sequence[str], values: Sequence[float], reward: str, prompt: Prompt = ()) -> float:
-    """Majority vote: the mean value of the answer that most completions of a prompt give.
-
-    Completions without an answer ("") do not vote. In a tie it is the mean over the winners.
-    Without votes it is the mean of all values.
-
-    Args:
-        answers, values: of each completion.
-        reward: the reward that judges them.
-        prompt: messages with ``role`` and ``text``.
-
-    Example:
-        >>> majority(["(1) take the lid", "(1)", "(2)"], [1.0, 1.0, 0.0], "accuracy")
-        1.0
-    """
-    read = VOTE_KEYS.get(reward, lambda answer, prompt: normalized(answer))
-    votes: dict[Hashable, list[float]] = {}
-    for answer, value in zip(answers, values, strict=True):
-        if answer:
-            votes.setdefault(read(answer, prompt), []).append(value)
-    if not votes:
-        return sum(values) / len(values)
-    most = max(map(len, votes.values()))
-    winners = [sum(own) / len(own) for own in votes.values() if len(own) == most]
-    return sum(winners) / len(winners)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from qwenvl.evaluate.results import MAJORITY, MANY_UNREAD, PASSES
+from qwenvl.evaluate.results import MANY_UNREAD, PASSES
 from qwenvl.health import CUT_OFF_SHARE
 from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.runlog import AS_IT_IS
@@ -53,7 +53,7 @@ def _head(protocol: dict[str, Any]) -> Iterator[str]:
 def _scores(found: dict[str, Any]) -> Iterator[str]:
     own = [each for each in found["numbers"] if each["control"] == AS_IT_IS]
     by = found["protocol"]["passes"]["by"]
-    first = [by, PASSES] + [MAJORITY] * any(MAJORITY in each["scores"] for each in own)
+    first = [by, PASSES]
     more = [k for k in own[0]["pass_at_k"] if k != "1"] if own else []
     others = [name for name in (own[0]["scores"] if own else ()) if name not in first]
     rows = [["", *first, *(f"pass@{k}" for k in more), *others, "no answer", "cut off", "tokens"]]
@@ -114,12 +114,8 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
     yield f"{by} without the evidence, and by how much it is lower than with it, on the same records."
     for each in found["drops"]:
         if not each["comparable"]:
-            among, answered = "No record has one with and without the evidence.", each["answered"]
-            if by in answered["scores"]:
-                interval = interval_text(answered["scores"][by])
-                among = f"Drop among answered: {interval} on {answered['records']:,} records."
             share = f"{each['no_answer']['mean']:.1%} of the completions have no answer"
-            yield f"* {each['model']}, {each['control']}: not comparable, {share}. {among}"
+            yield f"* {each['model']}, {each['control']}: not comparable, {share}."
 
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:

@@ -70,8 +70,7 @@ class EvaluateOptions(PassOptions):
 
     samples: int = option(
         1,
-        "Completions per prompt, at least 1. 1: the greedy one. More: sampled as in training, with their mean, pass@k "
-        "and majority vote.",
+        "Completions per prompt, at least 1. 1: the greedy one. More: sampled as in training, with mean and pass@k.",
         least=1,
     )
     limit: int | None = option(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean, variance
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from qwenvl.report.run import EVALUATED, Run
 
 MOST_POINTS = 600  # of a curve on the page, which has no more pixels
 
 
-@dataclass(frozen=True)
-class Trend:
+class Trend(NamedTuple):
     """The change of a metric from the first fifth of its values to the last fifth.
 
     Attributes:
@@ -77,8 +75,7 @@ PHASE = "time/"  # prefix of the seconds of a step by phase, whose suffix is _s
 WHOLE_STEP = "time/step_s"
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """The section, title and unit of a metric, and a line of help."""
 
     section: str
@@ -203,8 +200,8 @@ def _evaluations(runs: Sequence[Run]) -> list[dict[str, Any]]:
         curves: list[dict[str, Any]] = []
         for number, run in enumerate(runs):
             if points := run.evaluations().get(name):
-                steps = [each.step for each in points]
-                means, widths = finite([each.reward for each in points]), finite([each.ci95 for each in points])
+                steps = [each["step"] for each in points]
+                means, widths = (finite([each[name] for each in points]) for name in ("reward", "ci95"))
                 curves.append({"run": number, "steps": steps, "values": means, "ci95": widths, "each": 1})
         moves = name == "eval" or any(len(curve["steps"]) > 1 for curve in curves)
         title = "held-out reward" if name == "eval" else f"held-out reward: {name}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from qwenvl.health import all_equal
 from qwenvl.runlog import Parity, Rollout
@@ -47,20 +48,11 @@ class Group:
         """The total rewards of the completions that have one."""
         return [each.total for each in self.rollouts if each.total is not None]
 
-    @property
-    def mean(self) -> float | None:
-        """The mean total reward. None where no completion has one."""
-        return fmean(self.totals) if self.totals else None
 
-    def part_mean(self, name: str) -> float | None:
-        """The mean of one reward over the completions that it applies to."""
-        values = [value for each in self.rollouts if (value := each.rewards.get(name)) is not None]
-        return fmean(values) if values else None
-
-    @property
-    def dataset(self) -> str:
-        """The file that the record is from, without folder and ending."""
-        return dataset_of(self.head.where)
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values. None where there is none."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def dataset_of(where: str) -> str:
@@ -165,50 +157,18 @@ def _most_frequent(group: Group) -> tuple[str, int]:
     return Counter(each.completion.strip() for each in group.rollouts).most_common(1)[0]
 
 
-@dataclass(frozen=True)
-class GroupRow:
-    """The row of a group in the index of the page.
-
-    Attributes:
-        page, place: the number of its page, and its place there, from 0.
-        parts: the mean of each reward, by name.
-        marks: see ``marks``.
-        gap: the largest of the group's ``gaps``. None without any.
-    """
-
-    page: int
-    place: int
-    split: str
-    step: int
-    epoch: int
-    record: str
-    where: str
-    size: int
-    mean: float | None
-    low: float | None
-    high: float | None
-    parts: Mapping[str, float | None]
-    marks: int
-    gap: float | None = None
+GroupRow = dict[str, Any]
+"""The row of a group in the index of the page, as ``row_of`` makes it."""
 
 
 def row_of(group: Group, page: int, place: int) -> GroupRow:
-    """The row of a group at a place of a page."""
+    """The row of a group at a place of a page: its numbers, its marks, and the mean of each reward as ``parts``."""
     head, totals = group.head, group.totals
     names = dict.fromkeys(name for each in group.rollouts for name in each.rewards)
-    return GroupRow(
-        page=page,
-        place=place,
-        split=head.split,
-        step=head.step,
-        epoch=head.epoch,
-        record=head.record_id,
-        where=head.where,
-        size=len(group.rollouts),
-        mean=group.mean,
-        low=min(totals, default=None),
-        high=max(totals, default=None),
-        parts={name: group.part_mean(name) for name in names},
-        marks=marks(group),
-        gap=max(group.gaps, default=None),
-    )
+    return {
+        **{"page": page, "place": place, "split": head.split, "step": head.step, "epoch": head.epoch},
+        **{"record": head.record_id, "where": head.where, "size": len(group.rollouts), "marks": marks(group)},
+        **{"mean": mean(totals), "low": min(totals, default=None), "high": max(totals, default=None)},
+        "parts": {name: mean(each.rewards.get(name) for each in group.rollouts) for name in names},
+        "gap": max(group.gaps, default=None),
+    }

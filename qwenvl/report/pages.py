@@ -74,7 +74,7 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
     )
     rows = [row for row, _ in made]
     write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
-    newest_first = sorted(made, key=lambda each: -each[0].step)
+    newest_first = sorted(made, key=lambda each: -each[0]["step"])
     return rows, list(dict.fromkeys(strip for _, strips in newest_first for strip in strips))
 
 
@@ -119,29 +119,28 @@ def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
 
     ``records`` has ``[id, place, number of the data set]``.
     """
-    splits = list(dict.fromkeys(row.split for row in rows))
-    datasets = list(dict.fromkeys(dataset_of(row.where) for row in rows))
-    rewards = list(dict.fromkeys(name for row in rows for name in row.parts))
-    places = {key: n for n, key in enumerate(dict.fromkeys((row.record, row.where) for row in rows))}
-    set_numbers = {name: n for n, name in enumerate(datasets)}
-    split_numbers = {name: n for n, name in enumerate(splits)}
-    return {
-        "splits": splits,
-        "datasets": datasets,
-        "rewards": rewards,
-        "records": [[record, where, set_numbers[dataset_of(where)]] for record, where in places],
-        "columns": {
-            **{name: [getattr(row, name) for row in rows] for name in ("page", "place")},
-            "split": [split_numbers[row.split] for row in rows],
-            **{name: [getattr(row, name) for row in rows] for name in ("step", "epoch")},
-            "record": [places[row.record, row.where] for row in rows],
-            "size": [row.size for row in rows],
-            **{name: finite([getattr(row, name) for row in rows]) for name in ("mean", "low", "high")},
-            "marks": [row.marks for row in rows],
-            "gap": finite([row.gap for row in rows]),
-        },
-        "parts": {name: finite([row.parts.get(name) for row in rows]) for name in rewards},
+    sets = {where: dataset_of(where) for where in dict.fromkeys(row["where"] for row in rows)}
+    splits, datasets = _numbered(row["split"] for row in rows), _numbered(sets.values())
+    records = _numbered((row["record"], row["where"]) for row in rows)
+    rewards = list(dict.fromkeys(name for row in rows for name in row["parts"]))
+    columns = {name: [row[name] for row in rows] for name in ("page", "place", "step", "epoch", "size", "marks")} | {
+        name: finite([row[name] for row in rows]) for name in ("mean", "low", "high", "gap")
     }
+    return {
+        "splits": list(splits),
+        "datasets": list(datasets),
+        "rewards": rewards,
+        "records": [[record, where, datasets[sets[where]]] for record, where in records],
+        "columns": columns
+        | {"split": [splits[row["split"]] for row in rows]}
+        | {"record": [records[row["record"], row["where"]] for row in rows]},
+        "parts": {name: finite([row["parts"].get(name) for row in rows]) for name in rewards},
+    }
+
+
+def _numbered(items: Iterable[Any]) -> dict[Any, int]:
+    """The number of each different item, in the order of their first occurrence."""
+    return {item: number for number, item in enumerate(dict.fromkeys(items))}
 
 
 def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:

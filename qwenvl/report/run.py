@@ -15,21 +15,6 @@ TELL_NOTHING = {"run", "runs", "out", "output", "results"}  # names of folders
 
 
 @dataclass(frozen=True)
-class EvaluationPoint:
-    """One evaluation: the mean total reward after optimizer step ``step``.
-
-    Attributes:
-        ci95: half the width of its 95 % interval. None if the run did not log it.
-        n: the number of prompts. None if the run did not log it.
-    """
-
-    step: int
-    reward: float
-    ci95: float | None
-    n: int | None
-
-
-@dataclass(frozen=True)
 class Run:
     """One run folder.
 
@@ -72,19 +57,30 @@ class Run:
         )
         return sampled.history([row for row in self.rows if "loss" in row])
 
-    def evaluations(self) -> dict[str, list[EvaluationPoint]]:
-        """By the name of the evaluation. Where a step was evaluated twice, the later row counts."""
-        found: dict[str, dict[int, EvaluationPoint]] = {}
+    def evaluations(self) -> dict[str, list[dict[str, Any]]]:
+        """The points of each evaluation by its name: ``step``, mean ``reward``, ``ci95`` and ``n`` (prompts).
+
+        ``ci95`` is half the width of the 95 % interval. It and ``n`` are None where the run did not log them. Where a
+        step was evaluated twice, the later row counts.
+        """
+        found: dict[str, list[dict[str, Any]]] = {}
         for name in self.metrics():
             if name.endswith(EVALUATED):
-                by_step = found.setdefault(name.removesuffix(EVALUATED), {})
-                for row in self.rows:
-                    if name in row:
-                        n = row.get(f"{name}_n")
-                        by_step[int(row["step"])] = EvaluationPoint(
-                            int(row["step"]), row[name], row.get(f"{name}_ci95"), None if n is None else int(n)
-                        )
-        return {name: [by_step[step] for step in sorted(by_step)] for name, by_step in found.items()}
+                by_step = {int(row["step"]): row for row in self.rows if name in row}
+                found[name.removesuffix(EVALUATED)] = [
+                    {
+                        "step": step,
+                        "reward": row[name],
+                        "ci95": row.get(f"{name}_ci95"),
+                        "n": _whole(row.get(f"{name}_n")),
+                    }
+                    for step, row in sorted(by_step.items())
+                ]
+        return found
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:

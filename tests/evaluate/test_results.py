@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from qwenvl.evaluate.results import MAJORITY, PASSES, equal_chance, majority, pass_at_k, results_of, share_interval
+from qwenvl.evaluate.results import PASSES, equal_chance, pass_at_k, results_of, share_interval
 from qwenvl.grpo.diagnostics import clustered_interval
 from tests.evaluate.made import sample
 
@@ -33,8 +33,6 @@ def test_one_model_by_hand():
     assert (found["records"], found["clusters"]) == (2, 2)
     assert found["scores"]["accuracy"]["mean"] == pytest.approx((0.5 + 0.125) / 2)
     assert found["scores"][PASSES]["mean"] == pytest.approx((2 / 4 + 0) / 2)
-    # Of the first record (1) has two votes, of the second each answer has one.
-    assert found["scores"][MAJORITY]["mean"] == pytest.approx((1.0 + 0.125) / 2)
     # Two of four pass: 1 - C(2, 2) / C(4, 2) = 5/6 for two.
     assert {k: each["mean"] for k, each in found["pass_at_k"].items()} == pytest.approx(
         {"1": 0.25, "2": 5 / 12, "4": 0.5}
@@ -71,16 +69,14 @@ def test_drops_and_differences_are_paired():
 
 
 @pytest.mark.parametrize(
-    ("full", "unread", "comparable", "answered"),
+    ("full", "unread", "comparable"),
     [
-        (["(1)"] * 20, 2, True, (18, 0.5)),  # 10 %
-        (["(1)"] * 20, 3, False, (17, 0.5)),
-        (["(1)"] * 20, 20, False, (0, None)),  # the control breaks the form of every answer
-        (["(1)"] * 19 + [""], 3, False, (16, 0.5)),  # a record counts where both sides have an answer
-        ([""] * 20, 20, True, (0, None)),  # its rewards read no answer block, with the evidence neither
+        (["(1)"] * 20, 2, True),  # 10 %
+        (["(1)"] * 20, 3, False),
+        ([""] * 20, 20, True),  # its rewards read no answer block, with the evidence neither
     ],
 )
-def test_a_control_that_breaks_the_form_is_not_comparable(full, unread, comparable, answered):
+def test_a_control_that_breaks_the_form_is_not_comparable(full, unread, comparable):
     rows = [row for n, text in enumerate(full) for row in scored(n, [1.0], answers=[text])]
     for n in range(20):  # 0.5 where there is an answer
         text, value = ("", 0.0) if n < unread else ("(2)", 0.5)
@@ -88,15 +84,6 @@ def test_a_control_that_breaks_the_form_is_not_comparable(full, unread, comparab
     [drop] = results_of(rows, ["base"], ["none", "blank"], "accuracy", 1.0)["drops"]
     assert drop["no_answer"]["mean"] == unread / 20 and drop["comparable"] is comparable
     assert drop["scores"]["accuracy"]["mean"] == pytest.approx((unread + 0.5 * (20 - unread)) / 20)
-    among = drop["answered"]["scores"]["accuracy"]["mean"] if drop["answered"]["scores"] else None
-    assert (drop["answered"]["records"], among) == answered
-
-
-def test_of_several_completions_those_with_an_answer_are_compared():
-    rows = [*scored(0, [1.0, 0.0]), *scored(0, [0.5, 0.0], control="blank", answers=["(1)", ""])]
-    [drop] = results_of(rows, ["base"], ["none", "blank"], "accuracy", 1.0)["drops"]
-    assert drop["no_answer"]["mean"] == 0.5 and not drop["comparable"]
-    assert (drop["scores"]["accuracy"]["mean"], drop["answered"]["scores"]["accuracy"]["mean"]) == (0.25, 0.0)
 
 
 def test_questions_about_one_clip_are_one_cluster():
@@ -123,36 +110,6 @@ def test_a_reward_that_does_not_apply_does_not_count():
     assert found["scores"]["accuracy"]["mean"] == found["scores"][PASSES]["mean"] == 0.5
     assert found["pass_at_k"]["1"]["mean"] == 0.5
     assert found["scores"]["accuracy"]["n"] == 2
-
-
-def test_a_selection_of_samples_has_numbers_of_its_own():
-    rows = [*scored(0, [1.0], dataset="a"), *scored(1, [0.0], dataset="b"), *scored(2, [0.5], dataset="a")]
-    own = results_of([row for row in rows if row.dataset == "a"], ["base"], ["none"], "accuracy", 1.0)
-    assert numbers(own)["records"] == 2 and numbers(own)["scores"]["accuracy"]["mean"] == 0.75
-
-
-@pytest.mark.parametrize(
-    ("reward", "answers", "values", "expected"),
-    [
-        ("accuracy", ["(1) lid (2)", "(2) (1)", "(3)"], [1.0, 1.0, 0.0], 1.0),  # the same set, written otherwise
-        ("action_order", ["(1) (2)", "(2) (1)", "(2)(1)"], [1.0, 0.0, 0.0], 0.0),  # an order is another answer
-        ("multiple_choice", ["B", "(b)", "C", "C", "B. a cat"], [1.0, 1.0, 0.0, 0.0, 1.0], 1.0),
-        ("yes_no", ["Yes.", "yes, it is", "no"], [0.0, 0.0, 1.0], 0.0),
-        ("exact_match", [" The Fan. ", "the fan", "a fan"], [1.0, 1.0, 0.0], 1.0),
-        ("exact_match", ["a", "b"], [1.0, 0.0], 0.5),  # as many votes
-        ("exact_match", ["", "", "b"], [0.0, 0.0, 1.0], 1.0),  # who says nothing does not vote
-        ("exact_match", ["", ""], [0.0, 0.5], 0.25),
-    ],
-)
-def test_majority(reward, answers, values, expected):
-    assert majority(answers, values, reward) == expected
-
-
-def test_actions_by_name_vote_with_those_by_number():
-    prompt = [{"role": "user", "text": "Which?\n(1) insert the fan\n(2) fasten the screw"}]
-    answers, values = ["(1)", "Insert the fan.", "(2)", "insert the fan, wait"], [1.0, 1.0, 0.0, 0.5]
-    assert majority(answers, values, "accuracy", prompt) == 1.0
-    assert majority(answers, values, "accuracy") == pytest.approx(2.5 / 4)  # without the list each is its own
 
 
 def test_pass_at_k_by_hand():
