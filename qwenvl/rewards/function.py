@@ -9,7 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
-from qwenvl.option import Bounds, misfit, nearest, parse_row
+from qwenvl.option import Bounds, misfit, nearest
 
 _POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -155,18 +155,6 @@ def bound_arguments(
         if problem:
             raise RewardError(f"reward {name!r}: {problem.removeprefix('--')}")
     return bound
-
-
-def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of ``name(argument=value, ...)``. See ``parse_row``.
-
-    Raises:
-        RewardError: the brackets hold anything else.
-    """
-    try:
-        return parse_row(text)
-    except ValueError as error:
-        raise RewardError(f"reward {text!r}: {error}") from None
 
 
 def arguments(function: RewardFunction, completions: list[str], columns: Mapping[str, Any]) -> tuple[list, dict]:

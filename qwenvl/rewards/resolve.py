@@ -12,14 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from qwenvl.option import nearest
+from qwenvl.option import nearest, parse_row
 from qwenvl.rewards.columns import adapt_verl
 from qwenvl.rewards.function import (
     RewardError,
     RewardFunction,
     bound_arguments,
     name_of,
-    parsed,
     without_arguments,
 )
 from qwenvl.rewards.functions.reward_model import RewardModel
@@ -132,7 +131,10 @@ def resolve(
     if not isinstance(each, str):
         name = name_of(each)
     else:
-        name, given = parsed(each)
+        try:
+            name, given = parse_row(each)
+        except ValueError as error:
+            raise RewardError(f"reward {each!r}: {error}") from None
         if name in plugins:
             value = plugins[name]
         elif entry := TABLE.get(name):
