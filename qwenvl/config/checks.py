@@ -98,18 +98,6 @@ NEEDS = {
 }
 """Conditions of settings that keep the defaults they have in the Trainer, see ``option``."""
 
-OPTIMIZER_PACKAGES = {
-    "bitsandbytes": ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb"),
-    "torchao": ("adamw_torch_4bit", "adamw_torch_8bit"),
-    "galore_torch": ("galore_",),
-    "apollo_torch": ("apollo_",),
-    "lomo_optim": ("lomo", "adalomo"),
-    "grokadamw": ("grokadamw",),
-    "schedulefree": ("schedule_free",),
-}
-"""Packages that the Trainer's optimizers come from, each with how the names of its optimizers begin."""
-
-LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
 _LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}  # what DeepSpeed finds out about its processes from
 
 
@@ -139,11 +127,6 @@ def _of_trainer(config: Any) -> Iterator[str]:
     if config.max_steps < 1 and config.max_steps != -1:
         default = "-1, the default, leaves it to --num_train_epochs"
         yield f"--max_steps must be at least 1, got {config.max_steps}; {default}"
-    if config.warmup_steps > 1 and config.warmup_steps != int(config.warmup_steps):
-        yield f"--warmup_steps must be whole, or below 1 for a share of all steps, got {config.warmup_steps}"
-    for name in ("log_level", "log_level_replica"):
-        if (level := getattr(config, name)) not in LOG_LEVELS:
-            yield f"--{name} must be one of {', '.join(LOG_LEVELS)}, got {level!r}"
     for name, reason in WITHOUT_EFFECT.items():
         if was_set(config, name):
             yield f"--{name} has no effect: {reason}; leave it out"
@@ -153,8 +136,6 @@ def _of_trainer(config: Any) -> Iterator[str]:
     for name, need in NEEDS.items():
         if hasattr(config, name) and was_set(config, name):
             yield from unmet_needs(config, f"--{name}", (need,))
-    if config.save_only_model and config.load_best_model_at_end and (config.fsdp or config.deepspeed):
-        yield "--save_only_model: FSDP and DeepSpeed can't take it with --load_best_model_at_end; leave one out"
     if config.optim_args and not all(part.count("=") == 1 for part in config.optim_args.split(",")):
         yield f"--optim_args must be name=value,name=value, got {config.optim_args!r}"
 
@@ -165,14 +146,6 @@ def problems_of_machine(config: Any) -> Iterator[str]:
         path = getattr(config, name, None)
         if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
             yield f"--{name} {path}: no such file; expected a {'YAML' if name == 'dataset_catalog' else 'JSON'} file"
-    optimizer = _text(config.optim)
-    if optimizer.startswith("paged_") and (config.use_cpu or not has_gpu()):
-        plain = optimizer.removeprefix("paged_")
-        yield f"--optim {optimizer} has no effect on a CPU: there is no GPU to move states out of; take --optim {plain}"
-    for package, names in OPTIMIZER_PACKAGES.items():
-        if optimizer.startswith(names) and find_spec(package) is None:
-            pip = package.replace("_", "-")
-            yield f"--optim {optimizer} needs {package}: pip install {pip}, or take --optim adamw_torch"
     if config.deepspeed and not _LAUNCHED & set(os.environ) and find_spec("mpi4py") is None:
         yield (
             "--deepspeed needs a launcher, for one process too: put torchrun --standalone --nproc_per_node 1 in place "
@@ -186,11 +159,6 @@ def has_gpu() -> bool:
         return torch.cuda.is_available()
     devices = Path("/dev")
     return any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
-
-
-def _text(choice: Any) -> str:
-    """A choice as it is typed: the Trainer makes members of an Enum of some."""
-    return str(getattr(choice, "value", choice))
 
 
 def _of_training(config: Any) -> Iterator[str]:
