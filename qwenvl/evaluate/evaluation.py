@@ -12,6 +12,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from accelerate.utils import gather_object, wait_for_everyone
+from torch import nn
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.collator import GRPOCollator
@@ -19,7 +20,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples
-from qwenvl.evaluate.respondent import Respondent, build_respondent, collator_of, loader_of, pass_reward, with_progress
+from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
 from qwenvl.evaluate.results import as_json, results_of
 from qwenvl.evaluate.settings import EvaluationRequest
 from qwenvl.rewards import Rubric
@@ -36,6 +37,7 @@ from qwenvl.runlog import (
     read_evaluation,
     read_samples,
 )
+from qwenvl.train.collect.collector import Collector
 from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.console import say
 from qwenvl.train.evaluation import in_budget
@@ -151,7 +153,8 @@ class Evaluation:
             return []
         samples = QuestionSamples(model.dataset, self.questions, config.seed)
         loader = loader_of(samples, keys, model.collator, config)
-        respondent = build_respondent(config, model.collator, self.rubric)
+        asked, collector = build_respondent(config, model.collator, self.rubric)
+        collector = replace(collector, process=0)  # so that draws do not depend on the process
         prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
         for block in questions:
             for control, own in groupby(block, key=lambda key: key[0]):
@@ -159,18 +162,19 @@ class Evaluation:
                 for bad in (bad for batch in batches for bad in batch.bad):
                     where = {"doc_id": bad.record.index, "where": bad.record.where, "error": bad.error}
                     left_out.append({"model": name, "control": control, **where})
-                self._sample(respondent, name, control, [batch for batch in batches if len(batch)])
+                self._sample(asked, collector, name, control, [batch for batch in batches if len(batch)])
         next(prompts, None)  # ends the bar
         return left_out
 
-    def _sample(self, respondent: Respondent, model: str, control: str, batches: Sequence[PromptBatch]) -> None:
+    def _sample(
+        self, asked: nn.Module, collector: Collector, model: str, control: str, batches: Sequence[PromptBatch]
+    ) -> None:
         """Completions of the prompts of a block, written as they come."""
         count = self.request.options.samples
-        collector = replace(respondent.collector, process=0)  # so that draws do not depend on the process
         new_tokens = count * collector.params.max_new_tokens
         budget = self.request.config.rollout_token_budget
         for together in in_budget(batches, new_tokens=new_tokens, budget=budget):
-            answers = collector.answer(respondent.model, together, count)
+            answers = collector.answer(asked, together, count)
             for batch, (rollout, rewards) in zip(together, answers, strict=True):
                 self.log.log(self._rows(model, control, batch, rollout, rewards))
 

@@ -6,11 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings
 from qwenvl.model.weight_files import has_weights, weights_problem
-from qwenvl.runlog import read_config
 
 
 @dataclass(frozen=True)
@@ -26,14 +24,6 @@ class ModelSource:
     name: str
     path: str
     run: str | None = None
-
-    def run_settings(self) -> dict[str, Any]:
-        """The settings of its run by the names of the flags. Empty without a run.
-
-        Raises:
-            RunLogError: ``run.json`` can't be read.
-        """
-        return {} if self.run is None else dict(read_config(self.run)["config"])
 
     def prompt_settings(self) -> PromptSettings | None:
         """The settings of its prompts, from beside its weights or from the hub. None where none were saved."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from qwenvl.evaluate.results import MANY_UNREAD, PASSES
@@ -22,15 +22,23 @@ def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
     Args:
         found: the content of ``evaluation.json``.
     """
-    parts = [
+    parts: list[Iterable[str]] = [
         _head(found["protocol"]),
         _scores(found),
         _notes(found),
         _controls(found),
         _differences(found),
-        _trained_otherwise(found["models"]),
-        _left_out(found["left_out"]),
+        [
+            f"{each['name']}: was trained with --{name} {there}, and is evaluated with {here}"
+            for each in found["models"]
+            for name, there, here in each["trained_otherwise"]
+        ],
     ]
+    if errors := dict.fromkeys((each["doc_id"], each["error"]) for each in found["left_out"]):
+        more = [f"  ... and {len(errors) - SHOWN:,} more (evaluation.json lists all)"] * (len(errors) > SHOWN)
+        count = len({number for number, _ in errors})
+        head = f"left out: {count:,} records, which no number above counts"
+        parts.append([head, *(f"  {error}" for _, error in [*errors][:SHOWN]), *more])
     text = "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
     written = min(os.path.relpath(folder), str(folder), key=len)
     page = shlex.join(["qwenvl", "report", written])
@@ -127,21 +135,6 @@ def _differences(found: dict[str, Any]) -> Iterator[str]:
                 f"{each['records']:,} records: better on {each['better']:,}, equal on {each['equal']:,}, worse on "
                 f"{each['worse']:,}."
             )
-
-
-def _trained_otherwise(models: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for each in models:
-        for name, there, here in each["trained_otherwise"]:
-            yield f"{each['name']}: was trained with --{name} {there}, and is evaluated with {here}"
-
-
-def _left_out(left_out: Sequence[dict[str, Any]]) -> Iterator[str]:
-    records = list(dict.fromkeys((each["doc_id"], each["error"]) for each in left_out))
-    if records:
-        yield f"left out: {len({number for number, _ in records}):,} records, which no number above counts"
-        yield from (f"  {error}" for _, error in records[:SHOWN])
-        if len(records) > SHOWN:
-            yield f"  ... and {len(records) - SHOWN:,} more (evaluation.json lists all)"
 
 
 def _mean(interval: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
 from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.runlog import read_config
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -417,7 +418,7 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
         flags: of the command line.
         taken: names of settings.
     """
-    known = model.run_settings()
+    known = {} if model.run is None else dict(read_config(model.run)["config"])
     if (saved := model.prompt_settings()) is not None:
         known |= asdict(saved.frames) | asdict(saved.prompts) | {"system": saved.system}  # its file may be gone
     if {"base_interval", "video_fps"}.intersection(map(setting_of, flags)):  # two names of one setting

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from qwenvl.report.curves import finite
-from qwenvl.report.groups import dataset_of, mean
 from qwenvl.report.pages import (
     Reading,
     Strip,
     as_json,
     completion_as_shown,
+    dataset_of,
+    mean,
     media_as_shown,
     strips_of,
     write_pages,
@@ -68,8 +69,7 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     require_report_folder(folder)
     data = folder / "data" / "run-0"
     names = list(dict.fromkeys(name for record in records for name in record[0].rewards))
-    shown = ((record, _as_shown(record, names, read)) for record in records)
-    places = write_pages(shown, 0, data, lambda record, page, place: (page, place))
+    places = write_pages(((None, _as_shown(record, names, read)) for record in records), 0, data)
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
@@ -159,7 +159,9 @@ def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> l
     return [list(own) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
 
 
-def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def index(
+    facts: Mapping[str, Any], records: Sequence[Answers], places: Sequence[tuple[None, int, int]]
+) -> dict[str, Any]:
     """The index of all records for filters and jumps: columns of numbers, and the texts that they number."""
     models = [each["name"] for each in facts["models"]]
     datasets = list(dict.fromkeys(_dataset(record[0]) for record in records))
@@ -171,8 +173,8 @@ def index(facts: Mapping[str, Any], records: Sequence[Answers], places: Sequence
         "ids": [record[0].record_id for record in records],
         "columns": {
             "data": [numbers[_dataset(record[0])] for record in records],
-            "page": [page for page, _ in places],
-            "place": [place for _, place in places],
+            "page": [page for _, page, _ in places],
+            "place": [place for _, _, place in places],
             "marks": [marks(record) for record in records],
         },
         "means": {
