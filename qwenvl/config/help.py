@@ -46,20 +46,15 @@ USUAL_OF_A_WARMUP = {
 def wants_help(
     argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Any]], shown: dict[str, str]
 ) -> bool:
-    """Whether a command line requests help, which is then printed. See ``help_text``."""
-    if wanted := bool({"-h", "--help"} & set(argv)):
-        print(help_text(argv, usage, purpose, groups, shown))
-    return wanted
+    """Whether a command line requests help, which is then printed.
 
-
-def help_text(
-    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Any]], shown: dict[str, str]
-) -> str:
-    """The help that a command line requests: ``--help`` the flags of ``shown``, ``--help all``, or ``--help WORD``.
+    ``--help`` prints the flags of ``shown``, ``--help all`` every flag, and ``--help WORD`` those with the word.
 
     Args:
         groups: the options by topic. One that is in two of them is that of the first.
     """
+    if not {"-h", "--help"} & set(argv):
+        return False
     following = [*argv, ""][min(argv.index(each) for each in ("-h", "--help") if each in argv) + 1]
     word = "" if following.startswith("-") else following.lstrip("-").lower()
     parts = [(str(group.__doc__).rstrip("."), group) for group in groups]
@@ -75,7 +70,8 @@ def help_text(
             if name in known or name == "dry_run"
         ]
         more = "--help all lists every flag, --help WORD those with the word in their names or texts."
-        return "\n".join([head, "", *lines, "", f"A YAML or JSON file sets the same names. {more}"])
+        print("\n".join([head, "", *lines, "", f"A YAML or JSON file sets the same names. {more}"]))
+        return True
     parser = FlagParser(usage=usage, add_help=False, description=purpose)
     listed: set[str] = set()
     for title, group in parts:
@@ -85,4 +81,5 @@ def help_text(
             hidden = {each.name for each in fields(group)} - found
             parser.add_options(group, hidden, parser.add_argument_group(title))
         listed |= own.keys()
-    return parser.format_help() if parser._option_string_actions else f"{head}\n\nno flag has the word {word}"
+    print(parser.format_help() if parser._option_string_actions else f"{head}\n\nno flag has the word {word}")
+    return True

@@ -6,9 +6,8 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qwenvl.evaluate.results import as_json, equal_chance, pass_at_k, sample_counts, share_interval
 from qwenvl.evaluate.results_table import interval_text
@@ -32,8 +31,7 @@ HARDLY_EVER_RIGHT = 0.1  # pass@samples
 LARGEST_GROUP = 64
 
 
-@dataclass(frozen=True)
-class PromptGroup:
+class PromptGroup(NamedTuple):
     """The completions of one prompt.
 
     Attributes:
@@ -150,7 +148,11 @@ def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardO
     unread = list(_cut_off(numbers, sampling))
     if numbers["truncated"]["mean"] < HALF:
         unread += _form(numbers, rewards)
-    return unread or list(_spread(numbers, sampling)) or [_good(numbers)]
+    if found := unread or list(_spread(numbers, sampling)):
+        return found
+    teach = 1 - numbers["equal_groups"]["mean"]
+    text = f"{teach:.0%} of the groups of {numbers['group_size']} have rewards that differ, and teach something"
+    return [Finding(GOOD, text + (". The others cost as much and teach nothing" if teach < HALF else ""))]
 
 
 def _cut_off(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Finding]:
@@ -205,14 +207,6 @@ def _spread(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Find
             f"{numbers['samples']} completions differ: a prompt is answered alike each time. Sample more freely"
         )
         yield Finding("no diversity", text, flags=(*warmer, *wider) or larger)
-
-
-def _good(numbers: dict[str, Any]) -> Finding:
-    teach = 1 - numbers["equal_groups"]["mean"]
-    text = f"{teach:.0%} of the groups of {numbers['group_size']} have rewards that differ, and teach something"
-    if teach < HALF:
-        text += ". The others cost as much and teach nothing"
-    return Finding(GOOD, text)
 
 
 def next_command(findings: Sequence[Finding], request: ProbeRequest, base: str | None = None) -> str:

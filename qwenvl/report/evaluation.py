@@ -10,7 +10,6 @@ from typing import Any
 from qwenvl.report.curves import finite
 from qwenvl.report.pages import (
     Reading,
-    Strip,
     as_json,
     completion_as_shown,
     dataset_of,
@@ -73,7 +72,8 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
-    return Written(page, facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
+    strips = (strip for record in records for each in record for strip in strips_of(each.clips, each.images))
+    return Written(page, facts, list(dict.fromkeys(strips)))
 
 
 def headline(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -219,8 +219,3 @@ def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str,
         "fitted": head.fitted,
         "views": views,
     }
-
-
-def _strips(record: Answers) -> list[Strip]:
-    shown = {(each.clips, each.images): None for each in record}
-    return [strip for clips, images in shown for strip in strips_of(clips, images)]

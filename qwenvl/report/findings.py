@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -35,19 +36,16 @@ def warnings(run: Run, rows: Sequence[GroupRow]) -> list[Finding]:
     Args:
         rows: the groups of the run.
     """
+    unfit = (
+        Finding("not_finite", f"{metric} is {value} at step {step}", "lower --learning_rate or --max_grad_norm")
+        for metric in ("loss", "grad_norm", "kl")
+        for step, value in run.values(metric)
+        if not math.isfinite(value)
+    )
     own = list(_of_the_report(run, rows))
     falls = any(each.code == "reward_falls" for each in own)
     ruled = [each for each in findings(run.history(), ended=True) if not (falls and each.code == "reward_flat")]
-    return [*_not_finite(run), *ruled, *own]
-
-
-def _not_finite(run: Run) -> list[Finding]:
-    for metric in ("loss", "grad_norm", "kl"):
-        for step, value in run.values(metric):
-            if not math.isfinite(value):
-                advice = "lower --learning_rate or --max_grad_norm"
-                return [Finding("not_finite", f"{metric} is {value} at step {step}", advice)]
-    return []
+    return [*islice(unfit, 1), *ruled, *own]
 
 
 def _of_the_report(run: Run, rows: Sequence[GroupRow]) -> Iterator[Finding]:

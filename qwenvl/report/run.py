@@ -72,15 +72,11 @@ class Run:
                         "step": step,
                         "reward": row[name],
                         "ci95": row.get(f"{name}_ci95"),
-                        "n": _whole(row.get(f"{name}_n")),
+                        "n": None if (n := row.get(f"{name}_n")) is None else int(n),
                     }
                     for step, row in sorted(by_step.items())
                 ]
         return found
-
-
-def _whole(number: float | None) -> int | None:
-    return None if number is None else int(number)
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:

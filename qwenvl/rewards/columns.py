@@ -137,10 +137,14 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
         scores: list[float | None] = []
         for row, (text, truth) in enumerate(zip(completions, solution, strict=True)):
             fields = {name: values[row] for name, values in columns.items() if isinstance(values, list)}
+            if fields.get("ground_truth") is not None:
+                truth = fields["ground_truth"]
+            elif isinstance(nested := fields.get("reward_model"), Mapping):
+                truth = nested.get("ground_truth", truth)
             result = compute_score(
                 data_source=fields.get("data_source"),
                 solution_str=str(text),
-                ground_truth=_ground_truth(fields, truth),
+                ground_truth=truth,
                 extra_info=fields.get("extra_info") or {},
             )
             if isinstance(result, Mapping):
@@ -153,10 +157,3 @@ def adapt_verl(compute_score: Callable[..., Any]) -> Callable[..., list[float | 
 
     reward.__name__ = getattr(compute_score, "__name__", "compute_score")
     return reward
-
-
-def _ground_truth(fields: Mapping[str, Any], solution: str) -> Any:
-    if fields.get("ground_truth") is not None:
-        return fields["ground_truth"]
-    nested = fields.get("reward_model")
-    return nested["ground_truth"] if isinstance(nested, Mapping) and "ground_truth" in nested else solution

@@ -94,18 +94,15 @@ class JudgeReward:
         by_rule = call_plain(self._correctness, completions, {**columns, "solution": solution, "prompts": prompts})
         answers = [answer_of(text) for text in completions]
         slots = asyncio.Semaphore(self._concurrency)
-        async with self._client() as client:
+        key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or NO_KEY
+        async with require("openai", "judge").AsyncOpenAI(
+            base_url=self._url, api_key=key, timeout=self._timeout, max_retries=self._retries
+        ) as client:
             rows = zip(answers, by_rule, solution, prompts, strict=True)
             verdicts = await asyncio.gather(
                 *(self._verdict(client, slots, *row) for row in rows), return_exceptions=True
             )
         return [each if isinstance(each, BaseException) else self._values[each] for each in verdicts]
-
-    def _client(self) -> AsyncOpenAI:
-        key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or NO_KEY
-        return require("openai", "judge").AsyncOpenAI(
-            base_url=self._url, api_key=key, timeout=self._timeout, max_retries=self._retries
-        )
 
     async def _verdict(
         self,
@@ -125,7 +122,8 @@ class JudgeReward:
             return None
         if rule is not None and rule >= 1:
             return True
-        values = {"question": _question(prompt), "solution": solution_of(solution), "answer": answer}
+        asked = [message["content"] for message in prompt if isinstance(message, Mapping) and message["role"] == "user"]
+        values = {"question": str(asked[-1]) if asked else "", "solution": solution_of(solution), "answer": answer}
         text = _PLACE.sub(lambda place: values[place[1]], self._prompt)
         async with slots:
             return await self._request(client, text)
@@ -147,9 +145,3 @@ class JudgeReward:
         if found := _VERDICT.findall(said):
             return found[-1].lower() == "correct"
         raise JudgeError(f"{where}: the reply holds no verdict: {said[-200:]!r}")
-
-
-def _question(prompt: Any) -> str:
-    """The text of the last user message."""
-    texts = [message["content"] for message in prompt if isinstance(message, Mapping) and message["role"] == "user"]
-    return str(texts[-1]) if texts else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from qwenvl.files import require
@@ -72,7 +72,15 @@ def rouge(completions: list[str], solution: list[str], **columns: Any) -> list[f
     Words are lower-cased runs of letters and digits, without stemming. Each Chinese or Japanese character is a word of
     its own.
     """
-    return [_rouge(truth, answer) if answer else 0.0 for answer, truth in pairs(completions, solution)]
+    scorer = require("rouge_score.rouge_scorer", "rewards").RougeScorer(["rouge1", "rouge2"], tokenizer=_Words())
+    subsequence = require("rapidfuzz.distance", "rewards").LCSseq  # that of rouge-score is quadratic in plain Python
+    scores = []
+    for answer, truth in pairs(completions, solution):
+        overlaps = scorer.score(truth, answer or "")
+        expected, words = _Words().tokenize(truth), _Words().tokenize(answer or "")
+        longest = 2 * subsequence.similarity(expected, words) / (len(expected) + len(words) or 1)
+        scores.append((overlaps["rouge1"].fmeasure + overlaps["rouge2"].fmeasure + longest) / 3)
+    return scores
 
 
 def letters(text: str) -> set[str]:
@@ -116,17 +124,3 @@ class _Words:
 
     def tokenize(self, text: str) -> list[str]:
         return _WORD.findall(text.casefold())
-
-
-@lru_cache(maxsize=1)
-def _rouge_scorer() -> Any:
-    return require("rouge_score.rouge_scorer", "rewards").RougeScorer(["rouge1", "rouge2"], tokenizer=_Words())
-
-
-def _rouge(truth: str, answer: str) -> float:
-    overlaps = _rouge_scorer().score(truth, answer)
-    # The longest common subsequence by rapidfuzz: the one of rouge-score is quadratic in plain Python.
-    expected, words = _Words().tokenize(truth), _Words().tokenize(answer)
-    common = require("rapidfuzz.distance", "rewards").LCSseq.similarity(expected, words)
-    longest = 2 * common / (len(expected) + len(words)) if expected or words else 0.0
-    return (overlaps["rouge1"].fmeasure + overlaps["rouge2"].fmeasure + longest) / 3

@@ -73,7 +73,11 @@ def regression(completions: list[str], solution: list[str], **columns: Any) -> l
 
     The relative error is |answer - solution| / |solution|. Where the solution is 0, only 0 scores.
     """
-    return [_closeness(number, truth) for number, truth in _pairs(completions, solution)]
+    scores = []
+    for number, truth in _pairs(completions, solution):
+        error = Decimal(1) if number is None or truth == 0 != number else abs(number - truth) / abs(truth or 1)
+        scores.append(1.0 - float(min(error, Decimal(1))))
+    return scores
 
 
 check_number = partial(unreadable, only_number, "must hold exactly one number")
@@ -87,14 +91,6 @@ def _pairs(completions: list[str], solution: list[str]) -> list[tuple[Decimal | 
             raise ValueError(check_number(truth))
         found.append((only_number(answer), expected))
     return found
-
-
-def _closeness(number: Decimal | None, truth: Decimal) -> float:
-    if number is None:
-        return 0.0
-    if truth == 0:
-        return float(number == 0)
-    return 1.0 - float(min(abs(number - truth) / abs(truth), Decimal(1)))
 
 
 def countdown(completions: list[str], nums: list[list[int]], target: list[float], **columns: Any) -> list[float]:
