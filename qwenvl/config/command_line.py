@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from qwenvl.config.checks import has_gpu, problems_of_machine
-from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class
-from qwenvl.config.unknown import unknown_flag
+from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class, unknown_flag
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
 from qwenvl.option import kinds_of, row_text

@@ -14,9 +14,8 @@ import torch
 from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_of_machine, problems_of_run
-from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS
+from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS, unknown_flag
 from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
-from qwenvl.config.unknown import unknown_flag
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions

@@ -263,7 +263,7 @@ def _write_start(demo: Demo) -> None:
 
 
 def _show(demo: Demo) -> None:
-    from qwenvl.evaluate.results_table import table
+    from qwenvl.evaluate.results import table
 
     accuracy, steps = best_fixed_answer()
     print(table(read_evaluation(demo.evaluation), demo.evaluation))

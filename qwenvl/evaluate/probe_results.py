@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qwenvl.evaluate.results import as_json, equal_chance, pass_at_k, sample_counts, share_interval
-from qwenvl.evaluate.results_table import interval_text
+from qwenvl.evaluate.results import as_json, equal_chance, interval_text, pass_at_k, sample_counts, share_interval
 from qwenvl.evaluate.settings import ProbeRequest
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, SAME_REWARD, Finding

@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from qwenvl.option import nearest, parse_row
-from qwenvl.rewards.columns import adapt_verl
 from qwenvl.rewards.function import (
     RewardError,
     RewardFunction,
+    adapt_verl,
     bound_arguments,
     name_of,
     without_arguments,

@@ -15,8 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qwenvl.rewards.columns import Completion, field_problem, is_routed, record_name, route_problem
-from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished, arguments
+from qwenvl.rewards.function import (
+    Completion,
+    RewardError,
+    RewardFunction,
+    Unfinished,
+    arguments,
+    field_problem,
+    is_routed,
+    record_name,
+    route_problem,
+)
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 

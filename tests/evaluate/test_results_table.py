@@ -2,8 +2,7 @@
 
 import re
 
-from qwenvl.evaluate.results import results_of
-from qwenvl.evaluate.results_table import table
+from qwenvl.evaluate.results import results_of, table
 from tests.evaluate.test_results import scored
 
 PROTOCOL = {

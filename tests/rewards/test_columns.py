@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from qwenvl.rewards import RewardFunction, Rubric, adapt_verl, build_rubric
-from qwenvl.rewards.columns import Completion, field_problem, is_routed, reward_columns, route_problem
+from qwenvl.rewards.function import Completion, field_problem, is_routed, reward_columns, route_problem
 from qwenvl.types import Message, Record
 
 

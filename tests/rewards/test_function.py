@@ -3,7 +3,7 @@ from typing import Annotated
 
 import pytest
 
-from qwenvl.config.unknown import SUCCESSORS
+from qwenvl.config.flags import SUCCESSORS
 from qwenvl.option import parse_row
 from qwenvl.rewards import Argument, RewardError, RewardSettings, build_rubric
 from qwenvl.rewards.function import arguments_of
