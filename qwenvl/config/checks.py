@@ -34,23 +34,17 @@ BOUNDS = {
 }
 """Bounds of settings that keep the defaults they have in the Trainer."""
 
-_NO_LABELS = "no loss here reads labels"
-_EVALUATION = "evaluation is made as training is, by this library itself"
-_SCRIPTS = "the command trains, and evaluates where it has data for it"
 WITHOUT_EFFECT = {
-    "label_smoothing_factor": _NO_LABELS,
-    "label_names": _NO_LABELS,
-    "prediction_loss_only": _EVALUATION,
-    "include_for_metrics": _EVALUATION,
-    "batch_eval_metrics": _EVALUATION,
-    "eval_do_concat_batches": _EVALUATION,
-    "eval_use_gather_object": _EVALUATION,
-    "eval_accumulation_steps": _EVALUATION,
-    "bf16_full_eval": _EVALUATION,
-    "fp16_full_eval": _EVALUATION,
+    **dict.fromkeys(("label_smoothing_factor", "label_names"), "no loss here reads labels"),
+    **dict.fromkeys(
+        (
+            *("prediction_loss_only", "include_for_metrics", "batch_eval_metrics", "eval_do_concat_batches"),
+            *("eval_use_gather_object", "eval_accumulation_steps", "bf16_full_eval", "fp16_full_eval"),
+        ),
+        "evaluation is made as training is, by this library itself",
+    ),
     "length_column_name": "lengths are estimated from the text and the headers of the media",
-    "do_train": _SCRIPTS,
-    "do_predict": _SCRIPTS,
+    **dict.fromkeys(("do_train", "do_predict"), "the command trains, and evaluates where it has data for it"),
 }
 """Settings that nothing here would read, and why."""
 
@@ -62,22 +56,15 @@ FIXED = {
 }
 """Settings that a run could not do without, and why. They are set, and other values are refused."""
 
-_ADAM = "optim not in ('adafactor', 'sgd', 'adagrad', 'rmsprop')"
-_EVALUATED = "eval_strategy != 'no'"
-_SAVED = "save_strategy != 'no': no checkpoint is saved"
-_CHECKPOINTED = "gradient_checkpointing or activation_checkpointing"
+_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
 NEEDS = {
-    "dataloader_persistent_workers": "dataloader_num_workers",
-    "dataloader_prefetch_factor": "dataloader_num_workers",
-    "dataloader_multiprocessing_context": "dataloader_num_workers",
-    "dataloader_in_order": "dataloader_num_workers",
+    **dict.fromkeys((f"dataloader_{name}" for name in _WORKERS), "dataloader_num_workers"),
     "dataloader_drop_last": "num_iterations == 1: short steps are filled up",
-    "hub_strategy": "push_to_hub",
-    "hub_always_push": "push_to_hub",
+    **dict.fromkeys(("hub_strategy", "hub_always_push"), "push_to_hub"),
     "liger_kernel_config": "use_liger_kernel",
-    "adam_beta1": _ADAM,
-    "adam_beta2": _ADAM,
-    "adam_epsilon": _ADAM,
+    **dict.fromkeys(
+        ("adam_beta1", "adam_beta2", "adam_epsilon"), "optim not in ('adafactor', 'sgd', 'adagrad', 'rmsprop')"
+    ),
     "optim_args": "optim not in ('adamw_torch', 'adamw_torch_fused', 'adafactor')",
     "optim_target_modules": (
         "optim not in ('adamw_torch', 'adamw_torch_fused', 'adafactor', 'sgd', 'adagrad', 'rmsprop')"
@@ -85,16 +72,16 @@ NEEDS = {
     "warmup_steps": "lr_scheduler_type not in ('constant', 'reduce_lr_on_plateau', 'greedy')",
     "lr_scheduler_kwargs": "lr_scheduler_type not in ('constant', 'constant_with_warmup')",
     "eval_steps": "eval_strategy == 'steps'",
-    "eval_delay": _EVALUATED,
-    "load_best_model_at_end": _EVALUATED,
-    "metric_for_best_model": _EVALUATED,
-    "greater_is_better": _EVALUATED,
+    **dict.fromkeys(
+        ("eval_delay", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"), "eval_strategy != 'no'"
+    ),
     "save_strategy": "save_strategy != 'best' or eval_strategy != 'no'",
-    "save_total_limit": _SAVED,
-    "save_only_model": _SAVED,
+    **dict.fromkeys(("save_total_limit", "save_only_model"), "save_strategy != 'no': no checkpoint is saved"),
     "fsdp_config": "fsdp",
-    "gradient_checkpointing_kwargs": _CHECKPOINTED,
-    "activation_checkpointing_kwargs": _CHECKPOINTED,
+    **dict.fromkeys(
+        ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+        "gradient_checkpointing or activation_checkpointing",
+    ),
 }
 """Conditions of settings that keep the defaults they have in the Trainer, see ``option``."""
 

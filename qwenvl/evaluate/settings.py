@@ -267,12 +267,9 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
 
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
-    words, options, rest = _parse(argv, ProbeOptions)
-    is_file = bool(words) and Path(words[0]).suffix in (".yaml", ".yml", ".json")
-    if is_file and len(words) == 1:
-        words, rest = [], ["--config", *words, *rest]
-    file, flags = split_file(rest)
-    if (is_file and words) or (len(words) != 2 and (words or file is None)):
+    file, rest = split_file(argv)
+    words, options, flags = _parse(rest, ProbeOptions)
+    if len(words) != 2 and (words or file is None):
         raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words) or 'nothing'}")
     named = ("model_name_or_path", "dataset_use")
     refuse_unread(flags, READ_BY_PROBE.difference(named))

@@ -59,11 +59,6 @@ def test_truth_values(parse, argv, expected):
     assert parse(*argv).tune_mm_llm is expected
 
 
-def test_bare_flags_whose_default_is_unset(parse):
-    assert parse("--bf16").bf16 is True
-    assert parse("--remove_unused_columns", "False").remove_unused_columns is False
-
-
 @pytest.mark.parametrize("argv", [["--report_to", "tensorboard"], ["--report_to=tensorboard"]], ids=" ".join)
 def test_one_tracker_or_several(parse, argv):
     assert parse(*argv).report_to == ["tensorboard"]
@@ -120,12 +115,6 @@ def test_a_json_file(parse, write):
         "logging_steps": 0.5,
     }
     check_file_values(parse(write(json.dumps(settings), "run.json")))
-
-
-def test_a_file_as_the_only_argument(write, tmp_path):
-    file = write(f"model_name_or_path: tiny\ndataset_use: sop%50\nuse_cpu: true\noutput_dir: {tmp_path / 'run'}\n")
-    config = parse_args([file])
-    assert (config.model_name_or_path, config.dataset_use) == ("tiny", "sop%50")
 
 
 def test_flags_override_the_file_even_with_the_default_value(parse, write):
@@ -232,10 +221,6 @@ def test_rows_in_a_file_and_on_the_command_line(parse, write, line, expected):
         assert getattr(parse(*several, f"--{name}={value}"), name) == value
     if value is True:
         assert getattr(parse(f"--{name}"), name) is True
-
-
-def test_the_usage_names_the_command(capsys):
-    assert refusal(capsys, ["--sed", "1"]).startswith("usage: qwenvl train [FILE.yaml")
 
 
 def test_two_files_are_refused(capsys, write):

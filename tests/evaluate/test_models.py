@@ -16,8 +16,7 @@ from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.held_out import main
 from qwenvl.evaluate.models import named_models
 from qwenvl.evaluate.protocol import differing, fingerprint, revision_of, trained_otherwise
-from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, evaluation_request
-from qwenvl.option import all_options
+from qwenvl.evaluate.settings import evaluation_request
 from qwenvl.runlog import RunLog, read_evaluation, read_samples
 
 FLAGS = ("--use_cpu", "--generation_max_length", "4")
@@ -58,13 +57,6 @@ def test_a_settings_file_takes_the_place_of_the_run(run, tmp_path):
     assert (asked.config.video_max_frames, asked.config.base_interval) == (4, FrameOptions.base_interval)
     assert asked.settings_of == str(tmp_path / "run.yaml") and asked.options.json
     assert [model.path for model in asked.models] == [str(run)]
-
-
-def test_what_is_read_of_a_run_is_what_shapes_the_numbers():
-    assert OF_A_RUN <= READ_BY_EVALUATION
-    prompts = {each.name for each in all_options(PromptOptions)} - {"on_long_prompt"}
-    assert prompts <= OF_A_RUN and "reward_funcs" in OF_A_RUN and "use_cpu" not in OF_A_RUN
-    assert not {"learning_rate", "temporal_contrast", "grpo_sample_size", "seed", "columns_"} & OF_A_RUN
 
 
 def test_models_are_named_by_what_tells_them_apart(run):

@@ -93,16 +93,6 @@ def test_questions_about_one_clip_are_one_cluster():
     assert (found["scores"]["accuracy"]["low"], found["scores"]["accuracy"]["high"]) == (0.0, 1.0)
 
 
-def test_shares_that_are_0_or_1_everywhere_have_an_interval_with_width():
-    rows = [row for n in range(20) for row in scored(n, [0.5])]
-    found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
-    for each in (found["scores"][PASSES], found["pass_at_k"]["1"], found["truncated"]):
-        assert (each["mean"], each["low"]) == (0, 0) and each["high"] == pytest.approx(
-            0.161, abs=1e-3
-        )  # Wilson: z2 / (n + z2)
-    assert (found["scores"]["accuracy"]["low"], found["scores"]["accuracy"]["high"]) == (0.5, 0.5)
-
-
 def test_a_reward_that_does_not_apply_does_not_count():
     rows = [*scored(0, [1.0]), *scored(1, [None]), *scored(2, [0.0])]
     found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
@@ -110,14 +100,6 @@ def test_a_reward_that_does_not_apply_does_not_count():
     assert found["scores"]["accuracy"]["mean"] == found["scores"][PASSES]["mean"] == 0.5
     assert found["pass_at_k"]["1"]["mean"] == 0.5
     assert found["scores"]["accuracy"]["n"] == 2
-
-
-def test_pass_at_k_by_hand():
-    # 1 of 4 passes: 3 of the 6 pairs hold it, and each choice of 4.
-    assert [pass_at_k(4, 1, k) for k in (1, 2, 4)] == [0.25, 0.5, 1.0]
-    assert [pass_at_k(4, passed, 2) for passed in (0, 3, 4)] == [0.0, 1.0, 1.0]
-    with pytest.raises(ValueError, match="pass@5 of 4"):
-        pass_at_k(4, 1, 5)
 
 
 @pytest.mark.parametrize("samples", [1, 5, 8])

@@ -117,16 +117,6 @@ def test_images_and_several_clips_stand_where_the_tags_are(run, capsys):
     assert text["media"] == [] and "1 + 1 =" in text["prompt"]
 
 
-def test_a_run_that_has_not_ended_is_asked_by_its_newest_checkpoint(run, capsys):
-    for step in (2, 10):
-        shutil.copytree("run", f"other/checkpoint-{step}", ignore=shutil.ignore_patterns("rollouts", "run.json"))
-    shutil.copy("run/run.json", "other/run.json")
-    Path("other/checkpoint-11").mkdir()
-    answers = told("other", "17.mp4", QUESTION, capsys=capsys)
-    assert answers["model"] == "other/checkpoint-10"
-    assert answers["answers"] == told("run", "17.mp4", QUESTION, capsys=capsys)["answers"]
-
-
 def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, capsys):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText

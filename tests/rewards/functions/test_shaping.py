@@ -89,12 +89,6 @@ def test_a_prompt_may_end_inside_a_think_block(text, score, strict):
     assert strict_format([text], opened_think=[True]) == [strict]
 
 
-def test_each_prompt_for_itself():
-    texts, opened = ["a</think><answer>b</answer>"] * 2, [True, False]
-    assert format_reward(texts, opened_think=opened) == [1.0, 0.3]
-    assert strict_format(texts, opened_think=opened) == [1.0, 0.0]
-
-
 def test_no_thinking_cannot_be_asked_of_a_prompt_that_opens_a_think_block():
     columns = {"id": ["plain", "thinking"], "opened_think": [False, True]}
     for name in ("format", "strict_format"):
@@ -153,20 +147,11 @@ def test_repetition_counts_characters_where_there_are_no_spaces():
     assert repetition(["看看看看看", "カメラ", "the word 看看看看看 here"]) == [pytest.approx(-2 / 3), 0.0, 0.0]
 
 
-def test_repetition_settings():
-    assert repetition(["a a b"], n_grams=1, max_penalty=-0.5) == [pytest.approx(-0.5 / 3)]
-
-
 def test_soft_overlong_by_hand():
     got = soft_overlong(["x"] * 6, tokens(0, 80, 85, 95, 100, 200), max_len=100, cache=20)
     assert got == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
     with pytest.raises(ValueError, match=r"cache must be at most max_len \(100\), got 101"):
         soft_overlong(["x"], tokens(1), max_len=100, cache=101)
-
-
-def test_soft_overlong_by_name_ends_at_the_longest_completion():
-    rubric = build_rubric(["soft_overlong"], settings=RewardSettings(generation_max_length=10))
-    assert rubric.score(["x"] * 3, {"completion_ids": tokens(8, 9, 10)}).total.tolist() == [0.0, -0.5, -1.0]
 
 
 def test_length_window_by_hand():
