@@ -23,7 +23,7 @@ from qwenvl.runlog import read_config
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
-    from qwenvl.evaluate.models import ModelSource
+    from qwenvl.evaluate.protocol import ModelSource
     from qwenvl.types import Record
 
 CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
@@ -320,7 +320,7 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
     from qwenvl.config.grpo_config import GRPOConfig
-    from qwenvl.evaluate.models import named_models
+    from qwenvl.evaluate.protocol import named_models
 
     words, options, rest = _parse(argv, EvaluateOptions)
     if len(words) < 2:
@@ -369,7 +369,7 @@ def try_request(argv: Sequence[str]) -> TryRequest:
     Raises:
         ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
     """
-    from qwenvl.evaluate.models import model_source
+    from qwenvl.evaluate.protocol import model_source
 
     argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
     words, options, flags = _parse(argv, TryOptions)

@@ -7,7 +7,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from qwenvl.report.curves import finite
 from qwenvl.report.pages import (
     Reading,
     as_json,
@@ -19,6 +18,7 @@ from qwenvl.report.pages import (
     write_pages,
     write_script,
 )
+from qwenvl.report.run import finite
 from qwenvl.report.write import ReportError, Written, require_report_folder, write_index
 from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 

@@ -9,9 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from qwenvl.health import Finding, findings
-from qwenvl.report.curves import finite, is_phase, trend
 from qwenvl.report.pages import DROPPED, EQUAL, SUSPECT, TRUNCATED, GroupRow
-from qwenvl.report.run import Run, differing_settings
+from qwenvl.report.run import Run, differing_settings, finite, is_phase, trend
 
 MOST_SUSPECT = 0.2  # share of groups in which reward hacking is suspected
 

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 from qwenvl.files import written_whole
 from qwenvl.health import all_equal
-from qwenvl.report.curves import finite
-from qwenvl.report.run import Run
+from qwenvl.report.run import Run, finite
 from qwenvl.runlog import EvaluationSample, Parity, Rollout, SeenClip, read_parity, read_rollouts
 
 EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from qwenvl.report.curves import SECTIONS, charts, clocks, phases
 from qwenvl.report.findings import summary
 from qwenvl.report.pages import Reading, Strip, as_json, write_groups, write_script
-from qwenvl.report.run import Run, differing_settings
+from qwenvl.report.run import SECTIONS, Run, charts, clocks, differing_settings, phases
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.report.curves import SECTIONS, charts, clocks, finite, phases, shown, thinned, trend
-from qwenvl.report.run import Run
+from qwenvl.report.run import SECTIONS, Run, charts, clocks, finite, phases, shown, thinned, trend
 
 
 def test_neighbours_are_averaged_at_the_last_of_their_steps():
