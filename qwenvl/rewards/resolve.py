@@ -21,7 +21,7 @@ from qwenvl.rewards.function import (
     name_of,
     without_arguments,
 )
-from qwenvl.rewards.functions.reward_model import RewardModel
+from qwenvl.rewards.functions.models import RewardModel
 from qwenvl.rewards.options import OnError, RewardOptions, RewardSettings
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.rewards.table import BY_FLAG, TABLE

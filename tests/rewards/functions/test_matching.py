@@ -1,7 +1,7 @@
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from qwenvl.rewards.functions.matching import (
+from qwenvl.rewards.functions.answers import (
     affirms,
     check_letters,
     check_text,

@@ -3,7 +3,7 @@ from decimal import Decimal
 
 import pytest
 
-from qwenvl.rewards.functions.numbers import (
+from qwenvl.rewards.functions.answers import (
     check_countdown,
     check_number,
     count,
