@@ -1,12 +1,12 @@
-"""The models of a command line, and the protocol of an evaluation: everything needed to reproduce its numbers."""
+"""The protocol of an evaluation: everything needed to reproduce its numbers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,99 +15,14 @@ from qwenvl.data.chat import chat_messages
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import FrameOptions, PromptOptions
-from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings
+from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.questions import Questions
-from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, EvaluationRequest
+from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, EvaluationRequest, ModelSource
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.model.positions import position_rule
-from qwenvl.model.weight_files import has_weights, weights_problem
 from qwenvl.rewards import Rubric
 from qwenvl.runlog import AS_IT_IS, hash_of, installed_versions
 from qwenvl.train.assemble import weight_dtype
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """A model of a command line.
-
-    Attributes:
-        name: its name in tables.
-        path: a folder or a name on the hub, with the weights or the adapter.
-        run: the folder of the run that trained it. None if unknown.
-    """
-
-    name: str
-    path: str
-    run: str | None = None
-
-    def prompt_settings(self) -> PromptSettings | None:
-        """The settings of its prompts, from beside its weights or from the hub. None where none were saved."""
-        if Path(self.path).is_dir():
-            return PromptSettings.load(self.path) if (Path(self.path) / SETTINGS_FILE).is_file() else None
-        from transformers.utils import cached_file
-
-        quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        try:
-            file = cached_file(self.path, SETTINGS_FILE, **quietly)
-        except OSError:  # no such model: loading its weights reports that
-            return None
-        return None if file is None else PromptSettings.load(Path(file).parent)
-
-
-def model_source(word: str | Path, taken: Sequence[str] = ()) -> ModelSource:
-    """The model that a word of a command line names.
-
-    Its name is the shortest end of its path that is not in ``taken``: at least the name of its folder, and for a
-    checkpoint also that of its run.
-
-    Args:
-        word: a checkpoint, an adapter's folder, a run's folder or a name on the hub. Of a run that has not ended it is
-            the newest checkpoint with whole weights.
-
-    Raises:
-        FileNotFoundError: no such folder, or one without weights.
-    """
-    path, run = str(word), None
-    if (folder := Path(word)).is_dir():
-        folder = folder if has_weights(folder) else _newest_checkpoint(folder)
-        path = str(folder)
-        run = next((str(each) for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
-    elif path.startswith(("/", ".", "~")):
-        raise FileNotFoundError(f"{word}: no such folder; expected a checkpoint, or a name on the hub")
-    parts = Path(path).parts
-    length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
-    while length < len(parts) and "/".join(parts[-length:]) in taken:
-        length += 1
-    return ModelSource("/".join(parts[-length:]), path, run)
-
-
-def named_models(words: Sequence[str]) -> list[ModelSource]:
-    """The models of an evaluation, each with a name of its own. Names stay when further models are added.
-
-    Raises:
-        ValueError: a model is given twice.
-        FileNotFoundError: no such folder, or one without weights.
-    """
-    models: list[ModelSource] = []
-    for word in words:
-        model = model_source(word, [other.name for other in models])
-        if any(other.path == model.path for other in models):
-            raise ValueError(f"MODEL {model.path} is given twice")
-        models.append(model)
-    return models
-
-
-def _newest_checkpoint(run: Path) -> Path:
-    steps = {int(each.name.rpartition("-")[2]): each for each in run.iterdir() if re.fullmatch(r".+-\d+", each.name)}
-    whole = [steps[n] for n in sorted(steps) if has_weights(steps[n]) and weights_problem(steps[n]) is None]
-    if not whole:
-        raise FileNotFoundError(
-            f"{run}: no weights in it; expected a model, an adapter, or a run's folder with a checkpoint"
-        )
-    return whole[-1]
-
-
-# ---- the protocol
 
 _PIECES, _PIECE = 64, 65536  # of a weight file: how many are hashed, and their bytes
 _NUMERICS = {

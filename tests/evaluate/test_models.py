@@ -14,8 +14,8 @@ from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.saved_processor import PromptSettings
 from qwenvl.evaluate.held_out import main
-from qwenvl.evaluate.protocol import differing, fingerprint, named_models, revision_of, trained_otherwise
-from qwenvl.evaluate.settings import evaluation_request
+from qwenvl.evaluate.protocol import differing, fingerprint, revision_of, trained_otherwise
+from qwenvl.evaluate.settings import evaluation_request, named_models
 from qwenvl.runlog import RunLog, read_evaluation, read_samples
 
 FLAGS = ("--use_cpu", "--generation_max_length", "4")
