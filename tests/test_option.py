@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -119,7 +119,3 @@ def test_options_are_taken_from_whatever_has_them():
     assert Bounded.of(seconds=9.0) == Bounded(seconds=9.0)
     with pytest.raises(TypeError, match="colour"):
         Bounded.of(colour="red")
-
-
-def test_the_help_ends_with_what_unset_means():
-    assert {each.name: each.metadata["help"] for each in fields(Kinds)}["count"] == "A whole number. Unset: none."

@@ -129,10 +129,7 @@ def test_rates_that_follow_the_reward_fall_where_it_does(make):
         ({"loss_type": "gspo(ratio=word)"}, "--loss_type: ratio must be one of token, sequence, sequence_token, "),
         ({"loss_type": "grpo(4)"}, "--loss_type grpo(4): expected name(argument=value, ...) with numbers"),
         ({"advantage_estimator": "gdpo(kl_in_reward=True)"}, "--advantage_estimator gdpo has no argument 'kl_in_re"),
-        ({"advantage_estimator": "reinforce"}, "--advantage_estimator must be one of grpo, rloo, "),
-        ({"kl_estimator": "k3(unbiased=1)"}, "--kl_estimator: unbiased must be True or False, got 1"),
         ({"filter_groups": "total(max_rounds=0)"}, "--filter_groups: max_rounds must be at least 1, got 0"),
-        ({"temporal_contrast": "accuracy(margin=2)"}, "--temporal_contrast: margin must be at most 1, got 2"),
     ],
     ids=str,
 )

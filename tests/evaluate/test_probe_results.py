@@ -57,12 +57,6 @@ def test_numbers_by_hand():
     assert numbers["samples"] == 4 and numbers["rewards"]["total"]["n"] == 2
 
 
-def test_what_passes_is_the_value_of_one_reward():
-    one = group((0.9, 1.0 - 1e-9, None, 0.2))
-    assert one.passed("accuracy", 1.0) == [False, True, False]
-    assert one.passed("total", 0.9) == [True, True, False]
-
-
 def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():
     numbers = numbers_of(QUESTION, [group((1.0, None, 0.0, None)), group((None,) * 4)], [], 0.0)
     assert [(each["mean"], each["n"]) for each in numbers["pass_at_k"].values()][:2] == [(0.5, 1), (1.0, 1)]

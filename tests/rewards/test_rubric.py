@@ -175,9 +175,5 @@ def test_refusals():
             wrong()
 
 
-def test_no_completions():
-    assert rubric(length).score([], {"id": []}).total.shape == (0,)
-
-
 def test_weighted_sums_leave_out_what_does_not_apply():
     assert weighted_sums([[1.0, None, 2.0, None], [3.0, 4.0, None, None]], [0.5, 2.0]) == [6.5, 8.0, 1.0, None]
