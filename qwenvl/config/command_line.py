@@ -76,9 +76,11 @@ def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
     return [*argv[:at], *argv[at + 1 + everything :]], "all" if everything else "changed"
 
 
-def config_from(file: Path | None, argv: Sequence[str], kind: type, only: Collection[str] | None = None) -> Any:
+def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | None = None) -> GRPOConfig:
     """The ``GRPOConfig`` of ``file``, overridden by the flags in ``argv``. See ``parsed``."""
-    return kind(**parsed(file, argv, FLAG_GROUPS, only))
+    from qwenvl.config.grpo_config import GRPOConfig
+
+    return GRPOConfig(**parsed(file, argv, FLAG_GROUPS, only))
 
 
 def parsed(

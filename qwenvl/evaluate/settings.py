@@ -351,8 +351,6 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
-
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
     file, rest = split_file(argv)
@@ -362,7 +360,7 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
     named = ("model_name_or_path", "dataset_use")
     refuse_unread(flags, READ_BY_PROBE.difference(named))
     tokens = [f"--{name}={word}" for name, word in zip(named, words, strict=bool(words))]
-    config = config_from(file, [*tokens, *flags], GRPOConfig, only={*READ_BY_PROBE, "start_from_weights"})
+    config = config_from(file, [*tokens, *flags], only={*READ_BY_PROBE, "start_from_weights"})
     for name in named:
         if getattr(config, name) is None:
             raise ValueError(f"{file}: {name} is missing; set it there, or give MODEL DATA before the flags")
@@ -407,8 +405,6 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
-
     words, options, rest = _parse(argv, EvaluateOptions)
     if len(words) < 2:
         raise ValueError(f"expected MODEL DATA before the flags, got {' '.join(words) or 'nothing'}")
@@ -417,7 +413,7 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
     models = named_models(words[:-1])
     of_run = [model for model in models if model.run is not None]
     tokens = training_flags(of_run[-1], flags) if file is None and of_run else []
-    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], GRPOConfig, only=READ_BY_EVALUATION)
+    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], only=READ_BY_EVALUATION)
     if config.engine_has_own_weights and config.world_size > 1:
         raise ValueError(
             f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
@@ -456,7 +452,6 @@ def try_request(argv: Sequence[str]) -> TryRequest:
     Raises:
         ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
     """
-
     argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
     words, options, flags = _parse(argv, TryOptions)
     if len(words) < 2 or not _is_text(words[-1]):
@@ -484,10 +479,8 @@ def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str
     Raises:
         ValueError: an unknown or unfit flag.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
-
     taken = OF_A_RUN - (names_of(ReadingOptions) - set(reading))
-    config = config_from(None, [*training_flags(model, flags, taken), *flags], GRPOConfig)
+    config = config_from(None, [*training_flags(model, flags, taken), *flags])
     config.model_name_or_path = model.path
     return config
 
