@@ -152,30 +152,20 @@ def _of_training(config: Any) -> Iterator[str]:
     """Problems of a ``GRPOConfig`` between the options of several rooms."""
     if config.num_iterations > 1:
         yield from saves_within_windows(config, config.save_steps, config.eval_steps or config.logging_steps)
-    if not config.engine_has_own_weights:
-        yield from _same_weights(config)
-    else:
-        yield from _of_servers(config)
-
-
-def _of_servers(config: Any) -> Iterator[str]:
-    """Problems with options beside an engine in processes of its own."""
-    if config.reads_sampled_entropies:
-        names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
-        yield (
-            f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives no "
-            "entropies of the distributions that tokens are drawn from; leave out one of the two"
-        )
-    for name in ("vllm_deadline", "vllm_patience"):
-        if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
+    if config.engine_has_own_weights:
+        if config.reads_sampled_entropies:
+            names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
             yield (
-                f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout {config.stall_timeout:g} "
-                "minutes, which ends the run before: lower the one or raise the other"
+                f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives "
+                "no entropies of the distributions that tokens are drawn from; leave out one of the two"
             )
-
-
-def _same_weights(config: Any) -> Iterator[str]:
-    """Problems with options that correct for a sampler of other weights, where the policy samples itself."""
+        for name in ("vllm_deadline", "vllm_patience"):
+            if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
+                yield (
+                    f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout "
+                    f"{config.stall_timeout:g} minutes, which ends the run before: lower the one or raise the other"
+                )
+        return
     if config.importance_correction not in (None, "none"):
         yield (
             f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "

@@ -98,37 +98,24 @@ class JudgeReward:
         async with require("openai", "judge").AsyncOpenAI(
             base_url=self._url, api_key=key, timeout=self._timeout, max_retries=self._retries
         ) as client:
+
+            async def verdict(answer: str | None, rule: float | None, truth: str, prompt: Any) -> bool | None:
+                """Whether an answer is correct, by the rule or by the judge. None without an answer."""
+                if answer is None:
+                    return None
+                if rule is not None and rule >= 1:
+                    return True
+                asked = [m["content"] for m in prompt if isinstance(m, Mapping) and m["role"] == "user"]
+                values = {"question": str((asked or [""])[-1]), "solution": solution_of(truth), "answer": answer}
+                async with slots:
+                    return await self._request(client, _PLACE.sub(lambda place: values[place[1]], self._prompt))
+
             rows = zip(answers, by_rule, solution, prompts, strict=True)
-            verdicts = await asyncio.gather(
-                *(self._verdict(client, slots, *row) for row in rows), return_exceptions=True
-            )
+            verdicts = await asyncio.gather(*(verdict(*row) for row in rows), return_exceptions=True)
         return [each if isinstance(each, BaseException) else self._values[each] for each in verdicts]
 
-    async def _verdict(
-        self,
-        client: AsyncOpenAI,
-        slots: asyncio.Semaphore,
-        answer: str | None,
-        rule: float | None,
-        solution: str,
-        prompt: Any,
-    ) -> bool | None:
-        """Whether an answer is correct, by the rule or by the judge. None without an answer.
-
-        Raises:
-            JudgeError: the server gave no reply, or one without a verdict.
-        """
-        if answer is None:
-            return None
-        if rule is not None and rule >= 1:
-            return True
-        asked = [message["content"] for message in prompt if isinstance(message, Mapping) and message["role"] == "user"]
-        values = {"question": str(asked[-1]) if asked else "", "solution": solution_of(solution), "answer": answer}
-        text = _PLACE.sub(lambda place: values[place[1]], self._prompt)
-        async with slots:
-            return await self._request(client, text)
-
     async def _request(self, client: AsyncOpenAI, text: str) -> bool:
+        """The judge's verdict. No reply, or one without a verdict, is a JudgeError."""
         openai, where = require("openai", "judge"), f"{self._model} at {self._url}"
         try:
             reply = await client.chat.completions.create(
@@ -137,11 +124,9 @@ class JudgeReward:
             said = reply.choices[0].message.content or ""
         except openai.APIStatusError as error:
             raise JudgeError(f"{where}: HTTP {error.status_code}: {error.response.text[:300]}") from None
-        except (openai.OpenAIError, ValueError) as error:
+        except (openai.OpenAIError, ValueError, TypeError, IndexError, AttributeError) as error:
             reason = error.__cause__ or error  # "Connection error." alone does not explain it
             raise JudgeError(f"{where}: {type(error).__name__}: {reason}") from None
-        except (TypeError, IndexError, AttributeError) as error:
-            raise JudgeError(f"{where}: its reply is no chat completion: {type(error).__name__}: {error}") from None
         if found := _VERDICT.findall(said):
             return found[-1].lower() == "correct"
         raise JudgeError(f"{where}: the reply holds no verdict: {said[-200:]!r}")
