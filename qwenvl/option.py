@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-Some = TypeVar("Some")
+Some = TypeVar("Some", bound="Options")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def option(
     below: float | None = None,
     why: str | None = None,
     needs: str | tuple[str, ...] = (),
-    rows: Mapping[str | None, Options] | None = None,
+    rows: Mapping[str | None, type[Options]] | None = None,
 ) -> Any:
     """A field of a dataclass of options. The choices of one are those of its type, a ``Literal``.
 
@@ -77,7 +77,7 @@ def option(
 
     Example:
         >>> @dataclass
-        ... class Window(metaclass=Options):
+        ... class Window(Options):
         ...     seconds: float = option(2.0, "Seconds between frames, above 0.", above=0)
         ...     look: bool = option(False, "Look at every frame.", needs="seconds < 1")
         >>> Window(seconds=0)
@@ -97,28 +97,30 @@ def option(
     return field(default=default, metadata={"help": " ".join(texts), "bounds": bounds, "needs": needs, "rows": rows})
 
 
-class Options(type):
-    """The metaclass of dataclasses of options, which check themselves when they are made.
+@dataclass
+class Options:
+    """What all dataclasses of options have in common: they check themselves when they are made.
 
-    A class may have a method ``problems`` that yields what is wrong with its options together: contradictions, and
-    options without effect. Making an object with a wrong option is a ValueError that names every one.
+    Raises:
+        ValueError: naming every option that is wrong.
     """
 
-    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
-        return super().__new__(cls, name, bases, {"__post_init__": _check, **namespace})
+    def __post_init__(self) -> None:
+        if problems := problems_of(self):
+            raise ValueError("\n".join(problems))
 
-    def of(cls: type[Some], source: Any = None, **changes: Any) -> Some:  # type: ignore[misc]
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the options of this class together: contradictions, and options without effect."""
+        yield from ()
+
+    @classmethod
+    def of(cls: type[Some], source: Any = None, **changes: Any) -> Some:
         """These options as ``source`` has them, an object with attributes of the same names, but for ``changes``.
 
         Without a source the options that are not among ``changes`` have their defaults.
         """
-        names = [] if source is None else [each.name for each in fields(cls) if each.name not in changes]  # type: ignore[arg-type]
+        names = [] if source is None else [each.name for each in fields(cls) if each.name not in changes]
         return cls(**{name: getattr(source, name) for name in names}, **changes)
-
-
-def _check(self: Any) -> None:
-    if problems := problems_of(self):
-        raise ValueError("\n".join(problems))
 
 
 def problems_of(config: Any, more: Callable[[Any], Iterable[str]] = lambda config: ()) -> list[str]:
@@ -158,7 +160,7 @@ class RowValue(NamedTuple):
 
 
 @dataclass
-class NoArguments(metaclass=Options):
+class NoArguments(Options):
     """The arguments of a row that has none."""
 
 

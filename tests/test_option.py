@@ -11,7 +11,7 @@ from qwenvl.option import Options, option, problems_of
 
 
 @dataclass
-class Kinds(metaclass=Options):
+class Kinds(Options):
     """One option of each type."""
 
     rate: float = option(1.0, "A number.")
@@ -24,7 +24,7 @@ class Kinds(metaclass=Options):
 
 
 @dataclass
-class Bounded(metaclass=Options):
+class Bounded(Options):
     """One option for each manner of bounds."""
 
     seconds: float = option(2.0, "Above 0.", above=0)

@@ -87,6 +87,17 @@ NEEDS = {
 
 _LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}  # what DeepSpeed finds out about its processes from
 
+OPTIMIZER_PACKAGES = {
+    "bitsandbytes": ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb"),
+    "torchao": ("adamw_torch_4bit", "adamw_torch_8bit"),
+    "galore_torch": ("galore_",),
+    "apollo_torch": ("apollo_",),
+    "lomo_optim": ("lomo", "adalomo"),
+    "grokadamw": ("grokadamw",),
+    "schedulefree": ("schedule_free",),
+}
+"""Packages that the Trainer's optimizers come from, each with how the names of its optimizers begin."""
+
 
 def problems_of_run(config: Any) -> list[str]:
     """Everything wrong with the settings of a run, on any machine. Empty where all is well."""
@@ -114,6 +125,8 @@ def _of_trainer(config: Any) -> Iterator[str]:
     if config.max_steps < 1 and config.max_steps != -1:
         default = "-1, the default, leaves it to --num_train_epochs"
         yield f"--max_steps must be at least 1, got {config.max_steps}; {default}"
+    if config.warmup_steps > 1 and config.warmup_steps != int(config.warmup_steps):
+        yield f"--warmup_steps must be whole, or below 1 for a share of all steps, got {config.warmup_steps}"
     for name, reason in WITHOUT_EFFECT.items():
         if was_set(config, name):
             yield f"--{name} has no effect: {reason}; leave it out"
@@ -133,6 +146,11 @@ def problems_of_machine(config: Any) -> Iterator[str]:
         path = getattr(config, name, None)
         if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
             yield f"--{name} {path}: no such file; expected a {'YAML' if name == 'dataset_catalog' else 'JSON'} file"
+    optimizer = str(getattr(config.optim, "value", config.optim))  # the Trainer makes it a member of an Enum
+    for package, names in OPTIMIZER_PACKAGES.items():
+        if optimizer.startswith(names) and find_spec(package) is None:
+            pip = package.replace("_", "-")
+            yield f"--optim {optimizer} needs {package}: pip install {pip}, or take --optim adamw_torch"
     if config.deepspeed and not _LAUNCHED & set(os.environ) and find_spec("mpi4py") is None:
         yield (
             "--deepspeed needs a launcher, for one process too: put torchrun --standalone --nproc_per_node 1 in place "

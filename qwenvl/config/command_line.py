@@ -23,7 +23,7 @@ from qwenvl.config.checks import has_gpu, problems_of_machine
 from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class, unknown_flag
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
-from qwenvl.option import kinds_of, row_text
+from qwenvl.option import Options, kinds_of, row_text
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
@@ -86,7 +86,7 @@ def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | 
 def parsed(
     file: Path | None,
     argv: Sequence[str],
-    groups: tuple[type[Any], ...],
+    groups: tuple[type[Options], ...],
     only: Collection[str] | None = None,
     ignored: Collection[str] = (),
 ) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
-from qwenvl.option import all_options, choices_of, did_you_mean, kinds_of
+from qwenvl.option import Options, all_options, choices_of, did_you_mean, kinds_of
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 
-SHARED_GROUPS: tuple[type[Any], ...] = (
+SHARED_GROUPS: tuple[type[Options], ...] = (
     ModelOptions,
     TuneOptions,
     LoraOptions,
@@ -41,15 +41,15 @@ SHARED_GROUPS: tuple[type[Any], ...] = (
     TrainerOptions,
 )
 """The options that a warm-up reads too."""
-FLAG_GROUPS: tuple[type[Any], ...] = (
+FLAG_GROUPS: tuple[type[Options], ...] = (
     *SHARED_GROUPS,
     ReferenceOptions,
     RewardOptions,
     SamplingOptions,
     ObjectiveOptions,
 )
-WARMUP_GROUPS: tuple[type[Any], ...] = (WarmupOptions, *SHARED_GROUPS)
-_REASONS: dict[type[Any], str] = {
+WARMUP_GROUPS: tuple[type[Options], ...] = (WarmupOptions, *SHARED_GROUPS)
+_REASONS: dict[type[Options], str] = {
     ReferenceOptions: "a warm-up has no reference",
     RewardOptions: "a warm-up scores nothing",
     SamplingOptions: "a warm-up samples nothing",
@@ -110,7 +110,7 @@ def _literal(node: Any) -> Any:
 
 
 @cache
-def settings_class(groups: tuple[type[Any], ...]) -> Any:
+def settings_class(groups: tuple[type[Options], ...]) -> Any:
     """A dataclass of all settings of a run, which checks itself as its config does, without torch and its machine."""
 
     def check(self: Any) -> None:
@@ -120,7 +120,7 @@ def settings_class(groups: tuple[type[Any], ...]) -> Any:
     return make_dataclass("Settings", [], bases=(*groups, trainer_settings()), namespace={"__post_init__": check})
 
 
-def describe(group: type[Any]) -> Iterator[tuple[str, str, Any, str]]:
+def describe(group: type[Options]) -> Iterator[tuple[str, str, Any, str]]:
     """Name, kind of value, default and help text of each option of a group."""
     hints = get_type_hints(group)
     for each in all_options(group):
@@ -142,9 +142,9 @@ def help_of(each: Field) -> str:
     return each.metadata["help"] + (f" Arguments of {'; of '.join(shown)}." if shown else "")
 
 
-def arguments(each: Field) -> dict[str, type[Any]]:
+def arguments(each: Field) -> dict[str, type[Options]]:
     """The arguments of the rows of an option, by the names of the rows that share them."""
-    named: dict[type[Any], list[str]] = {}
+    named: dict[type[Options], list[str]] = {}
     for name, kind in (each.metadata.get("rows") or {}).items():
         named.setdefault(kind, []).append(name or "NAME")
     return {", ".join(names): kind for kind, names in named.items() if fields(kind)}
@@ -279,7 +279,7 @@ USUAL_OF_A_WARMUP = {
 
 
 def wants_help(
-    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Any]], shown: dict[str, str]
+    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Options]], shown: dict[str, str]
 ) -> bool:
     """Whether a command line requests help, which is then printed.
 

@@ -13,7 +13,7 @@ STOP_STEPS = 10
 
 
 @dataclass
-class TrainerOptions(metaclass=Options):
+class TrainerOptions(Options):
     """Settings of the Trainer with another default. All others keep theirs."""
 
     learning_rate: float | None = option(None, "Peak learning rate, above 0.", unset="1e-06, with LoRA 1e-05", above=0)
@@ -52,7 +52,7 @@ class TrainerOptions(metaclass=Options):
 
 
 @dataclass
-class RunOptions(metaclass=Options):
+class RunOptions(Options):
     """Start, end and display of a run."""
 
     resume: str = option(
@@ -107,7 +107,7 @@ class RunOptions(metaclass=Options):
 
 
 @dataclass
-class WarmupOptions(metaclass=Options):
+class WarmupOptions(Options):
     """What a warm-up teaches, and when it ends."""
 
     target_template: str | None = option(

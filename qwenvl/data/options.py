@@ -11,7 +11,7 @@ from qwenvl.option import Options, option, was_set
 
 
 @dataclass
-class ReadingOptions(metaclass=Options):
+class ReadingOptions(Options):
     """Files and formats of records."""
 
     dataset_catalog: str | None = option(
@@ -36,7 +36,7 @@ class ReadingOptions(metaclass=Options):
 
 
 @dataclass
-class FrameOptions(metaclass=Options):
+class FrameOptions(Options):
     """Frames that are sampled from clips, by default."""
 
     base_interval: float = option(2.0, "Seconds between the frames taken from a clip, above 0.", above=0)
@@ -60,7 +60,7 @@ class FrameOptions(metaclass=Options):
 
 
 @dataclass
-class DecodingOptions(metaclass=Options):
+class DecodingOptions(Options):
     """Decoding of clips and images."""
 
     video_backend: Literal["auto", "pyav", "decord"] = option(
@@ -90,7 +90,7 @@ class SampleOptions(FrameOptions, DecodingOptions):
 
 
 @dataclass
-class PromptOptions(metaclass=Options):
+class PromptOptions(Options):
     """Sizes of media, and the length of prompts."""
 
     video_min_frame_pixels: int = option(
@@ -138,7 +138,7 @@ class PromptOptions(metaclass=Options):
 
 
 @dataclass
-class DataOptions(metaclass=Options):
+class DataOptions(Options):
     """Data sets and their order."""
 
     dataset_use: str | None = option(

@@ -87,7 +87,7 @@ def results_of(
     return as_json(
         {
             "numbers": [_numbers(*key, records) for key, records in found.items() if records],
-            "drops": [_drop(m, c, found[m, c], full[m]) for m in models for c in lesser],
+            "drops": [_drop(m, c, found[m, c], full[m], pass_by, pass_at) for m in models for c in lesser],
             "differences": [
                 _difference(first, model, control, found[first, control], found[model, control], pass_by)
                 for model in models[1:]
@@ -133,16 +133,23 @@ def _share(records: Sequence[_Record], of: Callable[[EvaluationSample], bool]) -
     return share_interval(shares, [record.cluster for record in records])
 
 
-def _drop(model: str, control: str, without: _Records, full: _Records) -> _Row:
-    """The drop, which is not comparable if over 10 % of the completions under the control have no answer block.
+def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: str, pass_at: float) -> _Row:
+    """The drop, and the one over the completions that have an answer block (``answered``).
 
-    It is one of the form then. A model that never writes an answer block is comparable: its rewards read the text.
+    The drop is not comparable if over 10 % of the completions under the control have no answer block: then it is one of
+    the form. A model that never writes an answer block is comparable: its rewards read the text.
     """
     no_answer = _share([*without.values()], lambda sample: not sample.answer)
     never = not any(sample.answer for record in full.values() for sample in record.samples)
+
+    def answered(found: _Records) -> _Records:
+        own = {n: [sample for sample in record.samples if sample.answer] for n, record in found.items()}
+        return {n: _record_of(samples, pass_by, pass_at) for n, samples in own.items() if samples}
+
     return {
         **{"model": model, "control": control, **_paired(without, full)},
         **{"no_answer": no_answer, "comparable": never or not no_answer.mean > MANY_UNREAD},
+        "answered": _paired(answered(without), answered(full)),
     }
 
 
@@ -361,7 +368,11 @@ def _controls(found: dict[str, Any]) -> Iterator[str]:
     for each in found["drops"]:
         if not each["comparable"]:
             share = f"{each['no_answer']['mean']:.1%} of the completions have no answer"
-            yield f"* {each['model']}, {each['control']}: not comparable, {share}."
+            among, answered = "No record has one with and without the evidence.", each["answered"]
+            if by in answered["scores"]:
+                interval = interval_text(answered["scores"][by])
+                among = f"Drop among answered: {interval} on {answered['records']:,} records."
+            yield f"* {each['model']}, {each['control']}: not comparable, {share}. {among}"
 
 
 def _differences(found: dict[str, Any]) -> Iterator[str]:

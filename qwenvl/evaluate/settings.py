@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from qwenvl.config.command_line import config_from, split_file, tokens_of
 from qwenvl.config.flags import FlagParser
@@ -32,7 +32,7 @@ CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
 
 
 @dataclass
-class PassOptions(metaclass=Options):
+class PassOptions(Options):
     """What is called a pass."""
 
     pass_by: str | None = option(
@@ -117,7 +117,7 @@ class EvaluateOptions(PassOptions):
 
 
 @dataclass
-class TryOptions(metaclass=Options):
+class TryOptions(Options):
     """The options of ``qwenvl try`` itself."""
 
     n: int = option(
@@ -134,7 +134,7 @@ class TryOptions(metaclass=Options):
 # ---- the flags of training that the commands read
 
 
-def names_of(*groups: type[Any]) -> set[str]:
+def names_of(*groups: type[Options]) -> set[str]:
     """The names of all options of some groups."""
     return {each.name for group in groups for each in all_options(group)}
 
@@ -213,7 +213,7 @@ def refuse_unread(flags: Sequence[str], read: Collection[str], greedy: bool = Fa
             raise ValueError(f"--{name} has no effect: {reason}; leave it out")
 
 
-Own = TypeVar("Own")
+Own = TypeVar("Own", bound=Options)
 
 
 def _parse(argv: Sequence[str], own: type[Own]) -> tuple[list[str], Own, list[str]]:

@@ -26,14 +26,14 @@ _OFF_POLICY_MASK: Any = option(
 
 
 @dataclass
-class MaskArguments(metaclass=Options):
+class MaskArguments(Options):
     """The argument of every loss."""
 
     off_policy_mask: float | None = _OFF_POLICY_MASK
 
 
 @dataclass
-class RatioArguments(metaclass=Options):
+class RatioArguments(Options):
     """The arguments of a loss with an importance ratio."""
 
     off_policy_mask: float | None = _OFF_POLICY_MASK
@@ -80,7 +80,7 @@ class CispoArguments(RatioArguments):
     )
 
 
-LOSS_ROWS: Mapping[str | None, Options] = {
+LOSS_ROWS: Mapping[str | None, type[Options]] = {
     **dict.fromkeys(CLIPPED_LOSSES, ClipArguments),
     "cispo": CispoArguments,
     "sapo": RatioArguments,
@@ -91,7 +91,7 @@ LOSS_ROWS: Mapping[str | None, Options] = {
 
 
 @dataclass
-class EstimatorArguments(metaclass=Options):
+class EstimatorArguments(Options):
     """The arguments of an estimator that compares totals."""
 
     kl_in_reward: bool = option(
@@ -102,7 +102,7 @@ class EstimatorArguments(metaclass=Options):
     )
 
 
-ESTIMATOR_ROWS: Mapping[str | None, Options] = {
+ESTIMATOR_ROWS: Mapping[str | None, type[Options]] = {
     **dict.fromkeys(("grpo", "rloo", "reinforce_plus_plus"), EstimatorArguments),
     "gdpo": NoArguments,
 }
@@ -110,7 +110,7 @@ ESTIMATOR_ROWS: Mapping[str | None, Options] = {
 
 
 @dataclass
-class KlArguments(metaclass=Options):
+class KlArguments(Options):
     """The arguments of an estimator of the KL."""
 
     unbiased: bool = option(
@@ -122,7 +122,7 @@ class KlArguments(metaclass=Options):
 
 
 @dataclass
-class CorrectionArguments(metaclass=Options):
+class CorrectionArguments(Options):
     """The bounds of an importance correction."""
 
     max: float = option(3.0, "Largest weight, above 0. Less: less noise, more bias.", above=0)
@@ -133,7 +133,7 @@ class CorrectionArguments(metaclass=Options):
             yield f"min must be below max, {self.max:g}, got {self.min:g}"
 
 
-CORRECTION_ROWS: Mapping[str | None, Options] = {
+CORRECTION_ROWS: Mapping[str | None, type[Options]] = {
     "none": NoArguments,
     **dict.fromkeys(("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"), CorrectionArguments),
 }
@@ -141,7 +141,7 @@ CORRECTION_ROWS: Mapping[str | None, Options] = {
 
 
 @dataclass
-class ObjectiveOptions(metaclass=Options):
+class ObjectiveOptions(Options):
     """Advantages and loss."""
 
     grpo_alpha: float = option(0.5, "Weight of the policy-gradient term, above 0.", above=0)

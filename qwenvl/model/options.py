@@ -14,7 +14,7 @@ WITH_REFERENCE = "grpo_beta > 0: there is no reference otherwise"
 
 
 @dataclass
-class TuneOptions(metaclass=Options):
+class TuneOptions(Options):
     """Trained parts of the model."""
 
     tune_mm_llm: bool = option(True, "Train the language model, its embeddings and the language-model head.")
@@ -28,7 +28,7 @@ class TuneOptions(metaclass=Options):
 
 
 @dataclass
-class LoraOptions(metaclass=Options):
+class LoraOptions(Options):
     """Low-rank adapters."""
 
     lora_enable: bool = option(
@@ -72,7 +72,7 @@ class LoraOptions(metaclass=Options):
 
 
 @dataclass
-class ReferenceOptions(metaclass=Options):
+class ReferenceOptions(Options):
     """The reference model of the KL term."""
 
     ref_model_name_or_path: str | None = option(
@@ -106,7 +106,7 @@ class ReferenceOptions(metaclass=Options):
 
 
 @dataclass
-class ModelOptions(metaclass=Options):
+class ModelOptions(Options):
     """The model and its computation."""
 
     model_name_or_path: str | None = option(

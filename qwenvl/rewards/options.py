@@ -14,7 +14,7 @@ OnError = Literal["error", "skip"]
 
 
 @dataclass
-class ContrastArguments(metaclass=Options):
+class ContrastArguments(Options):
     """The bonus for answers that need the order of the frames."""
 
     share: float = option(0.5, "Size of the second group, as a share of --grpo_sample_size, above 0.", above=0)
@@ -25,7 +25,7 @@ class ContrastArguments(metaclass=Options):
 
 
 @dataclass
-class RewardOptions(metaclass=Options):
+class RewardOptions(Options):
     """Rewards. The arguments of single functions are explained in docs/rewards.md."""
 
     format_reward_weight: float = option(0.3, "Weight of the format reward in the total, at least 0.", least=0)

@@ -16,7 +16,7 @@ WITH_VLLM = "rollout_engine in ('vllm_server', 'vllm_colocate')"
 
 
 @dataclass
-class FilterArguments(metaclass=Options):
+class FilterArguments(Options):
     """How dynamic sampling replaces groups."""
 
     max_rounds: int = option(
@@ -28,7 +28,7 @@ class FilterArguments(metaclass=Options):
 
 
 @dataclass
-class SamplingOptions(metaclass=Options):
+class SamplingOptions(Options):
     """Sampling of completions."""
 
     rollout_engine: Literal["local", "vllm_server", "vllm_colocate"] = option(

@@ -69,14 +69,16 @@ def test_drops_and_differences_are_paired():
 
 
 @pytest.mark.parametrize(
-    ("full", "unread", "comparable"),
+    ("full", "unread", "comparable", "answered"),
     [
-        (["(1)"] * 20, 2, True),  # 10 %
-        (["(1)"] * 20, 3, False),
-        ([""] * 20, 20, True),  # its rewards read no answer block, with the evidence neither
+        (["(1)"] * 20, 2, True, (18, 0.5)),  # 10 %
+        (["(1)"] * 20, 3, False, (17, 0.5)),
+        (["(1)"] * 20, 20, False, (0, None)),  # the control breaks the form of every answer
+        (["(1)"] * 19 + [""], 3, False, (16, 0.5)),  # a record counts where both sides have an answer
+        ([""] * 20, 20, True, (0, None)),  # its rewards read no answer block, with the evidence neither
     ],
 )
-def test_a_control_that_breaks_the_form_is_not_comparable(full, unread, comparable):
+def test_a_control_that_breaks_the_form_is_not_comparable(full, unread, comparable, answered):
     rows = [row for n, text in enumerate(full) for row in scored(n, [1.0], answers=[text])]
     for n in range(20):  # 0.5 where there is an answer
         text, value = ("", 0.0) if n < unread else ("(2)", 0.5)
@@ -84,6 +86,15 @@ def test_a_control_that_breaks_the_form_is_not_comparable(full, unread, comparab
     [drop] = results_of(rows, ["base"], ["none", "blank"], "accuracy", 1.0)["drops"]
     assert drop["no_answer"]["mean"] == unread / 20 and drop["comparable"] is comparable
     assert drop["scores"]["accuracy"]["mean"] == pytest.approx((unread + 0.5 * (20 - unread)) / 20)
+    among = drop["answered"]["scores"]["accuracy"]["mean"] if drop["answered"]["scores"] else None
+    assert (drop["answered"]["records"], among) == answered
+
+
+def test_of_several_completions_those_with_an_answer_are_compared():
+    rows = [*scored(0, [1.0, 0.0]), *scored(0, [0.5, 0.0], control="blank", answers=["(1)", ""])]
+    [drop] = results_of(rows, ["base"], ["none", "blank"], "accuracy", 1.0)["drops"]
+    assert drop["no_answer"]["mean"] == 0.5 and not drop["comparable"]
+    assert (drop["scores"]["accuracy"]["mean"], drop["answered"]["scores"]["accuracy"]["mean"]) == (0.25, 0.0)
 
 
 def test_questions_about_one_clip_are_one_cluster():

@@ -37,8 +37,8 @@ def facts(ended="2026-11-22 09:00:00+00:00"):
     done = ended is not None
     drop = {"model": "tuned", "scores": {"accuracy": score(0.25), "total": None}, "no_answer": score(0.5)}
     drops = [
-        {**drop, "control": "blank", "comparable": True},
-        {**drop, "control": "other_clip", "comparable": False},
+        {**drop, "control": "blank", "comparable": True, "answered": {"records": 3, "scores": {}}},
+        {**drop, "control": "other_clip", "comparable": False, "answered": scores(0.375) | {"records": 2}},
     ]
     difference = {"before": "base", "after": "tuned", "control": "none", "better": 1, "equal": 1, "worse": 1}
     return {

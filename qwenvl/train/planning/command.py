@@ -34,7 +34,7 @@ SHARE = 0.9
 
 
 @dataclass
-class PlanOptions(metaclass=Options):
+class PlanOptions(Options):
     """The machine of the run, and the output."""
 
     warmup: bool = option(False, "Plan a warm-up (qwenvl warmup) with its flags, in the place of training by rewards.")
