@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 import traceback
@@ -14,6 +15,7 @@ NAME = "first-error.txt"
 _FULL_GPU = ("CUDA out of memory", "CUDA error: out of memory", "BLAS_STATUS_ALLOC_FAILED", "DNN_STATUS_ALLOC_FAILED")
 _FULL_HOST = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "std::bad_alloc")
 LONGEST_LINE = 1000  # characters
+_NO_WIDTH = re.compile("[\u200b-\u200f\u202a-\u202e\ufeff]")  # they only change their neighbours
 
 
 def memory_is_full(error: BaseException) -> bool:
@@ -69,12 +71,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def _shown(text: str) -> str:
-    return "".join("" if _joins(c) else " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in text)
-
-
-def _joins(character: str) -> bool:
-    """Whether a character has no width and only changes its neighbours, such as their direction."""
-    return "\u200b" <= character <= "\u200f" or "\u202a" <= character <= "\u202e" or character == "\ufeff"
+    return "".join(" " if c.isspace() else c if c.isprintable() else "\ufffd" for c in _NO_WIDTH.sub("", text))
 
 
 def tell(message: str, consequence: bool = False) -> None:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
-from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -124,37 +123,33 @@ class Options:
         return cls(**{name: getattr(source, name) for name in names}, **changes)
 
 
-def problems_of(config: Options, more: Callable[[Any], Iterable[str]] = lambda config: ()) -> list[str]:
-    """Everything wrong with ``config``, class by class from the first base on. Empty where all is well.
+def problems_of(config: Any, more: Callable[[Any], Iterable[str]] = lambda config: ()) -> list[str]:
+    """Everything wrong with ``config``: its options one by one, then class by class together. Empty where all is well.
 
     Where a value is of a wrong type nothing else is looked at, as bounds and combinations could not be.
 
     Args:
         more: a further check of ``config``, made where all types are right.
     """
-    hints = get_type_hints(type(config))
-    problems: list[str] = []
-    groups = [base for base in type(config).__mro__ if issubclass(base, Options)]
-    options = [each for group in groups for each in own_options(group)]
+    hints, options = get_type_hints(type(config)), all_options(type(config))
     misfits = [misfit(config, each.name, hints[each.name]) or row_problem(config, each) for each in options]
-    if wrong := list(dict.fromkeys(problem for problem in misfits if problem)):
+    if wrong := list(filter(None, misfits)):
         return wrong
-    for group in groups:
-        numbers = [each for each in own_options(group) if is_number(hints[each.name])]
-        problems += filter(
-            None, (each.metadata["bounds"].problem(each.name, getattr(config, each.name)) for each in numbers)
-        )
-        for each in own_options(group):
-            if was_set(config, each.name):
-                problems += unmet_needs(config, f"--{each.name}", each.metadata["needs"])
-            chosen = row_of(config, each.name) if each.metadata["rows"] else None
-            for argument in all_options(type(chosen.arguments)) if chosen else ():
-                if was_set(chosen.arguments, argument.name):
-                    subject = f"{argument.name} of --{each.name} {chosen.name}"
-                    problems += unmet_needs(config, subject, argument.metadata["needs"])
+    problems: list[str | None] = []
+    for each in options:
+        if is_number(hints[each.name]):
+            problems.append(each.metadata["bounds"].problem(each.name, getattr(config, each.name)))
+        if was_set(config, each.name):
+            problems += unmet_needs(config, f"--{each.name}", each.metadata["needs"])
+        chosen = row_of(config, each.name) if each.metadata["rows"] else None
+        for argument in all_options(type(chosen.arguments)) if chosen else ():
+            if was_set(chosen.arguments, argument.name):
+                subject = f"{argument.name} of --{each.name} {chosen.name}"
+                problems += unmet_needs(config, subject, argument.metadata["needs"])
+    for group in type(config).__mro__:
         if "problems" in vars(group):
             problems += vars(group)["problems"](config)
-    return list(dict.fromkeys([*problems, *more(config)]))  # an option may stand in two classes
+    return [*filter(None, problems), *more(config)]
 
 
 class RowValue(NamedTuple):
@@ -285,31 +280,22 @@ def unmet_needs(config: Any, subject: str, needs: Iterable[str]) -> Iterator[str
     """
     for need in needs:
         condition, _, reason = need.partition(": ")
-        try:
-            if eval(condition, {"__builtins__": {}}, _Values(config)):
-                continue
-        except NameError:
-            continue
         tree = ast.parse(condition, mode="eval").body
-        unwanted = _unwanted(tree)
-        found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
-        yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
+        names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+        if not all(hasattr(config, name) for name in names):
+            continue
+        if not eval(condition, {"__builtins__": {}}, {name: _compared(config, name) for name in names}):
+            unwanted = _unwanted(tree)
+            found = f"cannot be used with {unwanted}" if unwanted else f"has no effect without {_in_words(tree)}"
+            yield f"{subject} {found}{f': {reason};' if reason else ':'} change that or leave {subject} out"
 
 
-class _Values(dict):
-    """The options of a config by name, for conditions: the value of an Enum, and the name of a row."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-    def __missing__(self, name: str) -> Any:
-        if not hasattr(self.config, name):
-            raise KeyError(name)
-        value = getattr(self.config, name)
-        kind = getattr(type(self.config), "__dataclass_fields__", {}).get(name)
-        if isinstance(value, str) and kind and kind.metadata.get("rows"):
-            return parse_row(value)[0]
-        return getattr(value, "value", value)
+def _compared(config: Any, name: str) -> Any:
+    """The value of an option for conditions: that of an Enum, and the name of a row."""
+    value, kind = getattr(config, name), getattr(config, "__dataclass_fields__", {}).get(name)
+    if isinstance(value, str) and kind and kind.metadata.get("rows"):
+        return parse_row(value)[0]
+    return getattr(value, "value", value)
 
 
 _COMPARISONS = {ast.Gt: "above ", ast.GtE: "at least ", ast.Lt: "below ", ast.LtE: "at most ", ast.Eq: "", ast.In: ""}
@@ -352,14 +338,9 @@ def _need_in_help(need: str) -> str:
     return f"Not with {unwanted}." if unwanted else f"Needs {_in_words(tree)}."
 
 
-def own_options(group: type[Options]) -> list[Field]:
-    """The options that a class has itself, without those of its bases."""
-    return [each for each in fields(group) if each.name in get_annotations(group) and "bounds" in each.metadata]
-
-
-def all_options(group: type[Options]) -> list[Field]:
-    """The options of a class: its own first, then those of its bases from the first on."""
-    return [each for base in group.__mro__ if issubclass(base, Options) for each in own_options(base)]
+def all_options(group: type) -> list[Field]:
+    """The options of a class and of its bases."""
+    return [each for each in fields(group) if "bounds" in each.metadata]
 
 
 def misfit(config: Any, name: str, hint: Any) -> str | None:

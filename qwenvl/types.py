@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +89,18 @@ class Record:
     where: str
     dataset: str = ""
     index: int = 0
+
+
+class Hint(NamedTuple):
+    """Something in a record that is no error and yet worth a look.
+
+    Attributes:
+        kind: a few words under which it is counted.
+        message: a sentence that does not name the record, so that it is the same for all records it is true of.
+    """
+
+    kind: str
+    message: str
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,6 @@ def read_yaml(text: str, loader: type[yaml.SafeLoader] = PlainLoader) -> Any:
     """
     try:
         return yaml.load(text, loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1} column {mark.column + 1}: " if mark else ""
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ValueError(f"not valid YAML: {place}{said}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from None
 

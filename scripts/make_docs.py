@@ -14,9 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from qwenvl.config.flags import FLAG_GROUPS, arguments, describe  # noqa: E402 (works without an installed package)
+from qwenvl.config.flags import FLAG_GROUPS, SUCCESSORS, arguments, describe  # noqa: E402 (works uninstalled)
 from qwenvl.config.own_options import WarmupOptions  # noqa: E402
-from qwenvl.config.unknown import SUCCESSORS  # noqa: E402
 from qwenvl.grpo.advantages import ESTIMATORS  # noqa: E402
 from qwenvl.grpo.loss import AVERAGES, LOSSES, Objective  # noqa: E402
 from qwenvl.grpo.surrogates import (  # noqa: E402

@@ -27,7 +27,6 @@ FLOORS = {
     "runlog": 0,
     "option": 0,
     "yaml_text": 0,
-    "hint": 0,
     "failure": 0,
     "child": 0,
     "health": 0,
@@ -53,7 +52,7 @@ DOORS_TO_ASIDE = {"report": (5, ""), "vllm_server": (3, "wire")}  # from which f
 OF_ANOTHER_ENVIRONMENT = {"vllm_server": {"vllm"}}  # what a room has where it runs
 FORBIDDEN = {"grpo": {"transformers"}, "report": {"torch", "transformers"}}
 FORBIDDEN_AT_LOAD = {"rewards": {"transformers"}}  # a reward model loads it when it is asked for
-STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "hint", "health", "cli"}
+STANDARD_LIBRARY_ONLY = {"types", "runlog", "option", "child", "files", "health", "cli"}
 STANDARD_LIBRARY_ONLY |= {"failure", "plan"}
 IMPORT_NAMES = {"pillow": "PIL", "pyyaml": "yaml"}  # where it is not the distribution's name
 

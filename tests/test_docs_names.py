@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
-from qwenvl.config.unknown import SUCCESSORS
+from qwenvl.config.flags import SUCCESSORS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("[A-Z]*.md")), *sorted((ROOT / "docs").glob("*.md"))]

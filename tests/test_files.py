@@ -41,13 +41,6 @@ def test_a_folder_is_whole_too(tmp_path):
     assert [file.name for file in path.iterdir()] == ["a"]
 
 
-def test_a_written_file_may_be_read_by_whoever_may_read_new_files(tmp_path):
-    (tmp_path / "plain").write_text("x")
-    with written_whole(tmp_path / "whole") as partial:
-        partial.write_text("x")
-    assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
 def test_a_package_that_is_missing_names_its_extra(tmp_path, monkeypatch):
     assert require("os.path", "none") is os.path
     for call in (require, check_installed):

@@ -10,8 +10,8 @@ import pytest
 
 from qwenvl.config.command_line import parse_args
 from qwenvl.data.dataset import load_dataset
+from qwenvl.option import parse_row
 from qwenvl.rewards import reward_columns
-from qwenvl.rewards.function import parsed
 from qwenvl.runlog import read_metrics
 from qwenvl.train.assemble import build_rewards
 from qwenvl.train.train_grpo import main as train
@@ -72,7 +72,7 @@ def test_two_steps_on_the_tiny_model(recipe, maker, tiny_checkpoint, tmp_path):
     steps = [row for row in read_metrics(tmp_path / "run") if "loss" in row]
     assert [row["step"] for row in steps] == [1, 2]
     scored = {name for row in steps for name in row if name.startswith("reward/")}
-    names = [parsed(text)[0] for text in settings_of(recipe, tmp_path).reward_funcs]
+    names = [parse_row(text)[0] for text in settings_of(recipe, tmp_path).reward_funcs]
     assert {"reward/strict_format", "reward/format"} & scored
     assert scored <= {"reward/total", "reward/std", "reward/max", *(f"reward/{name}" for name in names)}
 

@@ -24,5 +24,5 @@ def test_a_mistake_is_one_line(text):
 
 
 def test_the_place_of_a_mistake():
-    with pytest.raises(ValueError, match="line 2 column 1"):
+    with pytest.raises(ValueError, match="line 2, column 1"):
         read_yaml("a: [1,\n}")

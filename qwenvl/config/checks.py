@@ -34,23 +34,17 @@ BOUNDS = {
 }
 """Bounds of settings that keep the defaults they have in the Trainer."""
 
-_NO_LABELS = "no loss here reads labels"
-_EVALUATION = "evaluation is made as training is, by this library itself"
-_SCRIPTS = "the command trains, and evaluates where it has data for it"
 WITHOUT_EFFECT = {
-    "label_smoothing_factor": _NO_LABELS,
-    "label_names": _NO_LABELS,
-    "prediction_loss_only": _EVALUATION,
-    "include_for_metrics": _EVALUATION,
-    "batch_eval_metrics": _EVALUATION,
-    "eval_do_concat_batches": _EVALUATION,
-    "eval_use_gather_object": _EVALUATION,
-    "eval_accumulation_steps": _EVALUATION,
-    "bf16_full_eval": _EVALUATION,
-    "fp16_full_eval": _EVALUATION,
+    **dict.fromkeys(("label_smoothing_factor", "label_names"), "no loss here reads labels"),
+    **dict.fromkeys(
+        (
+            *("prediction_loss_only", "include_for_metrics", "batch_eval_metrics", "eval_do_concat_batches"),
+            *("eval_use_gather_object", "eval_accumulation_steps", "bf16_full_eval", "fp16_full_eval"),
+        ),
+        "evaluation is made as training is, by this library itself",
+    ),
     "length_column_name": "lengths are estimated from the text and the headers of the media",
-    "do_train": _SCRIPTS,
-    "do_predict": _SCRIPTS,
+    **dict.fromkeys(("do_train", "do_predict"), "the command trains, and evaluates where it has data for it"),
 }
 """Settings that nothing here would read, and why."""
 
@@ -62,22 +56,15 @@ FIXED = {
 }
 """Settings that a run could not do without, and why. They are set, and other values are refused."""
 
-_ADAM = "optim not in ('adafactor', 'sgd', 'adagrad', 'rmsprop')"
-_EVALUATED = "eval_strategy != 'no'"
-_SAVED = "save_strategy != 'no': no checkpoint is saved"
-_CHECKPOINTED = "gradient_checkpointing or activation_checkpointing"
+_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
 NEEDS = {
-    "dataloader_persistent_workers": "dataloader_num_workers",
-    "dataloader_prefetch_factor": "dataloader_num_workers",
-    "dataloader_multiprocessing_context": "dataloader_num_workers",
-    "dataloader_in_order": "dataloader_num_workers",
+    **dict.fromkeys((f"dataloader_{name}" for name in _WORKERS), "dataloader_num_workers"),
     "dataloader_drop_last": "num_iterations == 1: short steps are filled up",
-    "hub_strategy": "push_to_hub",
-    "hub_always_push": "push_to_hub",
+    **dict.fromkeys(("hub_strategy", "hub_always_push"), "push_to_hub"),
     "liger_kernel_config": "use_liger_kernel",
-    "adam_beta1": _ADAM,
-    "adam_beta2": _ADAM,
-    "adam_epsilon": _ADAM,
+    **dict.fromkeys(
+        ("adam_beta1", "adam_beta2", "adam_epsilon"), "optim not in ('adafactor', 'sgd', 'adagrad', 'rmsprop')"
+    ),
     "optim_args": "optim not in ('adamw_torch', 'adamw_torch_fused', 'adafactor')",
     "optim_target_modules": (
         "optim not in ('adamw_torch', 'adamw_torch_fused', 'adafactor', 'sgd', 'adagrad', 'rmsprop')"
@@ -85,18 +72,20 @@ NEEDS = {
     "warmup_steps": "lr_scheduler_type not in ('constant', 'reduce_lr_on_plateau', 'greedy')",
     "lr_scheduler_kwargs": "lr_scheduler_type not in ('constant', 'constant_with_warmup')",
     "eval_steps": "eval_strategy == 'steps'",
-    "eval_delay": _EVALUATED,
-    "load_best_model_at_end": _EVALUATED,
-    "metric_for_best_model": _EVALUATED,
-    "greater_is_better": _EVALUATED,
+    **dict.fromkeys(
+        ("eval_delay", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"), "eval_strategy != 'no'"
+    ),
     "save_strategy": "save_strategy != 'best' or eval_strategy != 'no'",
-    "save_total_limit": _SAVED,
-    "save_only_model": _SAVED,
+    **dict.fromkeys(("save_total_limit", "save_only_model"), "save_strategy != 'no': no checkpoint is saved"),
     "fsdp_config": "fsdp",
-    "gradient_checkpointing_kwargs": _CHECKPOINTED,
-    "activation_checkpointing_kwargs": _CHECKPOINTED,
+    **dict.fromkeys(
+        ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+        "gradient_checkpointing or activation_checkpointing",
+    ),
 }
 """Conditions of settings that keep the defaults they have in the Trainer, see ``option``."""
+
+_LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}  # what DeepSpeed finds out about its processes from
 
 OPTIMIZER_PACKAGES = {
     "bitsandbytes": ("adamw_bnb", "adamw_8bit", "paged_", "ademamix", "lion_", "rmsprop_bnb"),
@@ -108,9 +97,6 @@ OPTIMIZER_PACKAGES = {
     "schedulefree": ("schedule_free",),
 }
 """Packages that the Trainer's optimizers come from, each with how the names of its optimizers begin."""
-
-LOG_LEVELS = ("detail", "debug", "info", "warning", "error", "critical", "passive")
-_LAUNCHED = {"RANK", "AZUREML_EXPERIMENT_ID", "SM_TRAINING_ENV"}  # what DeepSpeed finds out about its processes from
 
 
 def problems_of_run(config: Any) -> list[str]:
@@ -141,9 +127,6 @@ def _of_trainer(config: Any) -> Iterator[str]:
         yield f"--max_steps must be at least 1, got {config.max_steps}; {default}"
     if config.warmup_steps > 1 and config.warmup_steps != int(config.warmup_steps):
         yield f"--warmup_steps must be whole, or below 1 for a share of all steps, got {config.warmup_steps}"
-    for name in ("log_level", "log_level_replica"):
-        if (level := getattr(config, name)) not in LOG_LEVELS:
-            yield f"--{name} must be one of {', '.join(LOG_LEVELS)}, got {level!r}"
     for name, reason in WITHOUT_EFFECT.items():
         if was_set(config, name):
             yield f"--{name} has no effect: {reason}; leave it out"
@@ -153,8 +136,6 @@ def _of_trainer(config: Any) -> Iterator[str]:
     for name, need in NEEDS.items():
         if hasattr(config, name) and was_set(config, name):
             yield from unmet_needs(config, f"--{name}", (need,))
-    if config.save_only_model and config.load_best_model_at_end and (config.fsdp or config.deepspeed):
-        yield "--save_only_model: FSDP and DeepSpeed can't take it with --load_best_model_at_end; leave one out"
     if config.optim_args and not all(part.count("=") == 1 for part in config.optim_args.split(",")):
         yield f"--optim_args must be name=value,name=value, got {config.optim_args!r}"
 
@@ -165,10 +146,7 @@ def problems_of_machine(config: Any) -> Iterator[str]:
         path = getattr(config, name, None)
         if isinstance(path, str | Path) and not str(path).lstrip().startswith("{") and not Path(path).is_file():
             yield f"--{name} {path}: no such file; expected a {'YAML' if name == 'dataset_catalog' else 'JSON'} file"
-    optimizer = _text(config.optim)
-    if optimizer.startswith("paged_") and (config.use_cpu or not has_gpu()):
-        plain = optimizer.removeprefix("paged_")
-        yield f"--optim {optimizer} has no effect on a CPU: there is no GPU to move states out of; take --optim {plain}"
+    optimizer = str(getattr(config.optim, "value", config.optim))  # the Trainer makes it a member of an Enum
     for package, names in OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(names) and find_spec(package) is None:
             pip = package.replace("_", "-")
@@ -188,39 +166,24 @@ def has_gpu() -> bool:
     return any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
 
 
-def _text(choice: Any) -> str:
-    """A choice as it is typed: the Trainer makes members of an Enum of some."""
-    return str(getattr(choice, "value", choice))
-
-
 def _of_training(config: Any) -> Iterator[str]:
     """Problems of a ``GRPOConfig`` between the options of several rooms."""
     if config.num_iterations > 1:
         yield from saves_within_windows(config, config.save_steps, config.eval_steps or config.logging_steps)
-    if not config.engine_has_own_weights:
-        yield from _same_weights(config)
-    else:
-        yield from _of_servers(config)
-
-
-def _of_servers(config: Any) -> Iterator[str]:
-    """Problems with options beside an engine in processes of its own."""
-    if config.reads_sampled_entropies:
-        names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
-        yield (
-            f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives no "
-            "entropies of the distributions that tokens are drawn from; leave out one of the two"
-        )
-    for name in ("vllm_deadline", "vllm_patience"):
-        if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
+    if config.engine_has_own_weights:
+        if config.reads_sampled_entropies:
+            names = [name for name in ("top_entropy_quantile", "entropy_target") if was_set(config, name)]
             yield (
-                f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout {config.stall_timeout:g} "
-                "minutes, which ends the run before: lower the one or raise the other"
+                f"--{' and --'.join(names)} cannot be used with --rollout_engine {config.rollout_engine}: vLLM gives "
+                "no entropies of the distributions that tokens are drawn from; leave out one of the two"
             )
-
-
-def _same_weights(config: Any) -> Iterator[str]:
-    """Problems with options that correct for a sampler of other weights, where the policy samples itself."""
+        for name in ("vllm_deadline", "vllm_patience"):
+            if config.stall_timeout and getattr(config, name) >= 60 * config.stall_timeout:
+                yield (
+                    f"--{name} {getattr(config, name):g} seconds are not below --stall_timeout "
+                    f"{config.stall_timeout:g} minutes, which ends the run before: lower the one or raise the other"
+                )
+        return
     if config.importance_correction not in (None, "none"):
         yield (
             f"--importance_correction {config.importance_correction} has no effect: the policy itself samples, and all "

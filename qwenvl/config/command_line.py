@@ -16,13 +16,11 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from qwenvl.config.checks import has_gpu, problems_of_machine
-from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class
-from qwenvl.config.unknown import unknown_flag
+from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class, unknown_flag
 from qwenvl.failure import tell
 from qwenvl.files import plain_file
 from qwenvl.option import Options, kinds_of, row_text
@@ -78,9 +76,11 @@ def without_dry_run(argv: Sequence[str]) -> tuple[list[str], str]:
     return [*argv[:at], *argv[at + 1 + everything :]], "all" if everything else "changed"
 
 
-def config_from(file: Path | None, argv: Sequence[str], kind: type, only: Collection[str] | None = None) -> Any:
+def config_from(file: Path | None, argv: Sequence[str], only: Collection[str] | None = None) -> GRPOConfig:
     """The ``GRPOConfig`` of ``file``, overridden by the flags in ``argv``. See ``parsed``."""
-    return kind(**parsed(file, argv, FLAG_GROUPS, only))
+    from qwenvl.config.grpo_config import GRPOConfig
+
+    return GRPOConfig(**parsed(file, argv, FLAG_GROUPS, only))
 
 
 def parsed(
@@ -231,13 +231,6 @@ def _missing(config: Any) -> Iterator[str]:
             yield f"--{name} has no effect without --push_to_hub"
 
 
-PACKAGES = {  # by flag and value, where it is not for any; with what installs them
-    "load_in_4bit": ("bitsandbytes", True, "pip install bitsandbytes"),
-    "deepspeed": ("deepspeed", None, 'pip install "qwenvl[deepspeed]"'),
-    "attn_implementation": ("flash_attn", "flash_attention_2", "pip install flash-attn, or take sdpa"),
-    "video_backend": ("decord", "decord", "pip install decord, or take pyav"),
-    "use_liger_kernel": ("liger_kernel", True, "pip install liger-kernel"),
-}
 NEED_A_GPU = {"load_in_4bit": True, "activation_offload": True, "attn_implementation": "flash_attention_2"}
 
 
@@ -257,10 +250,6 @@ def _of_machine(config: Any) -> Iterator[str]:
                 resolve_datasets(names, config.dataset_catalog, f"--{name}")
             except (ValueError, OSError) as error:
                 yield str(error)
-    for name, (package, value, install) in PACKAGES.items():
-        given = getattr(config, name)
-        if given and value in (None, given) and find_spec(package) is None:
-            yield f"--{name} needs the package {package}: {install}"
     for name, wanted in NEED_A_GPU.items():
         if getattr(config, name) == wanted and (config.use_cpu or not has_gpu()):
             yield f"--{name} needs a GPU, and {'--use_cpu is set' if config.use_cpu else 'this machine has none'}"

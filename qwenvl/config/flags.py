@@ -1,4 +1,4 @@
-"""The flags: the options of all rooms by topic, those of the Trainer, and the parser of every command that has some.
+"""The flags: the options of all rooms by topic, those of the Trainer, their parser, their help, and unknown ones.
 
 Each room has its options in a file of its own, ``options.py``, with the standard library alone. Those of the Trainer
 are read from the source of transformers. So neither ``--help`` nor a misspelt flag waits for torch.
@@ -10,8 +10,9 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -238,3 +239,212 @@ def truth_or_text(text: str) -> bool | str:
         return truth(text)
     except ValueError:
         return text
+
+
+# ---- --help
+
+USUAL = {
+    "model_name_or_path": "model: a folder or a name on the hub",
+    "dataset_use": "training data: names of the catalog, files, hf:name:split",
+    "output_dir": "folder of the run",
+    "reward_funcs": "rewards, by name or as file.py:name",
+    "external_plugins": "Python files with rewards of your own",
+    "max_steps": "optimizer steps; or --num_train_epochs",
+    "per_device_train_batch_size": "prompts per GPU and micro-batch",
+    "gradient_accumulation_steps": "micro-batches of an optimizer step",
+    "grpo_sample_size": "completions per prompt, the group",
+    "generation_max_length": "longest completion in tokens",
+    "video_max_frames": "most frames of a clip",
+    "learning_rate": "peak learning rate",
+    "grpo_beta": "weight of the KL term",
+    "lora_enable": "train adapters in place of the whole model",
+    "gradient_checkpointing": "less memory, about a fifth more time",
+    "eval_dataset_use": "held-out data",
+    "eval_strategy": "steps, epoch or no: when to evaluate",
+    "eval_steps": "optimizer steps between evaluations",
+    "save_steps": "optimizer steps between checkpoints",
+    "resume": "auto: resume from the newest checkpoint, or begin",
+    "report_to": "trackers, such as tensorboard or wandb",
+    "seed": "seed of the run",
+    "use_cpu": "train on the CPU",
+    "dry_run": "show what the run would do, and end; all: with every setting",
+}
+"""The flags of a usual run in the order of their use, each with its line of help."""
+USUAL_OF_A_WARMUP = {
+    "target_template": "text of a target, with {solution} in it",
+    "from_rollouts": "learn the best completions of this run's folder",
+    "min_reward": "least reward of such a completion",
+    "stop_below_loss": "end when the mean loss of ten steps is below this",
+}
+
+
+def wants_help(
+    argv: Sequence[str], usage: str, purpose: str, groups: Sequence[type[Options]], shown: dict[str, str]
+) -> bool:
+    """Whether a command line requests help, which is then printed.
+
+    ``--help`` prints the flags of ``shown``, ``--help all`` every flag, and ``--help WORD`` those with the word.
+
+    Args:
+        groups: the options by topic. One that is in two of them is that of the first.
+    """
+    if not {"-h", "--help"} & set(argv):
+        return False
+    following = [*argv, ""][min(argv.index(each) for each in ("-h", "--help") if each in argv) + 1]
+    word = "" if following.startswith("-") else following.lstrip("-").lower()
+    parts = [(str(group.__doc__).rstrip("."), group) for group in groups]
+    parts.append(("Settings of transformers' TrainingArguments", trainer_settings()))
+    known: dict[str, object] = {}
+    for _, group in parts:
+        known = {each.name: each.default for each in fields(group)} | known
+    head = f"usage: {usage}\n\n{purpose}"
+    if not word:
+        lines = [
+            f"  --{name:<28}{text}" + ("" if known.get(name) in (None, False) else f" [{known[name]}]")
+            for name, text in shown.items()
+            if name in known or name == "dry_run"
+        ]
+        more = "--help all lists every flag, --help WORD those with the word in their names or texts."
+        print("\n".join([head, "", *lines, "", f"A YAML or JSON file sets the same names. {more}"]))
+        return True
+    parser = FlagParser(usage=usage, add_help=False, description=purpose)
+    listed: set[str] = set()
+    for title, group in parts:
+        own = {each.name: each for each in fields(group) if "help" in each.metadata and each.name not in listed}
+        found = {name for name, each in own.items() if word == "all" or word in f"{name} {help_of(each)}".lower()}
+        if found:
+            hidden = {each.name for each in fields(group)} - found
+            parser.add_options(group, hidden, parser.add_argument_group(title))
+        listed |= own.keys()
+    print(parser.format_help() if parser._option_string_actions else f"{head}\n\nno flag has the word {word}")
+    return True
+
+
+# ---- flags that do not exist
+
+_ARGUMENTS = (
+    *("cosine(max_len=512)", "cosine(min_len_value_correct=1.0)"),
+    *("cosine(max_len_value_correct=0.5)", "cosine(min_len_value_wrong=-0.5)", "cosine(max_len_value_wrong=0.0)"),
+    *("repetition(n_grams=3)", "repetition(max_penalty=-1.0)", "soft_overlong(max_len=512)"),
+    *("soft_overlong(cache=100)", "length_window(min=320)", "length_window(max=512)", "length_window(bonus=0.2)"),
+    *("numeric(tolerance=0.01)", "temporal_iou(boundary=True)", "judge(base_url='http://localhost:8000/v1')"),
+    *("judge(model='NAME')", "judge(prompt='prompt.txt')", "judge(correct=1.0)", "judge(wrong=0.0)"),
+    *("judge(bad_format=0.0)", "judge(timeout=60)", "judge(retries=4)", "judge(concurrency=16)"),
+)
+"""Arguments of reward functions that had a flag each, such as ``cosine_max_len``."""
+SUCCESSORS = {
+    **{text.split("=")[0].replace("(", "_"): f'--reward_funcs "{text}"' for text in _ARGUMENTS},
+    "warmup_ratio": "--warmup_steps with a value below 1, which is a share of all steps",
+    "evaluation_strategy": "--eval_strategy",
+    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
+    "no_cuda": "--use_cpu",
+    "lr": "--learning_rate",
+    "num_generations": "--grpo_sample_size",
+    "max_completion_length": "--generation_max_length",
+    "beta": "--grpo_beta",
+    **{name: f"--generation_{name}" for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
+    "num_generations_eval": "--eval_sample_size",
+    **dict.fromkeys(("steps_per_generation", "generation_batch_size"), "--num_iterations"),
+    **dict.fromkeys(("use_vllm", "vllm_mode"), "--rollout_engine vllm_server or vllm_colocate"),
+    **dict.fromkeys((f"vllm_server_{name}" for name in ("host", "port", "base_url")), "--vllm_server HOST:PORT"),
+    "vllm_server_timeout": "--vllm_patience",
+    "vllm_gpu_memory_utilization": "--vllm_gpu_memory",
+    "vllm_weights": "no flag: a server on this machine reads weights from memory, another gets messages",
+    "vision_cache": "no flag: the vision tower runs once per prompt and step",
+    **dict.fromkeys(
+        ("frame_cache", "cache_gb", "frame_cache_gb"),
+        "--dataloader_num_workers: more processes decode clips while a step runs",
+    ),
+    "allow_remote_media": "no flag: download the files, and write the paths of the copies into the records",
+    "frame_sampler": "--video_fps and --video_max_frames, or video_start and video_end in the record's `meta`",
+    "vllm_importance_sampling_mode": "--importance_correction",
+    **dict.fromkeys(
+        (
+            *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
+            *("importance_correction_max", "importance_correction_min"),
+        ),
+        '--importance_correction "token_truncate(max=3, min=0.5)"',
+    ),
+    **dict.fromkeys(("multi_objective_aggregation", "reward_aggregation"), "--advantage_estimator gdpo"),
+    "reward_timeout": "--stall_timeout, which ends a run that hangs and says where",
+    "reward_workers": '--reward_funcs "math_accuracy(workers=4)"',
+    "use_adaptive_entropy": "--entropy_target",
+    "log_completions": "--log_completions_every to see some; all are in the run folder",
+    "disable_dropout": "--lora_dropout 0, the default",
+    "shuffle_dataset": "--train_sampling_strategy",
+    "model_init_kwargs": "--attn_implementation and --bf16",
+    "epsilon": "--grpo_epsilon",
+    "epsilon_high": "--grpo_epsilon_high",
+    **dict.fromkeys(("delta", "grpo_delta"), '--loss_type "grpo(delta=4)"'),
+    "dual_clip": '--loss_type "grpo(dual_clip=3)"',
+    "cispo_bound": '--loss_type "cispo(bound=5)"',
+    "importance_sampling_level": '--loss_type "grpo(ratio=sequence)"',
+    "off_policy_mask_threshold": '--loss_type "grpo(off_policy_mask=0.5)"',
+    **dict.fromkeys(("use_bias_correction_kl", "kl_unbiased"), '--kl_estimator "k3(unbiased=True)"'),
+    "kl_in_reward": '--advantage_estimator "reinforce_plus_plus(kl_in_reward=True)"',
+    "ref_offload": "--lora_enable, whose reference takes no memory, or --grpo_beta 0, which needs none",
+    **dict.fromkeys(("entropy_coef_delta", "entropy_coef_step"), "--entropy_target, which moves the weight by 0.005"),
+    **dict.fromkeys(
+        ("filter_by", "max_resample_rounds", "max_resample_times"), '--filter_groups "total(max_rounds=3)"'
+    ),
+    "on_unfilled_step": "no flag: filter/unfilled_frac of the log is the share of groups that no round could replace",
+    **dict.fromkeys(
+        ("correctness_func", *(f"temporal_contrast_{name}" for name in ("share", "margin", "bonus"))),
+        '--temporal_contrast "accuracy(share=0.5, margin=0, bonus=0.3)"',
+    ),
+    "update_card": "no flag: quote the printed table in the model card, which has the evaluations of its run",
+    **dict.fromkeys(
+        (f"difficulty_{name}" for name in ("band", "by", "window", "weight")),
+        "--filter_groups, or take out records that are too easy or too hard by the pass rates of qwenvl probe",
+    ),
+    **dict.fromkeys(
+        ("stream_above_mb", "stream_above_records"),
+        "no flag: files of more than 512 MB or 20,000 records are read one record at a time",
+    ),
+    "model": "--model_name_or_path",
+    **dict.fromkeys(("dataset", "dataset_name"), "--dataset_use"),
+    "val_dataset": "--eval_dataset_use",
+    "ref_model": "--ref_model_name_or_path",
+    "lora_rank": "--lora_r",
+    "freeze_llm": "--tune_mm_llm, which says the opposite",
+    "freeze_vit": "--tune_mm_vision, which says the opposite",
+    "freeze_aligner": "--tune_mm_mlp, which says the opposite",
+    "vit_lr": "--vision_tower_lr",
+    "aligner_lr": "--mm_projector_lr",
+    "stop_words": "--stop_strings",
+    "overlong_filter": "--mask_truncated_completions",
+    "soft_max_length": '--reward_funcs "soft_overlong(max_len=512)"',
+    "soft_cache_length": '--reward_funcs "soft_overlong(cache=100)"',
+    "temporal": "--temporal_contrast",
+    "strata": "docs/evaluation.md, which computes numbers by any key of the samples in four lines",
+    "serve": "qwenvl report again, which shows a running run so far; python -m http.server serves its folder",
+    "picture": "qwenvl preview: its page has the frames as the model sees them",
+    "box_units": "--reward_funcs \"box_iou(units='thousandths')\"",
+    "auto_fit": "qwenvl plan, which names the flags that make a run fit",
+    "fit_memory_gb": "qwenvl plan --gpu_memory",
+    "len_control": "the reward length_window among --reward_funcs",
+}
+"""Flags of earlier versions and of other trainers, and what to use here."""
+OF_A_WARMUP = {each.name for each in fields(WarmupOptions)} - {each.name for each in fields(TrainerOptions)}
+
+
+def unknown_flag(token: str, known: Iterable[str]) -> str:
+    """The message for a flag that does not exist, or for a word that belongs to none.
+
+    Args:
+        known: the names that there are.
+    """
+    known, name = set(known), token.split("=")[0].lstrip("-").replace("-", "_")
+    if name in SUCCESSORS:
+        return f"unknown flag {name}; use {SUCCESSORS[name]}"
+    if (flag := name.removeprefix("no_")) in OF_TRAINING and flag not in known:
+        return f"--{flag} has no effect in a warm-up: {OF_TRAINING[flag]}; leave it out"
+    if name in OF_A_WARMUP:
+        return f"unknown flag {name}; qwenvl warmup and qwenvl plan --warmup have it"
+    if not token.startswith("-") and Path(token).suffix:
+        return (
+            f"stray word {token}; a file of settings comes first, there is one, and its name ends in .yaml, .yml or "
+            ".json"
+        )
+    near = get_close_matches(name, sorted(known))
+    return f"unknown flag {token}; " + (f"near: {', '.join(near)}" if near else "--help all lists them")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments, get_scheduler
+from transformers import TrainingArguments
 
 from qwenvl.config.checks import problems_of_machine, problems_of_run
-from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS
+from qwenvl.config.flags import FLAG_GROUPS, SHARED_GROUPS, unknown_flag
 from qwenvl.config.own_options import RunOptions, TrainerOptions, WarmupOptions
-from qwenvl.config.unknown import unknown_flag
 from qwenvl.data.options import DataOptions, DecodingOptions, FrameOptions, PromptOptions, ReadingOptions
 from qwenvl.grpo.options import ObjectiveOptions
 from qwenvl.model.options import LoraOptions, ModelOptions, ReferenceOptions, TuneOptions
@@ -24,7 +24,7 @@ from qwenvl.rollout.options import SamplingOptions
 
 WORKERS = 2
 """They keep up with steps of seconds, and each holds a decoder and a few prompts."""
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 _LEAST_BYTES = 2 * 10**9  # prompts cross there. Docker gives 64 MB, and a full one kills the process
 
 
@@ -158,7 +158,7 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
     if config.metric_for_best_model is None and follows_metric:
         config.metric_for_best_model = best_metric
     if config.dataloader_num_workers is None:
-        config.dataloader_num_workers = workers_here(torch.cuda.is_available() and not config.use_cpu)
+        config.dataloader_num_workers = decoding_workers(torch.cuda.is_available() and not config.use_cpu)
     if getattr(config, "activation_checkpointing", True) is None:
         # The name in newer versions of transformers; the older one, which all versions know, would only warn.
         config.activation_checkpointing = config.gradient_checkpointing
@@ -176,8 +176,6 @@ def settle(config: Any, rates: tuple[float, float], best_metric: str) -> None:
     if rate_follows_metric:  # these schedules take a metric that rises for one that gets worse
         better = "max" if config.greater_is_better else "min"
         config.lr_scheduler_kwargs = {"mode": better, **(config.lr_scheduler_kwargs or {})}
-    if problem := schedule_problem(config):
-        raise ValueError(problem)
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
     if config.train_sampling_strategy == "group_by_length" and step == 1:
         raise ValueError(
@@ -195,34 +193,16 @@ def computes_in_bf16() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def decoding_workers(cuda: bool, cores: int, processes: int, shared_bytes: int | None) -> int:
-    """The processes of the data loader of one process that trains.
+def decoding_workers(cuda: bool) -> int:
+    """The default number of processes of the data loader of each process that trains, on this machine.
 
     They are for a step on a GPU, while which the cores are free. On a CPU the step needs the cores itself. Without
     enough shared memory or cores there are none, and clips are decoded between the steps.
-
-    Args:
-        cores: that may be used by all processes of the machine.
-        processes: that train on the machine.
-        shared_bytes: free shared memory, or None where the system has no such folder.
-
-    Example:
-        >>> decoding_workers(cuda=True, cores=16, processes=4, shared_bytes=10**10)
-        2
     """
-    room = shared_bytes is None or shared_bytes >= _LEAST_BYTES * processes
-    return min(WORKERS, max(0, cores // processes - 1)) if cuda and room else 0
-
-
-def workers_here(cuda: bool) -> int:
-    """``decoding_workers`` of this machine and run."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    shared = None
-    if _SHARED_MEMORY.is_dir():
-        status = os.statvfs(_SHARED_MEMORY)
-        shared = status.f_bavail * status.f_frsize
-    return decoding_workers(cuda, cores, processes, shared)
+    room = not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free >= _LEAST_BYTES * processes
+    return min(WORKERS, max(0, cores // processes - 1)) if cuda and room else 0
 
 
 def gathering_problem(config: Any) -> str | None:
@@ -235,22 +215,3 @@ def gathering_problem(config: Any) -> str | None:
         "--ds3_gather_for_generation False has no effect without DeepSpeed ZeRO-3 or FSDP: each process has all "
         "weights anyway; leave it out, or give --deepspeed scripts/deepspeed/zero3.json"
     )
-
-
-def schedule_problem(config: Any) -> str | None:
-    """Why the schedule of the learning rate can't be made, or None. Asked of a config whose values are resolved."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
-    steps = config.max_steps if config.max_steps > 0 else 10**6  # of how many is not known yet
-    try:
-        get_scheduler(
-            config.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=config.get_warmup_steps(steps),
-            num_training_steps=steps,
-            scheduler_specific_kwargs=dict(config.lr_scheduler_kwargs or {}),
-        )
-    except (TypeError, ValueError) as error:
-        schedule = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
-        shown = f"{schedule} with --lr_scheduler_kwargs {config.lr_scheduler_kwargs or {}}"
-        return f"--lr_scheduler_type {shown} makes no schedule: {error}"
-    return None

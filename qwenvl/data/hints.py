@@ -10,8 +10,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.prompt_length import MediaSizes, Size
-from qwenvl.hint import Hint
-from qwenvl.types import ClipMeta, FrameInfo
+from qwenvl.types import ClipMeta, FrameInfo, Hint
 
 DEFAULT_FACTOR = 28
 """Pixels of a side that a vision token covers, with Qwen2-VL and Qwen2.5-VL. 32 from Qwen3-VL on."""

@@ -168,7 +168,7 @@ def template_problems(given: dict[str, Any] | str | None) -> Iterator[str]:
         yield f"--chat_template_kwargs: {min(taken)} is what a prompt is made with, not an option: leave it out"
 
 
-def crossed(options: Options, low: str, high: str) -> Iterator[str]:
+def crossed(options: Any, low: str, high: str) -> Iterator[str]:
     """A problem where the lower bound is above the upper one."""
     if getattr(options, low) > getattr(options, high):
         yield f"--{low} {getattr(options, low)} is above --{high} {getattr(options, high)}"

@@ -86,15 +86,27 @@ class Demo:
         side = 2 * 28 if self.family.startswith("qwen2") else 2 * 32
         return side * side
 
+    def settings(self) -> dict[str, Any]:
+        """What the warm-up and the training have in common."""
+        return {
+            "dataset_catalog": str(self.data / "datasets.yaml"),
+            "seed": self.seed,
+            "use_cpu": True,
+            "tune_mm_vision": True,  # random weights: the tower has as much to learn as the rest
+            "adam_beta2": 0.99,
+            "video_min_frame_pixels": self.frame_pixels,
+            "video_max_frame_pixels": self.frame_pixels,
+            "dataloader_num_workers": 1,
+            "save_strategy": "no",
+        }
+
     def warmup_settings(self) -> dict[str, Any]:
         """The configuration of `qwenvl warmup`."""
         return {
             "model_name_or_path": str(self.start),
             "dataset_use": "demo_warmup",
-            "dataset_catalog": str(self.data / "datasets.yaml"),
             "output_dir": str(self.model),
-            "seed": self.seed,
-            "use_cpu": True,
+            **self.settings(),
             "train_sampling_strategy": "sequential",
             "per_device_train_batch_size": 32,
             "dataloader_drop_last": True,
@@ -102,15 +114,9 @@ class Demo:
             # times 150 steps. This lets GRPO begin from about the same place.
             "num_train_epochs": 3,
             "stop_below_loss": 0.13,
-            "tune_mm_vision": True,
             "learning_rate": 2e-3,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": 10,
-            "adam_beta2": 0.99,
-            "video_min_frame_pixels": self.frame_pixels,
-            "video_max_frame_pixels": self.frame_pixels,
-            "dataloader_num_workers": 1,
-            "save_strategy": "no",
         } | (LINEAR_ATTENTION if self.family.startswith("qwen3_5") else {})
 
     def evaluation_words(self) -> list[str]:
@@ -124,10 +130,8 @@ class Demo:
             "model_name_or_path": str(self.model),
             "dataset_use": "demo_train",
             "eval_dataset_use": "demo_heldout",
-            "dataset_catalog": str(self.data / "datasets.yaml"),
             "output_dir": str(self.run),
-            "seed": self.seed,
-            "use_cpu": True,
+            **self.settings(),
             "max_steps": self.steps,
             "per_device_train_batch_size": 8,
             "grpo_sample_size": 8,
@@ -135,18 +139,12 @@ class Demo:
             "generation_temperature": 1.0,
             "generation_top_p": 1.0,
             "generation_max_length": 40,
-            "tune_mm_vision": True,  # random weights: the tower has as much to learn as the rest
             "learning_rate": 5e-4,
             "lr_scheduler_type": "cosine",
             "warmup_steps": 0.05,
-            "adam_beta2": 0.99,
             "max_grad_norm": 0.5,
-            "video_min_frame_pixels": self.frame_pixels,
-            "video_max_frame_pixels": self.frame_pixels,
             "eval_on_start": True,
             "per_device_eval_batch_size": 50,
-            "dataloader_num_workers": 1,
-            "save_strategy": "no",
         }
 
 
@@ -263,7 +261,7 @@ def _write_start(demo: Demo) -> None:
 
 
 def _show(demo: Demo) -> None:
-    from qwenvl.evaluate.results_table import table
+    from qwenvl.evaluate.results import table
 
     accuracy, steps = best_fixed_answer()
     print(table(read_evaluation(demo.evaluation), demo.evaluation))

@@ -26,9 +26,8 @@ from qwenvl.data.records.record_file import JoinedRecords, RecordFile
 from qwenvl.doctor.convert import summary_of, write_records
 from qwenvl.doctor.flags import add_dataset_flags, add_frame_flags, hints_by, make_collator
 from qwenvl.failure import beginning, counted, visible
-from qwenvl.hint import Hint
 from qwenvl.rewards.resolve import build_rubric
-from qwenvl.types import Record
+from qwenvl.types import Hint, Record
 
 if TYPE_CHECKING:  # they load torch, which the other commands do without
     from qwenvl.data.collator import GRPOCollator

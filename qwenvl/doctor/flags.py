@@ -13,8 +13,7 @@ from qwenvl.data.records.catalog import resolve_datasets
 from qwenvl.data.records.parse import ReadOptions, record_hints
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.record_file import RecordFile
-from qwenvl.hint import Hint
-from qwenvl.types import Record
+from qwenvl.types import Hint, Record
 
 if TYPE_CHECKING:
     from qwenvl.data.collator import GRPOCollator

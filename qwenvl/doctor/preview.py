@@ -27,7 +27,7 @@ from qwenvl.data.records.record_file import RecordFile
 from qwenvl.doctor.flags import hints_by, make_collator, record_files
 from qwenvl.failure import counted
 from qwenvl.report.write import data_url, render
-from qwenvl.rewards.columns import reward_columns
+from qwenvl.rewards.function import reward_columns
 from qwenvl.rewards.functions.actions import action_numbers, action_phrases
 from qwenvl.rewards.functions.text import solution_of
 from qwenvl.rewards.resolve import build_rubric

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from qwenvl.config.flags import FLAG_GROUPS, describe
-from qwenvl.config.unknown import unknown_flag
+from qwenvl.config.flags import FLAG_GROUPS, describe, unknown_flag
 from qwenvl.report.evaluation import write_evaluation
 from qwenvl.report.run import read_runs
 from qwenvl.report.write import ReportError, Written, write_pictures, write_report

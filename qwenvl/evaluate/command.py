@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence, Set
 from contextlib import redirect_stdout
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from qwenvl.config.flags import FlagParser
 from qwenvl.evaluate.settings import (
@@ -17,7 +17,6 @@ from qwenvl.evaluate.settings import (
     TryOptions,
 )
 from qwenvl.failure import tell, tells_errors_once
-from qwenvl.option import Options
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 
 Request = TypeVar("Request")
@@ -29,7 +28,7 @@ USAGE = {
     "try": 'qwenvl try MODEL [CLIP or IMAGE ...] "question" [-n 4] [--solution TEXT] [--flag of training value ...]',
 }
 _MODEL = "MODEL is a checkpoint, an adapter's folder, a run's folder or a name on the hub"
-_HELP: dict[str, tuple[type[Options], Set[str], str]] = {
+_HELP: dict[str, tuple[type[Any], Set[str], str]] = {
     "probe": (
         ProbeOptions,
         READ_BY_PROBE - {"model_name_or_path", "dataset_use"},

@@ -19,7 +19,7 @@ from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.errors import RecordError
 from qwenvl.evaluate.protocol import differing, model_facts, protocol_of
 from qwenvl.evaluate.questions import Questions, QuestionSamples
-from qwenvl.evaluate.respondent import Respondent, build_respondent, collator_of, loader_of, pass_reward, with_progress
+from qwenvl.evaluate.respondent import build_respondent, collator_of, loader_of, pass_reward, with_progress
 from qwenvl.evaluate.results import as_json, results_of
 from qwenvl.evaluate.settings import EvaluationRequest
 from qwenvl.rewards import Rubric
@@ -144,6 +144,7 @@ class Evaluation:
         self.log.write(self.found)
 
     def _ask(self, model: PreparedModel, blocks: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
+        """Sample the blocks, each completion written as it comes. Returns the records that were left out."""
         name, config, left_out = model.facts["name"], model.config, []
         questions = [self.questions.keys(block) for block in blocks]
         keys = [key for block in questions for key in block]
@@ -151,7 +152,10 @@ class Evaluation:
             return []
         samples = QuestionSamples(model.dataset, self.questions, config.seed)
         loader = loader_of(samples, keys, model.collator, config)
-        respondent = build_respondent(config, model.collator, self.rubric)
+        asked, collector = build_respondent(config, model.collator, self.rubric)
+        collector = replace(collector, process=0)  # so that draws do not depend on the process
+        count = self.request.options.samples
+        new_tokens = count * collector.params.max_new_tokens
         prompts = with_progress((inputs["prompts"] for inputs in loader), len(keys), name)
         for block in questions:
             for control, own in groupby(block, key=lambda key: key[0]):
@@ -159,20 +163,12 @@ class Evaluation:
                 for bad in (bad for batch in batches for bad in batch.bad):
                     where = {"doc_id": bad.record.index, "where": bad.record.where, "error": bad.error}
                     left_out.append({"model": name, "control": control, **where})
-                self._sample(respondent, name, control, [batch for batch in batches if len(batch)])
+                whole = [batch for batch in batches if len(batch)]
+                for together in in_budget(whole, new_tokens=new_tokens, budget=config.rollout_token_budget):
+                    for batch, answer in zip(together, collector.answer(asked, together, count), strict=True):
+                        self.log.log(self._rows(name, control, batch, *answer))
         next(prompts, None)  # ends the bar
         return left_out
-
-    def _sample(self, respondent: Respondent, model: str, control: str, batches: Sequence[PromptBatch]) -> None:
-        """Completions of the prompts of a block, written as they come."""
-        count = self.request.options.samples
-        collector = replace(respondent.collector, process=0)  # so that draws do not depend on the process
-        new_tokens = count * collector.params.max_new_tokens
-        budget = self.request.config.rollout_token_budget
-        for together in in_budget(batches, new_tokens=new_tokens, budget=budget):
-            answers = collector.answer(respondent.model, together, count)
-            for batch, (rollout, rewards) in zip(together, answers, strict=True):
-                self.log.log(self._rows(model, control, batch, rollout, rewards))
 
     def _rows(
         self, model: str, control: str, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch

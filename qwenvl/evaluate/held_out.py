@@ -19,7 +19,7 @@ def _run(request: EvaluationRequest) -> str:
     """Evaluate, with the folder locked, and return the text to print: "" in all processes but the first."""
     from qwenvl.data.errors import DATA_ERRORS, told_to_the_user
     from qwenvl.evaluate.evaluation import Evaluation
-    from qwenvl.evaluate.results_table import table
+    from qwenvl.evaluate.results import table
     from qwenvl.rewards import RewardError
     from qwenvl.runlog import NUMBERS, RunLogError
     from qwenvl.train.assemble import build_rewards

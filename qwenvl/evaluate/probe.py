@@ -88,12 +88,12 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
             _refuse_foreign(log.folder)
         collator = collator_of(config)
         loader = _first_prompts(config, rubric, collator, options.limit)
-        respondent = build_respondent(config, collator, rubric)
+        model, collector = build_respondent(config, collator, rubric)
     if log is not None:  # what an earlier probe wrote is replaced
         (log.folder / NUMBERS).unlink(missing_ok=True)
         log.begin()
         log.write_config({**config.to_dict(), "command": COMMAND})
-    collector = replace(respondent.collector, group_size=samples)
+    collector = replace(collector, group_size=samples)
     new_tokens = samples * collector.params.max_new_tokens
     left_out: list[BadSample] = []
     groups: list[PromptGroup] = []
@@ -107,7 +107,7 @@ def probe(request: ProbeRequest) -> dict[str, Any]:
     began = time.perf_counter()
     with told_to_the_user(COMMAND, (*DATA_ERRORS, RewardError)):
         for batches in in_budget(prompts(), new_tokens=new_tokens, budget=config.rollout_token_budget):
-            experiences = collector.collect(respondent.model, batches)
+            experiences = collector.collect(model, batches)
             require_finite([each.rollout for each in experiences])
             for each in experiences:
                 rows = list(rollout_rows(0, SPLIT, each.batch, each.rollout, each.rewards))

@@ -6,17 +6,14 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from qwenvl.evaluate.results import as_json, equal_chance, pass_at_k, sample_counts, share_interval
-from qwenvl.evaluate.results_table import interval_text
+from qwenvl.evaluate.results import as_json, equal_chance, interval_text, pass_at_k, sample_counts, share_interval
 from qwenvl.evaluate.settings import ProbeRequest
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
 from qwenvl.health import CUT_OFF_SHARE, EQUAL_SHARE, SAME_REWARD, Finding
 from qwenvl.rewards import RewardError
-from qwenvl.rewards.functions.shaping import format_reward
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
 from qwenvl.runlog import Rollout
@@ -25,26 +22,23 @@ from qwenvl.types import TOTAL, BadSample, PromptBatch
 FORMATS = ("format", "strict_format")
 SHOWN = 3  # records that were left out
 GOOD = "good to train"
-FORM_MISSING = 0.05  # share of completions in the asked form below which GRPO hardly ever sees one
+FORM_MISSING = 0.05  # share of completions in the expected form below which GRPO hardly ever sees one
 HALF = 0.5
 MOSTLY_RIGHT = 0.8  # pass@1
 HARDLY_EVER_RIGHT = 0.1  # pass@samples
 LARGEST_GROUP = 64
 
 
-@dataclass(frozen=True)
-class PromptGroup:
+class PromptGroup(NamedTuple):
     """The completions of one prompt.
 
     Attributes:
         rows: as the run log has them.
         prompt_tokens: vision tokens included.
-        opened_think: the prompt ends inside a think block.
     """
 
     rows: Sequence[Rollout]
     prompt_tokens: int
-    opened_think: bool = False
 
     @property
     def texts(self) -> list[str]:
@@ -68,9 +62,7 @@ def groups_of(batch: PromptBatch, rows: Sequence[Rollout]) -> list[PromptGroup]:
     """The P groups of a batch, from its N rows."""
     size = len(rows) // max(1, len(batch))
     lengths = batch.attention_mask.sum(1).tolist()
-    return [
-        PromptGroup(rows[p * size : (p + 1) * size], length, batch.opened_think[p]) for p, length in enumerate(lengths)
-    ]
+    return [PromptGroup(rows[p * size : (p + 1) * size], length) for p, length in enumerate(lengths)]
 
 
 def numbers_of(
@@ -104,8 +96,6 @@ def numbers_of(
     }
     cut = [row.completion for row in rows if row.finish_reason == "length"]
     form = next((name for name in FORMATS if name in rows[0].rewards), None)
-    closed = [group.texts for group in groups if not group.opened_think]
-    alone = [value for texts in closed for value in format_reward(texts, response_format="answer_only")]
     return as_json(
         {
             **question,
@@ -120,7 +110,6 @@ def numbers_of(
             "format": None
             if form is None
             else share(lambda group: _mean([float(value == 1) for value in group.values(form)])),
-            "answer_only": _mean(alone),
             "form_asked": _mean([float(any("<answer>" in turn["text"] for turn in row.prompt)) for row in rows]),
             "unique": _mean([len(set(group.texts)) for group in groups]),
             "completion_tokens": _mean([row.tokens for row in rows]),
@@ -150,7 +139,11 @@ def verdict(numbers: dict[str, Any], sampling: SamplingOptions, rewards: RewardO
     unread = list(_cut_off(numbers, sampling))
     if numbers["truncated"]["mean"] < HALF:
         unread += _form(numbers, rewards)
-    return unread or list(_spread(numbers, sampling)) or [_good(numbers)]
+    if found := unread or list(_spread(numbers, sampling)):
+        return found
+    teach = 1 - numbers["equal_groups"]["mean"]
+    text = f"{teach:.0%} of the groups of {numbers['group_size']} have rewards that differ, and teach something"
+    return [Finding(GOOD, text + (". The others cost as much and teach nothing" if teach < HALF else ""))]
 
 
 def _cut_off(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Finding]:
@@ -169,17 +162,12 @@ def _form(numbers: dict[str, Any], rewards: RewardOptions) -> Iterator[Finding]:
     if numbers["format"] is None or numbers["format"]["mean"] >= FORM_MISSING:
         return
     thinks = rewards.response_format == "think_answer"
+    tags = "<think> </think>, then <answer> </answer>" if thinks else "<answer> </answer>"
     found = f"{numbers['format']['mean']:.0%} of the completions have the form that the format reward asks for"
-    if thinks and numbers["answer_only"] >= HALF:
-        text = f"{found}, but {numbers['answer_only']:.0%} are an answer without thinking: ask for that"
-        yield Finding("format missing", text, flags=("--response_format", "answer_only"))
-    elif numbers["form_asked"] < HALF:
-        tags = "<think> </think>, then <answer> </answer>" if thinks else "<answer> </answer>"
-        text = f"{found}: say in the prompt what the form is"
-        yield Finding("format missing", text, flags=("--system", f"Reply in this form: {tags}."))
-    else:
-        help_ = "show an example of it there, or teach it first by qwenvl warmup"
-        yield Finding("format missing", f"{found}, though the prompts name its tags: {help_}")
+    without = ", or drop the thinking by --response_format answer_only" if thinks else ""
+    text = f"{found}: show an example of it in the prompt{without}, or teach it first by qwenvl warmup"
+    named = numbers["form_asked"] >= HALF  # by the prompts already
+    yield Finding("format missing", text, flags=() if named else ("--system", f"Reply in this form: {tags}."))
 
 
 def _spread(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Finding]:
@@ -205,14 +193,6 @@ def _spread(numbers: dict[str, Any], sampling: SamplingOptions) -> Iterator[Find
             f"{numbers['samples']} completions differ: a prompt is answered alike each time. Sample more freely"
         )
         yield Finding("no diversity", text, flags=(*warmer, *wider) or larger)
-
-
-def _good(numbers: dict[str, Any]) -> Finding:
-    teach = 1 - numbers["equal_groups"]["mean"]
-    text = f"{teach:.0%} of the groups of {numbers['group_size']} have rewards that differ, and teach something"
-    if teach < HALF:
-        text += ". The others cost as much and teach nothing"
-    return Finding(GOOD, text)
 
 
 def next_command(findings: Sequence[Finding], request: ProbeRequest, base: str | None = None) -> str:

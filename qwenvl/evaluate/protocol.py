@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import GRPODataset
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
-from qwenvl.evaluate.models import ModelSource
 from qwenvl.evaluate.questions import Questions
-from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, EvaluationRequest
+from qwenvl.evaluate.settings import OF_A_RUN, READ_BY_EVALUATION, EvaluationRequest, ModelSource
 from qwenvl.model.loading import base_of_adapter
 from qwenvl.model.positions import position_rule
 from qwenvl.rewards import Rubric
@@ -57,25 +56,22 @@ def model_facts(
         "dtype": str(weight_dtype(config, frozen=True)).removeprefix("torch."),
         "template_hash": hash_of(str(collator.processor.chat_template)),
         "prompts_hash": "" if questions is None else hash_of("\x1e".join(texts)),
-        "trained_otherwise": list(trained_otherwise(model.path, config)),
+        "trained_otherwise": trained_otherwise(model.path, config),
     }
 
 
-def trained_otherwise(path: str, config: GRPOConfig) -> Iterable[tuple[str, Any, Any]]:
+def trained_otherwise(path: str, config: GRPOConfig) -> list[tuple[str, Any, Any]]:
     """Prompt settings of a model's training that differ here: name, value there, value here."""
+
+    def settings(of: PromptSettings) -> dict[str, Any]:
+        return asdict(of.frames) | asdict(of.prompts) | {"system": of.system, "prompt_template": of.prompt_template}
+
     try:
-        there = PromptSettings.load(path)
+        there, here = settings(PromptSettings.load(path)), settings(PromptSettings.of(config, None, ""))
     except FileNotFoundError:
-        return
-    here = PromptSettings.of(config, None, "")
-    for group in ("frames", "prompts"):
-        for name, value in asdict(getattr(there, group)).items():
-            own = getattr(getattr(here, group), name)
-            if name not in ("max_prompt_length", "on_long_prompt", "fit_frames") and value != own:
-                yield name, value, own
-    for name in ("system", "prompt_template"):
-        if getattr(there, name) != getattr(here, name):
-            yield name, getattr(there, name), getattr(here, name)
+        return []
+    names = [name for name in there if name not in ("max_prompt_length", "on_long_prompt", "fit_frames")]
+    return [(name, there[name], here[name]) for name in names if there[name] != here[name]]
 
 
 def protocol_of(

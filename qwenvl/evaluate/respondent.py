@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
@@ -23,7 +21,7 @@ from qwenvl.rewards.table import BY_FLAG, SHAPING, TABLE
 from qwenvl.rollout.engine import EngineWithWeights
 from qwenvl.train.assemble import build_collector, loaded_model
 from qwenvl.train.collect.collector import Collector
-from qwenvl.train.display.console import say, shows_bars
+from qwenvl.train.display.console import shows_bars
 from qwenvl.train.fast_paths import build_paths
 from qwenvl.train.meter import Meter
 from qwenvl.types import TOTAL
@@ -32,20 +30,8 @@ SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
-class Respondent:
-    """A frozen model with its engine and processor.
-
-    Attributes:
-        model: with its adapter if it has one.
-    """
-
-    model: nn.Module
-    collector: Collector
-
-
-def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric) -> Respondent:
-    """The model ``config.model_name_or_path``, and the collector of a training run around it.
+def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric) -> tuple[nn.Module, Collector]:
+    """The frozen model ``config.model_name_or_path``, and the collector of a training run around it.
 
     Args:
         collator: of ``collator_of``.
@@ -63,7 +49,7 @@ def build_respondent(config: GRPOConfig, collator: GRPOCollator, rubric: Rubric)
     collector = build_collector(config, paths, unwrap(model), collator.processor, rubric, accelerator, meter)
     if isinstance(paths.engine, EngineWithWeights):
         paths.engine.sync(model, 0)
-    return Respondent(model, collector)
+    return model, collector
 
 
 def collator_of(config: GRPOConfig) -> GRPOCollator:
@@ -108,18 +94,11 @@ def pass_reward(rubric: Rubric, options: PassOptions) -> str:
 
 
 def with_progress(items: Iterable[Item], total: int, name: str = "") -> Iterator[Item]:
-    """The items, counted by a bar on a terminal, elsewhere by a line every 10 seconds.
+    """The items, counted by a bar of the first process, which a file or a pipe gets every 10 seconds.
 
     Args:
         total: number of items.
-        name: prefix of the bar and of the lines.
+        name: prefix of the bar.
     """
-    last = time.monotonic()
-    draws = shows_bars() and os.environ.get("RANK", "0") == "0"
-    with tqdm(total=total, unit="prompt", desc=name or None, disable=not draws) as bar:
-        for number, item in enumerate(items, 1):
-            yield item
-            bar.update()
-            if bar.disable and time.monotonic() - last > SECONDS_BETWEEN_LINES:
-                last = time.monotonic()
-                say(f"{name}: {number} of {total} prompts" if name else f"{number} of {total} prompts")
+    seconds, others = 0.1 if shows_bars() else SECONDS_BETWEEN_LINES, os.environ.get("RANK", "0") != "0"
+    return iter(tqdm(items, name or None, total, unit="prompt", mininterval=seconds, disable=others))

@@ -1,4 +1,4 @@
-"""The numbers of an evaluation with 95 % intervals, as pure functions of its samples.
+"""The numbers of an evaluation with 95 % intervals, as pure functions of its samples, and their table.
 
 They are rows of ``evaluation.json``, as docs/evaluation.md describes them.
 """
@@ -6,53 +6,46 @@ They are rows of ``evaluation.json``, as docs/evaluation.md describes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+import shlex
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from qwenvl.grpo.diagnostics import Interval, clustered_interval
-from qwenvl.health import SAME_REWARD
-from qwenvl.rewards.functions.actions import action_numbers, action_phrases, list_of, named_actions
-from qwenvl.rewards.functions.matching import affirms, letters
-from qwenvl.rewards.functions.text import normalized
+from qwenvl.health import CUT_OFF_SHARE, SAME_REWARD
+from qwenvl.rewards.table import SHAPING, TABLE
 from qwenvl.runlog import AS_IT_IS, EvaluationSample
 from qwenvl.types import TOTAL
 
-PASSES, MAJORITY = "passes", "majority"
+PASSES = "passes"
 MANY_UNREAD = 0.1  # share of completions without an answer above which a score says more about the form
 Z_975 = 1.959964  # the 97.5 % quantile of the normal distribution
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """The completions of one record by one model under one control.
 
     Attributes:
-        scores: means over the completions, by reward, ``total``, ``passes`` and ``majority``.
+        scores: means over the completions, by reward, ``total`` and ``passes``.
+        passed: of those that have a value of the reward that decides.
     """
 
     samples: list[EvaluationSample]
     scores: dict[str, float]
     passed: list[bool]
 
-    @classmethod
-    def of(cls, samples: Sequence[EvaluationSample], pass_by: str, pass_at: float) -> _Record:
-        samples = sorted(samples, key=lambda sample: sample.sample)
-        columns = {name: [sample.rewards[name] for sample in samples] for name in samples[0].rewards}
-        columns[TOTAL] = [sample.total for sample in samples]
-        known = {name: [value for value in values if value is not None] for name, values in columns.items()}
-        scores = {name: sum(values) / len(values) for name, values in known.items() if values}
-        passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
-        if passed:
-            scores[PASSES] = sum(passed) / len(passed)
-        if len(samples) > 1 and len(passed) == len(samples):
-            answers = [sample.answer for sample in samples]
-            scores[MAJORITY] = majority(answers, known[pass_by], pass_by, samples[0].prompt)
-        return cls(samples, scores, passed)
-
     @property
     def cluster(self) -> str:
         return self.samples[0].cluster
+
+
+def _record_of(samples: list[EvaluationSample], pass_by: str, pass_at: float) -> _Record:
+    columns = {name: [sample.rewards[name] for sample in samples] for name in samples[0].rewards}
+    columns[TOTAL] = [sample.total for sample in samples]
+    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    passed = [value >= pass_at - SAME_REWARD for value in known[pass_by]]
+    means = {name: sum(values) / len(values) for name, values in (known | {PASSES: passed}).items() if values}
+    return _Record(samples, means, passed)
 
 
 _Records = dict[int, _Record]  # of one model and control, by number
@@ -83,7 +76,7 @@ def results_of(
         by_model.setdefault((sample.model, sample.control), {}).setdefault(sample.doc_id, []).append(sample)
     found: dict[tuple[str, str], _Records] = {
         (model, control): {
-            number: _Record.of(own, pass_by, pass_at)
+            number: _record_of(own, pass_by, pass_at)
             for number, own in sorted(by_model.get((model, control), {}).items())
         }
         for model in models
@@ -146,13 +139,13 @@ def _drop(model: str, control: str, without: _Records, full: _Records, pass_by: 
     The drop is not comparable if over 10 % of the completions under the control have no answer block: then it is one of
     the form. A model that never writes an answer block is comparable: its rewards read the text.
     """
+    no_answer = _share([*without.values()], lambda sample: not sample.answer)
+    never = not any(sample.answer for record in full.values() for sample in record.samples)
 
     def answered(found: _Records) -> _Records:
         own = {n: [sample for sample in record.samples if sample.answer] for n, record in found.items()}
-        return {n: _Record.of(samples, pass_by, pass_at) for n, samples in own.items() if samples}
+        return {n: _record_of(samples, pass_by, pass_at) for n, samples in own.items() if samples}
 
-    no_answer = _share([*without.values()], lambda sample: not sample.answer)
-    never = not any(sample.answer for record in full.values() for sample in record.samples)
     return {
         **{"model": model, "control": control, **_paired(without, full)},
         **{"no_answer": no_answer, "comparable": never or not no_answer.mean > MANY_UNREAD},
@@ -182,50 +175,6 @@ def _difference(before: str, after: str, control: str, of_before: _Records, of_a
         **{"before": before, "after": after, "control": control, **_paired(of_before, of_after)},
         **{"better": better, "equal": len(gains) - better - worse, "worse": worse},
     }
-
-
-Prompt = Sequence[Mapping[str, str]]
-
-
-def _actions(answer: str, prompt: Prompt) -> Hashable:
-    named = named_actions(answer, list_of([{"role": turn["role"], "content": turn["text"]} for turn in prompt]))
-    return named if named[0] else frozenset(action_phrases(answer))
-
-
-VOTE_KEYS: dict[str, Callable[[str, Prompt], Hashable]] = {
-    "accuracy": _actions,
-    "action_order": lambda answer, prompt: tuple(action_numbers(answer)),
-    "multiple_choice": lambda answer, prompt: frozenset(letters(answer)),
-    "yes_no": lambda answer, prompt: affirms(answer),
-}
-"""The key by which two answers are equal, by the reward that judges them. Other rewards: the normalized text."""
-
-
-def majority(answers: Sequence[str], values: Sequence[float], reward: str, prompt: Prompt = ()) -> float:
-    """Majority vote: the mean value of the answer that most completions of a prompt give.
-
-    Completions without an answer ("") do not vote. In a tie it is the mean over the winners.
-    Without votes it is the mean of all values.
-
-    Args:
-        answers, values: of each completion.
-        reward: the reward that judges them.
-        prompt: messages with ``role`` and ``text``.
-
-    Example:
-        >>> majority(["(1) take the lid", "(1)", "(2)"], [1.0, 1.0, 0.0], "accuracy")
-        1.0
-    """
-    read = VOTE_KEYS.get(reward, lambda answer, prompt: normalized(answer))
-    votes: dict[Hashable, list[float]] = {}
-    for answer, value in zip(answers, values, strict=True):
-        if answer:
-            votes.setdefault(read(answer, prompt), []).append(value)
-    if not votes:
-        return sum(values) / len(values)
-    most = max(map(len, votes.values()))
-    winners = [sum(own) / len(own) for own in votes.values() if len(own) == most]
-    return sum(winners) / len(winners)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -304,3 +253,152 @@ def as_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_json(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- as lines of text
+
+SHOWN = 3  # records that were left out
+_GAP = "   "
+
+
+def table(found: dict[str, Any], folder: str | os.PathLike[str]) -> str:
+    """The numbers, the worth of the evidence, and where the protocol and the page are.
+
+    Args:
+        found: the content of ``evaluation.json``.
+    """
+    parts: list[Iterable[str]] = [
+        _head(found["protocol"]),
+        _scores(found),
+        _notes(found),
+        _controls(found),
+        _differences(found),
+        [
+            f"{each['name']}: was trained with --{name} {there}, and is evaluated with {here}"
+            for each in found["models"]
+            for name, there, here in each["trained_otherwise"]
+        ],
+    ]
+    if errors := dict.fromkeys((each["doc_id"], each["error"]) for each in found["left_out"]):
+        more = [f"  ... and {len(errors) - SHOWN:,} more (evaluation.json lists all)"] * (len(errors) > SHOWN)
+        count = len({number for number, _ in errors})
+        head = f"left out: {count:,} records, which no number above counts"
+        parts.append([head, *(f"  {error}" for _, error in [*errors][:SHOWN]), *more])
+    text = "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
+    written = min(os.path.relpath(folder), str(folder), key=len)
+    page = shlex.join(["qwenvl", "report", written])
+    return f"{text}\n\nwritten to {written}: evaluation.json, samples.jsonl\nits page:\n  {page}"
+
+
+def _head(protocol: dict[str, Any]) -> Iterator[str]:
+    data, decoding, passes = protocol["data"], protocol["decoding"], protocol["passes"]
+    how = "the greedy completion"
+    if decoding["method"] != "greedy":
+        how = f"{decoding['samples']} completions at temperature {decoding['temperature']:g}"
+    of = "" if data["records"] == data["of"] else f" of {data['of']:,}"
+    yield f"{data['dataset_use']}: {data['records']:,}{of} records, {how} of each."
+    yield (
+        f"A completion passes where {passes['by']} is at least {passes['at']:g}. In brackets: the 95 % interval, drawn "
+        f"over {data['clusters']:,} groups of records ({data['cluster_by']})."
+    )
+
+
+def _scores(found: dict[str, Any]) -> Iterator[str]:
+    own = [each for each in found["numbers"] if each["control"] == AS_IT_IS]
+    by = found["protocol"]["passes"]["by"]
+    first = [by, PASSES]
+    more = [k for k in own[0]["pass_at_k"] if k != "1"] if own else []
+    others = [name for name in (own[0]["scores"] if own else ()) if name not in first]
+    rows = [["", *first, *(f"pass@{k}" for k in more), *others, "no answer", "cut off", "tokens"]]
+    for each in own:
+        scores, chances = each["scores"], each["pass_at_k"]
+        rows.append(
+            [
+                each["model"],
+                *(interval_text(scores[name]) if name in scores else "-" for name in first),
+                *(_mean(chances[k]) if k in chances else "-" for k in more),
+                *(_mean(scores[name]) if name in scores else "-" for name in others),
+                f"{each['no_answer']['mean']:.1%}",
+                f"{each['truncated']['mean']:.1%}",
+                f"{each['tokens']:.0f}",
+            ]
+        )
+    yield from _aligned(rows)
+
+
+def _notes(found: dict[str, Any]) -> Iterator[str]:
+    """Reasons to distrust a score."""
+    by, limit = found["protocol"]["passes"]["by"], found["protocol"]["decoding"]["max_new_tokens"]
+    for each in found["numbers"]:
+        model, truncated, unread = each["model"], each["truncated"]["mean"], each["no_answer"]["mean"]
+        if each["control"] != AS_IT_IS:
+            continue
+        if each["fitted"]:
+            yield f"{model}: of {each['fitted']:,} records less was shown than asked for, so that their prompts fit"
+        if truncated >= CUT_OFF_SHARE:
+            yield (
+                f"{model}: {truncated:.1%} of the completions were cut at {limit:,} tokens: raise "
+                "--generation_max_length before you trust its score"
+            )
+        elif unread > MANY_UNREAD and by in TABLE and by not in SHAPING:
+            yield (
+                f"{model}: {unread:.1%} of the completions have no <answer> that rewards could read: its score tells "
+                "of the form too"
+            )
+
+
+def _controls(found: dict[str, Any]) -> Iterator[str]:
+    if not found["drops"]:
+        return
+    by = found["protocol"]["passes"]["by"]
+    numbers = {(each["model"], each["control"]): each["scores"] for each in found["numbers"]}
+    drops = {(each["model"], each["control"]): each for each in found["drops"]}
+    names = [model["name"] for model in found["models"]]
+    rows = [["Does it look?", *names]]
+    for control in dict.fromkeys(each["control"] for each in found["drops"]):
+        row = [control]
+        for name in names:
+            drop, scores = drops[name, control], numbers.get((name, control), {})
+            mark = "" if drop["comparable"] else " *"
+            shown = by in drop["scores"] and by in scores
+            row.append(f"{_mean(scores[by])}, drop {interval_text(drop['scores'][by])}{mark}" if shown else "-")
+        rows.append(row)
+    yield from _aligned(rows)
+    yield f"{by} without the evidence, and by how much it is lower than with it, on the same records."
+    for each in found["drops"]:
+        if not each["comparable"]:
+            share = f"{each['no_answer']['mean']:.1%} of the completions have no answer"
+            among, answered = "No record has one with and without the evidence.", each["answered"]
+            if by in answered["scores"]:
+                interval = interval_text(answered["scores"][by])
+                among = f"Drop among answered: {interval} on {answered['records']:,} records."
+            yield f"* {each['model']}, {each['control']}: not comparable, {share}. {among}"
+
+
+def _differences(found: dict[str, Any]) -> Iterator[str]:
+    by = found["protocol"]["passes"]["by"]
+    for each in found["differences"]:
+        if each["control"] == AS_IT_IS and by in each["scores"]:
+            yield (
+                f"{each['after']} - {each['before']}: {by} {interval_text(each['scores'][by], True)}, on the same "
+                f"{each['records']:,} records: better on {each['better']:,}, equal on {each['equal']:,}, worse on "
+                f"{each['worse']:,}."
+            )
+
+
+def _mean(interval: dict[str, Any]) -> str:
+    return f"{interval['mean']:.3f}"
+
+
+def interval_text(interval: dict[str, Any], signed: bool = False) -> str:
+    """A mean with its interval, three decimals each: ``0.963 [0.940, 0.983]``."""
+    sign, ends = "+" if signed else "", (interval["low"], interval["high"])
+    if None in ends:  # one cluster
+        return f"{interval['mean']:{sign}.3f}"
+    return f"{interval['mean']:{sign}.3f} [{ends[0]:{sign}.3f}, {ends[1]:{sign}.3f}]"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -19,10 +19,11 @@ from qwenvl.data.records.parse import ReadOptions, Row, parse_row, text_or_file
 from qwenvl.option import Options, all_options, option
 from qwenvl.rewards.options import RewardOptions
 from qwenvl.rollout.options import SamplingOptions
+from qwenvl.runlog import read_config
 
 if TYPE_CHECKING:
     from qwenvl.config.grpo_config import GRPOConfig
-    from qwenvl.evaluate.models import ModelSource
+    from qwenvl.data.saved_processor import PromptSettings
     from qwenvl.types import Record
 
 CONTROL_NAMES = ("blank", "shuffled", "single_frame", "other_clip", "text_only")
@@ -70,8 +71,7 @@ class EvaluateOptions(PassOptions):
 
     samples: int = option(
         1,
-        "Completions per prompt, at least 1. 1: the greedy one. More: sampled as in training, with their mean, pass@k "
-        "and majority vote.",
+        "Completions per prompt, at least 1. 1: the greedy one. More: sampled as in training, with mean and pass@k.",
         least=1,
     )
     limit: int | None = option(
@@ -177,9 +177,7 @@ REASONS = {
 }
 """Why a command refuses a flag of training. Reason for all others: only training reads them."""
 
-READ_BY_EVALUATION = READ_BY_PROBE - {
-    *("temporal_contrast", "grpo_sample_size", "model_name_or_path", "dataset_use")
-}
+READ_BY_EVALUATION = READ_BY_PROBE - {*("temporal_contrast", "grpo_sample_size", "model_name_or_path", "dataset_use")}
 _SCORING = names_of(RewardOptions) - {"temporal_contrast"}
 READ_BY_LMMS = {
     *(names_of(SampleOptions, PromptOptions) - _SKIPS),
@@ -234,6 +232,96 @@ def _skip_bad_records(config: GRPOConfig) -> None:
         config.on_long_prompt = "skip"
 
 
+# ---- the models of a command line
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model of a command line.
+
+    Attributes:
+        name: its name in tables.
+        path: a folder or a name on the hub, with the weights or the adapter.
+        run: the folder of the run that trained it. None if unknown.
+    """
+
+    name: str
+    path: str
+    run: str | None = None
+
+    def prompt_settings(self) -> PromptSettings | None:
+        """The settings of its prompts, from beside its weights or from the hub. None where none were saved."""
+        from qwenvl.data.saved_processor import SETTINGS_FILE, PromptSettings
+
+        if Path(self.path).is_dir():
+            return PromptSettings.load(self.path) if (Path(self.path) / SETTINGS_FILE).is_file() else None
+        from transformers.utils import cached_file
+
+        quietly = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        try:
+            file = cached_file(self.path, SETTINGS_FILE, **quietly)
+        except OSError:  # no such model: loading its weights reports that
+            return None
+        return None if file is None else PromptSettings.load(Path(file).parent)
+
+
+def model_source(word: str | Path, taken: Sequence[str] = ()) -> ModelSource:
+    """The model that a word of a command line names.
+
+    Its name is the shortest end of its path that is not in ``taken``: at least the name of its folder, and for a
+    checkpoint also that of its run.
+
+    Args:
+        word: a checkpoint, an adapter's folder, a run's folder or a name on the hub. Of a run that has not ended it is
+            the newest checkpoint with whole weights.
+
+    Raises:
+        FileNotFoundError: no such folder, or one without weights.
+    """
+    from qwenvl.model.weight_files import has_weights
+
+    path, run = str(word), None
+    if (folder := Path(word)).is_dir():
+        folder = folder if has_weights(folder) else _newest_checkpoint(folder)
+        path = str(folder)
+        run = next((str(each) for each in (folder, folder.parent) if (each / "run.json").is_file()), None)
+    elif path.startswith(("/", ".", "~")):
+        raise FileNotFoundError(f"{word}: no such folder; expected a checkpoint, or a name on the hub")
+    parts = Path(path).parts
+    length = min(len(parts), 2 if parts[-1].startswith("checkpoint-") else 1)
+    while length < len(parts) and "/".join(parts[-length:]) in taken:
+        length += 1
+    return ModelSource("/".join(parts[-length:]), path, run)
+
+
+def named_models(words: Sequence[str]) -> list[ModelSource]:
+    """The models of an evaluation, each with a name of its own. Names stay when further models are added.
+
+    Raises:
+        ValueError: a model is given twice.
+        FileNotFoundError: no such folder, or one without weights.
+    """
+    models: list[ModelSource] = []
+    for word in words:
+        model = model_source(word, [other.name for other in models])
+        if any(other.path == model.path for other in models):
+            raise ValueError(f"MODEL {model.path} is given twice")
+        models.append(model)
+    return models
+
+
+def _newest_checkpoint(run: Path) -> Path:
+    from qwenvl.model.weight_files import has_weights, weights_problem
+
+    steps = {int(each.name.rpartition("-")[2]): each for each in run.iterdir() if re.fullmatch(r".+-\d+", each.name)}
+    whole = [steps[n] for n in sorted(steps) if has_weights(steps[n]) and weights_problem(steps[n]) is None]
+    if not whole:
+        raise FileNotFoundError(
+            f"{run}: no weights in it; expected a model, an adapter, or a run's folder with a checkpoint"
+        )
+    return whole[-1]
+
+
 # ---- qwenvl probe
 
 
@@ -263,21 +351,16 @@ def probe_request(argv: Sequence[str]) -> ProbeRequest:
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
-
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ValueError("a probe runs in one process: start it without torchrun or accelerate launch")
-    words, options, rest = _parse(argv, ProbeOptions)
-    is_file = bool(words) and Path(words[0]).suffix in (".yaml", ".yml", ".json")
-    if is_file and len(words) == 1:
-        words, rest = [], ["--config", *words, *rest]
-    file, flags = split_file(rest)
-    if (is_file and words) or (len(words) != 2 and (words or file is None)):
+    file, rest = split_file(argv)
+    words, options, flags = _parse(rest, ProbeOptions)
+    if len(words) != 2 and (words or file is None):
         raise ValueError(f"expected MODEL DATA or a settings file before the flags, got {' '.join(words) or 'nothing'}")
     named = ("model_name_or_path", "dataset_use")
     refuse_unread(flags, READ_BY_PROBE.difference(named))
     tokens = [f"--{name}={word}" for name, word in zip(named, words, strict=bool(words))]
-    config = config_from(file, [*tokens, *flags], GRPOConfig, only={*READ_BY_PROBE, "start_from_weights"})
+    config = config_from(file, [*tokens, *flags], only={*READ_BY_PROBE, "start_from_weights"})
     for name in named:
         if getattr(config, name) is None:
             raise ValueError(f"{file}: {name} is missing; set it there, or give MODEL DATA before the flags")
@@ -322,9 +405,6 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
     Raises:
         ValueError: an unknown, unfit or meaningless flag, or no model or data.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
-    from qwenvl.evaluate.models import named_models
-
     words, options, rest = _parse(argv, EvaluateOptions)
     if len(words) < 2:
         raise ValueError(f"expected MODEL DATA before the flags, got {' '.join(words) or 'nothing'}")
@@ -333,7 +413,7 @@ def evaluation_request(argv: Sequence[str]) -> EvaluationRequest:
     models = named_models(words[:-1])
     of_run = [model for model in models if model.run is not None]
     tokens = training_flags(of_run[-1], flags) if file is None and of_run else []
-    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], GRPOConfig, only=READ_BY_EVALUATION)
+    config = config_from(file, [*tokens, f"--dataset_use={words[-1]}", *flags], only=READ_BY_EVALUATION)
     if config.engine_has_own_weights and config.world_size > 1:
         raise ValueError(
             f"--rollout_engine {config.rollout_engine} evaluates in one process: start it without torchrun or "
@@ -372,8 +452,6 @@ def try_request(argv: Sequence[str]) -> TryRequest:
     Raises:
         ValueError, OSError: an unknown, unfit or meaningless flag, no question, no such model or file.
     """
-    from qwenvl.evaluate.models import model_source
-
     argv = ["--n" if word == "-n" else re.sub(r"^-n(\d+)$", r"--n=\1", word) for word in argv]
     words, options, flags = _parse(argv, TryOptions)
     if len(words) < 2 or not _is_text(words[-1]):
@@ -401,10 +479,8 @@ def config_for(model: ModelSource, flags: Sequence[str], reading: Collection[str
     Raises:
         ValueError: an unknown or unfit flag.
     """
-    from qwenvl.config.grpo_config import GRPOConfig
-
     taken = OF_A_RUN - (names_of(ReadingOptions) - set(reading))
-    config = config_from(None, [*training_flags(model, flags, taken), *flags], GRPOConfig)
+    config = config_from(None, [*training_flags(model, flags, taken), *flags])
     config.model_name_or_path = model.path
     return config
 
@@ -418,7 +494,7 @@ def training_flags(model: ModelSource, flags: Sequence[str], taken: Set[str] = O
         flags: of the command line.
         taken: names of settings.
     """
-    known = model.run_settings()
+    known = {} if model.run is None else dict(read_config(model.run)["config"])
     if (saved := model.prompt_settings()) is not None:
         known |= asdict(saved.frames) | asdict(saved.prompts) | {"system": saved.system}  # its file may be gone
     if {"base_interval", "video_fps"}.intersection(map(setting_of, flags)):  # two names of one setting

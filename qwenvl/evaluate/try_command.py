@@ -59,11 +59,11 @@ def ask(request: TryRequest) -> dict[str, Any]:
     sample = dataset.load(record)  # an unreadable clip is an error before the weights are loaded
     batch = collator([sample])["prompts"]
     media = media_of(record, batch, collator.processor)
-    respondent = build_respondent(config, collator, rubric)
+    model, collector = build_respondent(config, collator, rubric)
     if options.solution is None:
-        [rollout], rewards = respondent.collector.complete(respondent.model, [batch], options.n), {}
+        [rollout], rewards = collector.complete(model, [batch], options.n), {}
     else:
-        [(rollout, scored)] = respondent.collector.answer(respondent.model, [batch], options.n)
+        [(rollout, scored)] = collector.answer(model, [batch], options.n)
         rewards = scored.columns()
     rubric.close()
     ids = batch.input_ids[0].tolist()

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from qwenvl.report.curves import finite
-from qwenvl.report.groups import dataset_of
 from qwenvl.report.pages import (
     Reading,
-    Strip,
     as_json,
     completion_as_shown,
+    dataset_of,
+    mean,
     media_as_shown,
     strips_of,
     write_pages,
     write_script,
 )
+from qwenvl.report.run import finite
 from qwenvl.report.write import ReportError, Written, require_report_folder, write_index
 from qwenvl.runlog import AS_IT_IS, EvaluationSample, read_evaluation, read_samples
 
@@ -38,37 +36,15 @@ NO_ANSWER, TRUNCATED = 1, 2
 """Marks of a record, added up: without a control a completion of any model has no answer, or is truncated."""
 
 
-@dataclass(frozen=True)
-class RecordAnswers:
-    """One record and the completions of all models under all controls.
+Answers = Sequence[EvaluationSample]
+"""The completions of one record by control, model and place among them. The first is of the record as it is."""
 
-    Attributes:
-        samples: by control, model and place among the completions, in the order of the evaluation.
-    """
 
-    samples: tuple[EvaluationSample, ...]
-
-    @property
-    def head(self) -> EvaluationSample:
-        """The first completion, of the record as it is."""
-        return self.samples[0]
-
-    def mean(self, model: str, control: str) -> float | None:
-        """The mean total of a model's completions. None where none has a reward."""
-        totals = [
-            each.total
-            for each in self.samples
-            if (each.model, each.control) == (model, control) and each.total is not None
-        ]
-        return fmean(totals) if totals else None
-
-    @property
-    def marks(self) -> int:
-        """``NO_ANSWER`` and ``TRUNCATED``, added up."""
-        own = [each for each in self.samples if each.control == AS_IT_IS]
-        return NO_ANSWER * any(not each.answer for each in own) + TRUNCATED * any(
-            each.finish_reason == "length" for each in own
-        )
+def marks(record: Answers) -> int:
+    """``NO_ANSWER`` and ``TRUNCATED`` of a record, added up."""
+    own = [each for each in record if each.control == AS_IT_IS]
+    cut = any(each.finish_reason == "length" for each in own)
+    return NO_ANSWER * any(not each.answer for each in own) + TRUNCATED * cut
 
 
 def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
@@ -91,13 +67,13 @@ def write_evaluation(source: Path, folder: Path, read: Reading) -> Written:
         raise ReportError(f"{source}: the evaluation has written no completion yet")
     require_report_folder(folder)
     data = folder / "data" / "run-0"
-    names = list(dict.fromkeys(name for record in records for name in record.head.rewards))
-    shown = ((record, _as_shown(record, names, read)) for record in records)
-    places = write_pages(shown, 0, data, lambda record, page, place: (page, place))
+    names = list(dict.fromkeys(name for record in records for name in record[0].rewards))
+    places = write_pages(((None, _as_shown(record, names, read)) for record in records), 0, data)
     write_script(data / "index.js", f"report.index(0, {as_json(index(facts, records, places))});\n")
     title = "Evaluation of " + " and ".join(each["name"] for each in facts["models"])
     page = write_index(folder, "evaluation.html", SCRIPTS, title=title, facts=facts, **_shown_numbers(facts))
-    return Written(page, facts, list(dict.fromkeys(s for record in records for s in _strips(record))))
+    strips = (strip for record in records for each in record for strip in strips_of(each.clips, each.images))
+    return Written(page, facts, list(dict.fromkeys(strips)))
 
 
 def headline(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -171,7 +147,7 @@ def _shown_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> list[RecordAnswers]:
+def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> list[Answers]:
     """The records in their order, each with its completions by control, model and place."""
     models = {each["name"]: n for n, each in enumerate(facts["models"])}
     controls = {name: n for n, name in enumerate(facts["controls"])}
@@ -180,43 +156,48 @@ def asked_of(facts: Mapping[str, Any], samples: Iterable[EvaluationSample]) -> l
         return each.doc_id, controls[each.control], models[each.model], each.sample
 
     known = (each for each in samples if each.model in models and each.control in controls)
-    return [RecordAnswers(tuple(own)) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
+    return [list(own) for _, own in groupby(sorted(known, key=key), key=lambda each: each.doc_id)]
 
 
 def index(
-    facts: Mapping[str, Any], records: Sequence[RecordAnswers], places: Sequence[tuple[int, int]]
+    facts: Mapping[str, Any], records: Sequence[Answers], places: Sequence[tuple[None, int, int]]
 ) -> dict[str, Any]:
     """The index of all records for filters and jumps: columns of numbers, and the texts that they number."""
     models = [each["name"] for each in facts["models"]]
-    datasets = list(dict.fromkeys(_dataset(record.head) for record in records))
+    datasets = list(dict.fromkeys(_dataset(record[0]) for record in records))
     numbers = {name: n for n, name in enumerate(datasets)}
     return {
         "models": models,
         "controls": facts["controls"],
         "datasets": datasets,
-        "ids": [record.head.record_id for record in records],
+        "ids": [record[0].record_id for record in records],
         "columns": {
-            "data": [numbers[_dataset(record.head)] for record in records],
-            "page": [page for page, _ in places],
-            "place": [place for _, place in places],
-            "marks": [record.marks for record in records],
+            "data": [numbers[_dataset(record[0])] for record in records],
+            "page": [page for _, page, _ in places],
+            "place": [place for _, _, place in places],
+            "marks": [marks(record) for record in records],
         },
         "means": {
-            control: {model: finite([record.mean(model, control) for record in records]) for model in models}
+            control: {model: finite([_mean(record, model, control) for record in records]) for model in models}
             for control in facts["controls"]
         },
     }
+
+
+def _mean(record: Answers, model: str, control: str) -> float | None:
+    """The mean total of a model's completions. None where none has a reward."""
+    return mean(each.total for each in record if (each.model, each.control) == (model, control))
 
 
 def _dataset(sample: EvaluationSample) -> str:
     return sample.dataset or dataset_of(sample.where)
 
 
-def _as_shown(record: RecordAnswers, names: Sequence[str], read: Reading) -> dict[str, Any]:
+def _as_shown(record: Answers, names: Sequence[str], read: Reading) -> dict[str, Any]:
     """The page's object of a record: the shared fields, then each control with the completions of each model."""
-    head = record.head
+    head = record[0]
     views = []
-    for control, own in groupby(record.samples, key=lambda each: each.control):
+    for control, own in groupby(record, key=lambda each: each.control):
         samples = list(own)
         views.append(
             {
@@ -238,8 +219,3 @@ def _as_shown(record: RecordAnswers, names: Sequence[str], read: Reading) -> dic
         "fitted": head.fitted,
         "views": views,
     }
-
-
-def _strips(record: RecordAnswers) -> list[Strip]:
-    shown = {(each.clips, each.images): None for each in record.samples}
-    return [strip for clips, images in shown for strip in strips_of(clips, images)]

@@ -1,34 +1,188 @@
-"""The groups of a run as files that a page loads when it needs them: an index with numbers alone, and pages of texts.
+"""Groups of completions, their marks, and the files of groups that a page loads when it needs them.
 
-Each file is a script that calls ``report.index(...)`` or ``report.page(...)``: a page that was opened from a disk may
-load scripts beside it, but may not read other files.
+The files are an index with numbers alone, and pages of texts. Each is a script that calls ``report.index(...)`` or
+``report.page(...)``: a page that was opened from a disk may load scripts beside it, but may not read other files.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from qwenvl.files import written_whole
-from qwenvl.report.curves import finite
-from qwenvl.report.groups import (
-    Group,
-    GroupRow,
-    dataset_of,
-    grouped,
-    row_of,
-    suspicions,
-    with_gaps,
-)
-from qwenvl.report.run import Run
-from qwenvl.runlog import EvaluationSample, Rollout, SeenClip, read_parity, read_rollouts
+from qwenvl.health import all_equal
+from qwenvl.report.run import Run, finite
+from qwenvl.runlog import EvaluationSample, Parity, Rollout, SeenClip, read_parity, read_rollouts
+
+EQUAL, TRUNCATED, REPEATED, SUSPECT, UNSCORED, DROPPED = 1, 2, 4, 8, 16, 32
+"""Marks of a group, added up: its rewards are equal, as the log counts them; a completion was truncated; half or more
+of the texts occur twice; reward hacking is suspected; a completion has no reward; it was not trained on
+(``--filter_groups``)."""
+
+MOST_GAP = 1e9  # in place of an infinite difference of log-probs, for which JSON has no number
+HIGH_FORMAT = 0.9  # a format reward from which a completion has the form
+HALF_RIGHT = 0.5  # an accuracy from which a repeated text is not suspected
+FORM = ("format", "tag", "length", "overlong", "repetition", "brevity")  # a reward with such a word judges the form
+_PLACE = re.compile(r"(\[\d+\]|:\d+)$")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One prompt with its G completions of one step.
+
+    Attributes:
+        rollouts: G rows, by ``sample``.
+        gaps: for each the largest difference between trainer's and sampler's log-probs. Empty if not compared.
+    """
+
+    rollouts: tuple[Rollout, ...]
+    gaps: tuple[float, ...] = ()
+
+    @property
+    def head(self) -> Rollout:
+        """The first row: step, record, prompt and clips are the same in all."""
+        return self.rollouts[0]
+
+    @property
+    def totals(self) -> list[float]:
+        """The total rewards of the completions that have one."""
+        return [each.total for each in self.rollouts if each.total is not None]
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values. None where there is none."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def dataset_of(where: str) -> str:
+    """The name of the file in a record's place.
+
+    Example:
+        >>> dataset_of("data/sop.json[17]"), dataset_of("data/more.jsonl:3")
+        ('sop', 'more')
+    """
+    return Path(_PLACE.sub("", where)).stem
+
+
+def grouped(rollouts: Iterable[Rollout]) -> Iterator[Group]:
+    """The groups of consecutive completions of one prompt. A group begins where ``sample`` is 0."""
+    rows: list[Rollout] = []
+    key: tuple[object, ...] = ()
+    for each in rollouts:
+        own = (each.split, each.step, each.epoch, each.record_id, each.where)
+        if rows and (own != key or each.sample == 0):
+            yield Group(tuple(rows))
+            rows = []
+        rows.append(each)
+        key = own
+    if rows:
+        yield Group(tuple(rows))
+
+
+def with_gaps(groups: Iterable[Group], compared: Iterable[Parity]) -> Iterator[Group]:
+    """The groups with the gaps of their completions, for those that were compared."""
+    known = {(each.step, each.where): tuple(min(gap, MOST_GAP) for gap in each.gaps) for each in compared}
+    for group in groups:
+        head = group.head
+        gaps = known.get((head.step, head.where), ()) if head.split == "train" and not head.dropped else ()
+        yield replace(group, gaps=gaps) if len(gaps) == len(group.rollouts) else group
+
+
+def marks(group: Group) -> int:
+    """The marks of a group, added up.
+
+    Example:
+        >>> marks(group) & EQUAL
+        1
+    """
+    totals = group.totals
+    found = 0
+    if all_equal(totals) and len(group.rollouts) > 1:  # an evaluation may have one completion of each prompt
+        found |= EQUAL
+    if any(each.finish_reason == "length" for each in group.rollouts):
+        found |= TRUNCATED
+    if len(totals) < len(group.rollouts):
+        found |= UNSCORED
+    if len(group.rollouts) > 2 and _most_frequent(group)[1] * 2 >= len(group.rollouts):
+        found |= REPEATED
+    if group.head.dropped:
+        found |= DROPPED
+    return found | (SUSPECT if suspicions(group) else 0)
+
+
+def suspicions(group: Group) -> list[str]:
+    """Reasons to suspect reward hacking: completions have the form and nothing right, or repeat one wrong text.
+
+    Each needs at least half of the completions, in a group of at least three. A group that repeats a right text is
+    solved, and not suspected.
+    """
+    size = len(group.rollouts)
+    if size < 3:
+        return []
+    reasons = []
+    empty = sum(_form_without_content(each.rewards) for each in group.rollouts)
+    if empty * 2 >= size:
+        reasons.append(f"{empty} of {size} completions keep the form and have nothing right")
+    text, count = _most_frequent(group)
+    content = [value for each in group.rollouts if each.completion.strip() == text for value in _content(each.rewards)]
+    if count * 2 >= size and content and fmean(content) < HALF_RIGHT:
+        reasons.append(f"{count} of {size} completions are the same text, which is not right")
+    return reasons
+
+
+@cache
+def is_form(name: str) -> bool:
+    """Whether a reward judges the form of a completion, by its name. All others judge the content.
+
+    Example:
+        >>> is_form("strict_format"), is_form("accuracy")
+        (True, False)
+    """
+    return any(word in name.casefold() for word in FORM)
+
+
+def _content(rewards: Mapping[str, float | None]) -> list[float]:
+    return [value for name, value in rewards.items() if value is not None and not is_form(name)]
+
+
+def _form_without_content(rewards: Mapping[str, float | None]) -> bool:
+    form = [value for name, value in rewards.items() if value is not None and "format" in name.casefold()]
+    content = _content(rewards)
+    return bool(form and content) and min(form) >= HIGH_FORMAT and max(content) <= 0
+
+
+def _most_frequent(group: Group) -> tuple[str, int]:
+    """The most frequent text, without outer white space, and its count."""
+    return Counter(each.completion.strip() for each in group.rollouts).most_common(1)[0]
+
+
+GroupRow = dict[str, Any]
+"""The row of a group in the index of the page, as ``row_of`` makes it, with its ``page`` and its ``place`` there."""
+
+
+def row_of(group: Group) -> GroupRow:
+    """The row of a group: its numbers, its marks, and the mean of each reward as ``parts``."""
+    head, totals = group.head, group.totals
+    names = dict.fromkeys(name for each in group.rollouts for name in each.rewards)
+    return {
+        **{"split": head.split, "step": head.step, "epoch": head.epoch},
+        **{"record": head.record_id, "where": head.where, "size": len(group.rollouts), "marks": marks(group)},
+        **{"mean": mean(totals), "low": min(totals, default=None), "high": max(totals, default=None)},
+        "parts": {name: mean(each.rewards.get(name) for each in group.rollouts) for name in names},
+        "gap": max(group.gaps, default=None),
+    }
+
 
 PAGE_BYTES = 300_000  # a page is closed when its text is longer
-Item = TypeVar("Item")
 Kept = TypeVar("Kept")
 
 Reading = Callable[[str, str], tuple[str | None, str]]
@@ -66,41 +220,37 @@ def write_groups(run: Run, number: int, folder: Path, read: Reading) -> tuple[li
         RunLogError: a line of the rollouts is none.
     """
     groups = with_gaps(grouped(read_rollouts(run.folder, split=None)), read_parity(run.folder))
-    made = write_pages(
-        ((group, group_as_shown(group, read)) for group in groups),
-        number,
-        folder,
-        lambda group, page, place: (row_of(group, page, place), strips_of(group.head.clips, group.head.images)),
+    kept = (
+        ((row_of(group), strips_of(group.head.clips, group.head.images)), group_as_shown(group, read))
+        for group in groups
     )
-    rows = [row for row, _ in made]
+    made = write_pages(kept, number, folder)
+    rows = [row | {"page": page, "place": place} for (row, _), page, place in made]
     write_script(folder / "index.js", f"report.index({number}, {as_json(index(rows))});\n")
-    newest_first = sorted(made, key=lambda each: -each[0].step)
+    newest_first = sorted((each for each, _, _ in made), key=lambda each: -each[0]["step"])
     return rows, list(dict.fromkeys(strip for _, strips in newest_first for strip in strips))
 
 
-def write_pages(
-    shown: Iterable[tuple[Item, dict[str, Any]]], number: int, folder: Path, keep: Callable[[Item, int, int], Kept]
-) -> list[Kept]:
-    """Write items as pages of ``PAGE_BYTES`` or a little more, and remove further pages of an earlier report.
+def write_pages(shown: Iterable[tuple[Kept, dict[str, Any]]], number: int, folder: Path) -> list[tuple[Kept, int, int]]:
+    """Write objects as pages of ``PAGE_BYTES`` or a little more, and remove further pages of an earlier report.
 
     Args:
-        shown: each item, and the object that the page shows. One page is in memory at a time.
+        shown: what is kept of each item, and the object that the page shows. One page is in memory at a time.
         number: of the run in the report.
-        keep: called with each item, the number of its page and its place there.
 
     Returns:
-        What ``keep`` returned.
+        What is kept, with the number of its page and its place there, from 0.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    kept: list[Kept] = []
+    kept: list[tuple[Kept, int, int]] = []
     page, texts = 0, list[str]()
 
     def write() -> None:
         body = ",\n".join(texts)
         write_script(folder / f"page-{page}.js", f"report.page({number}, {page}, [\n{body}\n]);\n")
 
-    for item, value in shown:
-        kept.append(keep(item, page, len(texts)))
+    for each, value in shown:
+        kept.append((each, page, len(texts)))
         texts.append(as_json(value))
         if sum(map(len, texts)) > PAGE_BYTES:
             write()
@@ -119,29 +269,28 @@ def index(rows: Sequence[GroupRow]) -> dict[str, Any]:
 
     ``records`` has ``[id, place, number of the data set]``.
     """
-    splits = list(dict.fromkeys(row.split for row in rows))
-    datasets = list(dict.fromkeys(dataset_of(row.where) for row in rows))
-    rewards = list(dict.fromkeys(name for row in rows for name in row.parts))
-    places = {key: n for n, key in enumerate(dict.fromkeys((row.record, row.where) for row in rows))}
-    set_numbers = {name: n for n, name in enumerate(datasets)}
-    split_numbers = {name: n for n, name in enumerate(splits)}
-    return {
-        "splits": splits,
-        "datasets": datasets,
-        "rewards": rewards,
-        "records": [[record, where, set_numbers[dataset_of(where)]] for record, where in places],
-        "columns": {
-            **{name: [getattr(row, name) for row in rows] for name in ("page", "place")},
-            "split": [split_numbers[row.split] for row in rows],
-            **{name: [getattr(row, name) for row in rows] for name in ("step", "epoch")},
-            "record": [places[row.record, row.where] for row in rows],
-            "size": [row.size for row in rows],
-            **{name: finite([getattr(row, name) for row in rows]) for name in ("mean", "low", "high")},
-            "marks": [row.marks for row in rows],
-            "gap": finite([row.gap for row in rows]),
-        },
-        "parts": {name: finite([row.parts.get(name) for row in rows]) for name in rewards},
+    sets = {where: dataset_of(where) for where in dict.fromkeys(row["where"] for row in rows)}
+    splits, datasets = _numbered(row["split"] for row in rows), _numbered(sets.values())
+    records = _numbered((row["record"], row["where"]) for row in rows)
+    rewards = list(dict.fromkeys(name for row in rows for name in row["parts"]))
+    columns = {name: [row[name] for row in rows] for name in ("page", "place", "step", "epoch", "size", "marks")} | {
+        name: finite([row[name] for row in rows]) for name in ("mean", "low", "high", "gap")
     }
+    return {
+        "splits": list(splits),
+        "datasets": list(datasets),
+        "rewards": rewards,
+        "records": [[record, where, datasets[sets[where]]] for record, where in records],
+        "columns": columns
+        | {"split": [splits[row["split"]] for row in rows]}
+        | {"record": [records[row["record"], row["where"]] for row in rows]},
+        "parts": {name: finite([row["parts"].get(name) for row in rows]) for name in rewards},
+    }
+
+
+def _numbered(items: Iterable[Any]) -> dict[Any, int]:
+    """The number of each different item, in the order of their first occurrence."""
+    return {item: number for number, item in enumerate(dict.fromkeys(items))}
 
 
 def group_as_shown(group: Group, read: Reading) -> dict[str, Any]:

@@ -8,15 +8,15 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from qwenvl.report.curves import SECTIONS, charts, clocks, phases
 from qwenvl.report.findings import summary
 from qwenvl.report.pages import Reading, Strip, as_json, write_groups, write_script
-from qwenvl.report.run import Run, differing_settings
+from qwenvl.report.run import SECTIONS, Run, charts, clocks, differing_settings, phases
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -122,7 +122,8 @@ def write_report(
         evaluations=list(dict.fromkeys(name for run in facts["runs"] for name in run["evaluations"])),
         metrics={name for run in facts["runs"] for name in run["trends"]},
     )
-    return Written(page, facts, _merged([strips for _, strips in groups]))
+    in_turn = zip_longest(*(strips for _, strips in groups))  # one of each run
+    return Written(page, facts, list(dict.fromkeys(strip for turn in in_turn for strip in turn if strip)))
 
 
 def write_index(folder: Path, template: str, scripts: Sequence[str], **values: Any) -> Path:
@@ -150,12 +151,6 @@ def write_pictures(folder: Path, pictures: Mapping[str, Picture]) -> None:
         for key, each in sorted(pictures.items())
     }
     write_script(folder / "data" / "pictures.js", f"report.pictures({as_json(listed)});\n")
-
-
-def _merged(lists: Sequence[Sequence[Strip]]) -> list[Strip]:
-    """One from each list in turn, each strip once."""
-    longest = max((len(each) for each in lists), default=0)
-    return list(dict.fromkeys(each[n] for n in range(longest) for each in lists if n < len(each)))
 
 
 def facts_of(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

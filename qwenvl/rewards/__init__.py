@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qwenvl.rewards.columns import adapt_verl as adapt_verl
-    from qwenvl.rewards.columns import reward_columns as reward_columns
     from qwenvl.rewards.function import Argument as Argument
     from qwenvl.rewards.function import RewardError as RewardError
     from qwenvl.rewards.function import RewardFunction as RewardFunction
+    from qwenvl.rewards.function import adapt_verl as adapt_verl
+    from qwenvl.rewards.function import reward_columns as reward_columns
     from qwenvl.rewards.options import RewardSettings as RewardSettings
     from qwenvl.rewards.resolve import build_rubric as build_rubric
     from qwenvl.rewards.resolve import reward as reward
@@ -23,10 +23,10 @@ _HOMES = {
     "RewardFunction": "function",
     "RewardSettings": "options",
     "Rubric": "rubric",
-    "adapt_verl": "columns",
+    "adapt_verl": "function",
     "build_rubric": "resolve",
     "reward": "resolve",
-    "reward_columns": "columns",
+    "reward_columns": "function",
 }
 __all__ = list(_HOMES)
 

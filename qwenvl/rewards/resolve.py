@@ -12,17 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from qwenvl.option import nearest
-from qwenvl.rewards.columns import adapt_verl
+from qwenvl.option import nearest, parse_row
 from qwenvl.rewards.function import (
     RewardError,
     RewardFunction,
+    adapt_verl,
     bound_arguments,
     name_of,
-    parsed,
     without_arguments,
 )
-from qwenvl.rewards.functions.reward_model import RewardModel
+from qwenvl.rewards.functions.models import RewardModel
 from qwenvl.rewards.options import OnError, RewardOptions, RewardSettings
 from qwenvl.rewards.rubric import Rubric
 from qwenvl.rewards.table import BY_FLAG, TABLE
@@ -132,7 +131,10 @@ def resolve(
     if not isinstance(each, str):
         name = name_of(each)
     else:
-        name, given = parsed(each)
+        try:
+            name, given = parse_row(each)
+        except ValueError as error:
+            raise RewardError(f"reward {each!r}: {error}") from None
         if name in plugins:
             value = plugins[name]
         elif entry := TABLE.get(name):

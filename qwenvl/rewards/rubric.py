@@ -10,15 +10,22 @@ import sysconfig
 import threading
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from qwenvl.rewards.columns import Completion, field_problem, is_routed, record_name, route_problem
-from qwenvl.rewards.function import RewardError, RewardFunction, Unfinished, arguments
+from qwenvl.rewards.function import (
+    Completion,
+    RewardError,
+    RewardFunction,
+    Unfinished,
+    arguments,
+    field_problem,
+    is_routed,
+    record_name,
+    route_problem,
+)
 from qwenvl.rewards.options import OnError
 from qwenvl.types import Record, RewardBatch
 
@@ -39,12 +46,7 @@ TAKEN = ("total", "std", "max", "temporal_contrast")
 """What the run logs as ``reward/NAME`` beside the reward functions, none of which can have one of these names."""
 
 
-class RewardExit(Exception):
-    """A reward function called ``sys.exit``, which would end the run with its status and without a model."""
-
-
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One function on the rows that are its own.
 
     Attributes:
@@ -58,15 +60,16 @@ class Call:
     columns: Mapping[str, list[Any]]
     shared: Mapping[str, Any]
 
-    def only(self, row: int) -> Call:
-        """The same call on one of its rows."""
-        columns = {name: [values[row]] for name, values in self.columns.items()}
-        return replace(self, completions=[self.completions[row]], columns=columns)
+    def only(self, rows: Sequence[int]) -> Call:
+        """The same call on some of its rows."""
+        columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
+        return self._replace(completions=[self.completions[row] for row in rows], columns=columns)
 
-    def arguments(self) -> tuple[list, dict]:
-        """Positional and keyword arguments for the function: copies, so that it changes nothing that others see."""
+    def bound(self) -> Callable[[], Any]:
+        """The function with its arguments: copies, so that it changes nothing that others see."""
         positional, keywords = arguments(self.function, self.completions, {**self.columns, **self.shared})
-        return own(positional), {name: each if name in self.shared else own(each) for name, each in keywords.items()}
+        own_keywords = {name: each if name in self.shared else own(each) for name, each in keywords.items()}
+        return partial(self.function.call, *own(positional), **own_keywords)
 
 
 class Rubric:
@@ -206,13 +209,12 @@ class Rubric:
                 raise RewardError(f"column {name!r} has {len(values)} values for {n} completions")
         logged: dict[str, list[float]] = defaultdict(list)
         routes = columns.get("reward", [None] * n)
-        texts = [Completion(text) for text in completions]
+        texts: list[str] = [Completion(text) for text in completions]
         calls: list[tuple[list[int], Call]] = []
         for function in self.functions:
             if rows := [row for row in range(n) if is_routed(routes[row], function.name)]:
-                columns_of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
                 shared = {"trainer_state": trainer_state, "log_metric": partial(_log, logged, function.name)}
-                calls.append((rows, Call(function, [texts[row] for row in rows], columns_of_rows, shared)))
+                calls.append((rows, Call(function, texts, columns, shared).only(rows)))
         components: dict[str, Values] = {name: [None] * n for name in self.names}
         left_out = set()
         for (rows, call), values in zip(calls, self._values_of([call for _, call in calls]), strict=True):
@@ -240,33 +242,30 @@ class Rubric:
         return [self._finish(call, result or self._begin(call)) for call, result in zip(calls, begun, strict=True)]
 
     def _begin(self, call: Call) -> Callable[[], Any]:
-        """Start a call, and return a function that waits for its values."""
-        function = call.function.call
-        positional, keywords = call.arguments()
-        if call.function.is_async:
-            coroutine = _call_async(function, positional, keywords)
-            return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop()).result
-        return lambda: _call(function, positional, keywords)
+        """Start an async call, and return a function that waits for the values."""
+        if not call.function.is_async:
+            return call.bound()
+        return asyncio.run_coroutine_threadsafe(_awaited(call.bound()), self._event_loop()).result
 
     def _finish(self, call: Call, result: Callable[[], Any]) -> list[Any]:
         try:
             return _one_per_row(call, result())
         except RewardError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = error  # the second call is outside of the handler: the traceback shows one error, not two
         if len(call.completions) == 1:
             return [failure]
-        alone = [value for (value,) in self._values_of([call.only(row) for row in range(len(call.completions))])]
+        alone = [value for (value,) in self._values_of([call.only([row]) for row in range(len(call.completions))])]
         # A function that fails on no single row fails on several together: all of them are affected.
-        failed_alone = any(isinstance(value, Exception) for value in alone)
+        failed_alone = any(isinstance(value, BaseException) for value in alone)
         return alone if failed_alone else [failure] * len(call.completions)
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         """The one loop of this runner. Clients and semaphores belong to the loop that they were first used in."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run_on, args=(self._loop,), name="async-rewards", daemon=True).start()
+            threading.Thread(target=self._loop.run_forever, name="async-rewards", daemon=True).start()
         return self._loop
 
     def _leave_out(self, name: str, place: str, value: Any) -> None:
@@ -336,29 +335,11 @@ def _one_per_row(call: Call, values: Any) -> list[Any]:
     )
 
 
-@contextmanager
-def _no_exit() -> Iterator[None]:
+async def _awaited(begin: Callable[[], Any]) -> Any:
     try:
-        yield
-    except SystemExit as error:
-        raise RewardExit(f"it called sys.exit({error.code!r})") from error
-
-
-def _call(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
-    with _no_exit():
-        return function(*positional, **keywords)
-
-
-async def _call_async(function: Callable[..., Any], positional: list, keywords: dict) -> Any:
-    with _no_exit():
-        return await function(*positional, **keywords)
-
-
-def _run_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop until it is stopped. ``sys.exit`` in a task that a function made does not stop it."""
-    while True:
-        with suppress(SystemExit):
-            return loop.run_forever()
+        return await begin()
+    except SystemExit as error:  # it would end the event loop
+        raise RuntimeError(f"it called sys.exit({error.code!r})") from error
 
 
 def own(value: Any) -> Any:

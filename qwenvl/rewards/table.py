@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qwenvl.rewards.function import RewardFunction, arguments_of
-from qwenvl.rewards.functions import actions, grounding, judge, matching, maths, numbers, reward_model, shaping
+from qwenvl.rewards.functions import actions, answers, grounding, maths, models, shaping
 
 KINDS: dict[str, str] = {  # the function of each kind of problem
     "multiple choice": "multiple_choice",
@@ -32,7 +32,7 @@ def by_problem_type(
     prompts: list[Any] | None = None,
     duration: list[float | None] | None = None,
     *,
-    numeric_tolerance: numbers.Tolerance = 1e-6,
+    numeric_tolerance: answers.Tolerance = 1e-6,
     temporal_iou_boundary: grounding.Boundary = False,
     **columns: Any,
 ) -> list[float]:
@@ -128,29 +128,29 @@ TABLE: dict[str, Entry] = {
     "accuracy": Entry(actions.accuracy, 0, 1, actions.check_actions),
     "action_order": Entry(actions.action_order, 0, 1, actions.check_action_numbers),
     "math_accuracy": Entry(maths.MathReward, 0, 1),
-    "count": Entry(numbers.count, 0, 1, numbers.check_number),
-    "countdown": Entry(numbers.countdown, 0, 1, numbers.check_countdown),
+    "count": Entry(answers.count, 0, 1, answers.check_number),
+    "countdown": Entry(answers.countdown, 0, 1, answers.check_countdown),
     "cosine": Entry(shaping.cosine, -0.5, 1),
     "repetition": Entry(shaping.repetition, -1, 0),
     "soft_overlong": Entry(shaping.soft_overlong, -1, 0),
     "length_window": Entry(shaping.length_window, 0, 0.2),
-    "multiple_choice": Entry(matching.multiple_choice, 0, 1, matching.check_letters),
-    "yes_no": Entry(matching.yes_no, 0, 1, matching.check_yes_no),
-    "exact_match": Entry(matching.exact_match, 0, 1, matching.check_text),
-    "numeric": Entry(numbers.numeric, 0, 1, numbers.check_number),
-    "regression": Entry(numbers.regression, 0, 1, numbers.check_number),
-    "ocr": Entry(matching.ocr, 0, 1, matching.check_text),
-    "rouge": Entry(matching.rouge, 0, 1, matching.check_text),
+    "multiple_choice": Entry(answers.multiple_choice, 0, 1, answers.check_letters),
+    "yes_no": Entry(answers.yes_no, 0, 1, answers.check_yes_no),
+    "exact_match": Entry(answers.exact_match, 0, 1, answers.check_text),
+    "numeric": Entry(answers.numeric, 0, 1, answers.check_number),
+    "regression": Entry(answers.regression, 0, 1, answers.check_number),
+    "ocr": Entry(answers.ocr, 0, 1, answers.check_text),
+    "rouge": Entry(answers.rouge, 0, 1, answers.check_text),
     "temporal_iou": Entry(grounding.temporal_iou, 0, 1, grounding.check_spans),
     "box_iou": Entry(grounding.box_iou, 0, 1, grounding.check_boxes),
     "box_giou": Entry(grounding.box_giou, -1, 1, grounding.check_boxes),
     "by_problem_type": Entry(by_problem_type, 0, 1, check_problem_type),
-    "judge": Entry(judge.JudgeReward, 0, 1, remote=True),
+    "judge": Entry(models.JudgeReward, 0, 1, remote=True),
 }
 
 # What a run adds to its rewards by a flag of its own, and not by a name among --reward_funcs.
 BY_FLAG: dict[str, Entry] = {
-    "reward_model": Entry(reward_model.RewardModel, -math.inf, math.inf, remote=True),
+    "reward_model": Entry(models.RewardModel, -math.inf, math.inf, remote=True),
     "temporal_contrast": Entry(grounding.temporal_contrast, 0, 0.3, remote=True),
 }
 

@@ -81,7 +81,7 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
-class EngineWithWeights(RolloutEngine, Protocol):
+class EngineWithWeights(Protocol):
     """An engine that samples in another process, with a copy of the policy's weights."""
 
     def sync(self, model: nn.Module, version: int | None) -> None:
@@ -112,7 +112,7 @@ class WeightsLostError(EngineLostError):
 
 
 @runtime_checkable
-class EngineAskedAhead(EngineWithWeights, Protocol):
+class EngineAskedAhead(RolloutEngine, EngineWithWeights, Protocol):
     """An engine with weights of its own whose requests can be made while the policy trains."""
 
     def request(

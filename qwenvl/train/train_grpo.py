@@ -11,8 +11,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from qwenvl.config.command_line import FILES_AND_FLAGS, read_command, without_dry_run
-from qwenvl.config.flags import FLAG_GROUPS
-from qwenvl.config.help import USUAL, wants_help
+from qwenvl.config.flags import FLAG_GROUPS, USUAL, wants_help
 from qwenvl.failure import tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 from qwenvl.train.run.signals import ends_at_signals

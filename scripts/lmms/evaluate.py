@@ -28,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own, flags = make_parser().parse_known_args(words)
     from qwenvl.data.errors import told_to_the_user
-    from qwenvl.evaluate.results import results_of
-    from qwenvl.evaluate.results_table import table
+    from qwenvl.evaluate.results import results_of, table
     from qwenvl.runlog import EvaluationLog, hash_of
 
     with told_to_the_user(COMMAND):
@@ -82,9 +81,8 @@ def prepared(own: argparse.Namespace, flags: Sequence[str]) -> tuple[Any, Any, d
     from qwenvl.data.media.open import resolve_backend
     from qwenvl.data.options import FrameOptions, PromptOptions
     from qwenvl.data.records.parse import ReadOptions
-    from qwenvl.evaluate.models import model_source
     from qwenvl.evaluate.protocol import model_facts
-    from qwenvl.evaluate.settings import READ_BY_LMMS, config_for, refuse_unread
+    from qwenvl.evaluate.settings import READ_BY_LMMS, config_for, model_source, refuse_unread
     from qwenvl.runlog import installed_versions
     from qwenvl.train.display.console import settle_output
     from scripts.lmms.model import QwenVL

@@ -11,7 +11,7 @@ from transformers import get_scheduler
 from qwenvl.config.flags import FLAG_GROUPS
 from qwenvl.config.grpo_config import GRPOConfig, computes_in_bf16
 from qwenvl.grpo.loss import LOSSES, objective_of
-from qwenvl.option import own_options, row_of
+from qwenvl.option import all_options, row_of
 from qwenvl.rollout.options import SamplingOptions
 from tests.config.conftest import refusal
 
@@ -129,10 +129,7 @@ def test_rates_that_follow_the_reward_fall_where_it_does(make):
         ({"loss_type": "gspo(ratio=word)"}, "--loss_type: ratio must be one of token, sequence, sequence_token, "),
         ({"loss_type": "grpo(4)"}, "--loss_type grpo(4): expected name(argument=value, ...) with numbers"),
         ({"advantage_estimator": "gdpo(kl_in_reward=True)"}, "--advantage_estimator gdpo has no argument 'kl_in_re"),
-        ({"advantage_estimator": "reinforce"}, "--advantage_estimator must be one of grpo, rloo, "),
-        ({"kl_estimator": "k3(unbiased=1)"}, "--kl_estimator: unbiased must be True or False, got 1"),
         ({"filter_groups": "total(max_rounds=0)"}, "--filter_groups: max_rounds must be at least 1, got 0"),
-        ({"temporal_contrast": "accuracy(margin=2)"}, "--temporal_contrast: margin must be at most 1, got 2"),
     ],
     ids=str,
 )
@@ -162,55 +159,31 @@ def test_nothing_to_train_is_refused_but_not_with_lora(make):
     "settings",
     [
         {"vision_tower_lr": 1e-6},
-        {"mm_projector_lr": 1e-6, "tune_mm_mlp": False},
         {"lora_r": 8},
-        {"lora_alpha": 8},
-        {"lora_dropout": 0.1},
         {"check_parity": "every", "lora_enable": True, "lora_dropout": 0.1},
         {"on_long_prompt": "skip"},
-        {"fit_frames": True},
         {"kl_estimator": "k1", "grpo_beta": 0.0},
-        {"kl_estimator": "k2", "advantage_estimator": "grpo(kl_in_reward=True)"},
-        {"ref_model_name_or_path": "other", "grpo_beta": 0.0},
-        {"sync_ref_model": True, "grpo_beta": 0.0},
-        {"sync_ref_model": True, "lora_enable": True},
         {"sync_ref_model": True, "max_steps": 512},
         {"ref_model_mixup_alpha": 0.5},
-        {"ref_model_sync_steps": 5},
         {"scale_rewards": "none", "advantage_estimator": "rloo"},
-        {"scale_rewards": "batch", "advantage_estimator": "reinforce_plus_plus"},
         {"grpo_epsilon": 0.3},
-        {"grpo_epsilon_high": 0.3},
         {"loss_type": "grpo(delta=2)"},
-        {"loss_type": "dapo(dual_clip=3)"},
-        {"loss_type": "cispo(bound=4)"},
-        {"loss_type": "grpo(ratio=sequence)"},
         {"loss_type": "vespo(off_policy_mask=0.5)"},
         {"kl_estimator": "k3(unbiased=True)"},
-        {"kl_estimator": "k3(unbiased=True)", "grpo_beta": 0.0, "num_iterations": 2},
         {"advantage_estimator": "grpo(kl_in_reward=True)", "grpo_beta": 0.0},
         {"grpo_epsilon": 0.3, "loss_type": "sapo", "num_iterations": 2},
         {"entropy_target": 0.5},
         {"importance_correction": "token_mask"},
-        {"importance_correction": "token_mask(max=2)", "num_iterations": 2},
         {"dataloader_drop_last": True, "num_iterations": 2},
         {"on_nonfinite": "skip", "deepspeed": "zero2.json"},
-        {"on_nonfinite": "skip", "optim": "lomo"},
         {"compile_decoding": True, "shared_prefix": "off"},
         {"ds3_gather_for_generation": False},  # on one process, which has all weights
         {"label_smoothing_factor": 0.1},
-        {"prediction_loss_only": True},
-        {"include_for_metrics": ["inputs"]},
-        {"bf16_full_eval": True},
         {"train_sampling_strategy": "group_by_length"},  # on one process, steps of one prompt
-        {"length_column_name": "tokens"},
-        {"load_best_model_at_end": True},
         {"load_best_model_at_end": True, "save_strategy": "no"},
         {"save_strategy": "best"},
-        {"eval_steps": 5},
         {"eval_steps": 5, "eval_strategy": "epoch"},
         {"save_steps": 5, "save_strategy": "no"},
-        {"fsdp_config": "{}"},
         {"fsdp_config": {"reshard_after_forward": True}, "fsdp": "false"},
     ],
     ids=str,
@@ -224,17 +197,13 @@ def test_settings_without_effect_are_refused(make, settings):
     [
         {"vision_tower_lr": 1e-6, "tune_mm_vision": True},
         {"vision_tower_lr": 1e-6, "tune_mm_vision": True, "lora_enable": True, "lora_r": 8, "lora_alpha": 16},
-        {"on_long_prompt": "skip", "max_prompt_length": 1024},
         {"fit_frames": True, "max_prompt_length": 1024},
-        {"grpo_epsilon": 0.3, "grpo_epsilon_high": 0.28, "num_iterations": 2},
         {"loss_type": "gspo(ratio='sequence_token')", "kl_estimator": "k1(unbiased=True)", "num_iterations": 2},
-        {"num_iterations": 4, "save_steps": 100, "eval_strategy": "steps", "eval_steps": 1},
         {"loss_type": "grpo(off_policy_mask=0.5)", "num_iterations": 2},
         {"entropy_coef": 0.01, "entropy_target": 0.5},
         {"num_iterations": 3, "save_steps": 0.1},  # of how many is not known yet
         {"num_iterations": 3, "save_strategy": "best", "eval_strategy": "epoch"},
         {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2},
-        {"train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 2},
     ],
     ids=str,
 )
@@ -250,12 +219,8 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
             {"train_sampling_strategy": "batch_rebalance"},
             "--train_sampling_strategy must be one of random, sequential, group_by_length, got 'batch_rebalance'",
         ),
-        ({"generation_top_p": 1.1}, "--generation_top_p must be at most 1, got 1.1"),
         ({"generation_top_k": 1}, "--generation_top_k 1 makes all completions of a group the same"),
-        ({"generation_min_p": 1.0}, "--generation_min_p must be below 1, got 1.0"),
-        ({"stop_strings": "</answer>"}, "--stop_strings must be a list or None, got '</answer>'"),
         ({"stop_strings": ["</answer>", ""]}, "--stop_strings must be texts of at least one character"),
-        ({"num_iterations": 2, "grpo_epsilon": 1.0}, "--grpo_epsilon must be below 1, got 1.0"),
         (
             {"num_iterations": 3},
             "--save_steps 100 is no multiple of --num_iterations 3: a checkpoint between the steps on the same "
@@ -268,17 +233,12 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"num_iterations": 2, "enable_jit_checkpoint": True}, "--enable_jit_checkpoint saves at any step"),
         ({"grpo_beta": float("nan")}, "--grpo_beta must be a finite number, got nan"),
         ({"learning_rate": -1e-6}, "--learning_rate must be above 0, got -1e-06"),
-        ({"base_interval": float("inf")}, "--base_interval must be a finite number, got inf"),
         ({"video_min_frames": 9}, "--video_min_frames 9 is above --video_max_frames 8"),
         ({"loss_type": "cisbo"}, "got 'cisbo'; did you mean cispo?"),
         ({"loss_type": "ppo"}, "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, gspo, luspo, cispo, sapo, vespo"),
-        ({"tune_mm_llm": 1}, "--tune_mm_llm must be True or False, got 1"),
         ({"max_prompt_length": True}, "--max_prompt_length must be an integer or None, got True"),
         ({"remove_unused_columns": True}, "--remove_unused_columns must stay False: reward functions see every field"),
-        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps must be at least 1, got 0"),
         ({"max_steps": 0}, "--max_steps must be at least 1, got 0"),
-        ({"save_steps": -5}, "--save_steps must be above 0, got -5"),
-        ({"adam_beta1": 2}, "--adam_beta1 must be below 1, got 2"),
         ({"fsdp": True, "fsdp_config": "none.json"}, "--fsdp_config none.json: no such file; expected a JSON file"),
         ({"video_fps": 1.0, "base_interval": 1.0}, "say the same thing twice"),
         ({"format_reward_weight": 0.0, "accuracy_reward_weight": 0.0}, "both 0"),
@@ -291,7 +251,7 @@ def test_values_out_of_range_are_refused_with_the_range(make, settings, expected
 
 def test_every_problem_is_told_at_once(make):
     lines = refusal(make, grpo_sample_size=1, grpo_alpha=0.0, vision_tower_lr=1e-6).splitlines()
-    assert [line.split()[0] for line in lines] == ["--vision_tower_lr", "--grpo_sample_size", "--grpo_alpha"]
+    assert {line.split()[0] for line in lines} == {"--vision_tower_lr", "--grpo_sample_size", "--grpo_alpha"}
 
 
 @pytest.mark.parametrize(
@@ -314,7 +274,7 @@ def test_every_flag_has_help_and_a_home_in_the_config():
     assert len(names) == len(set(names)), "a flag stands in two groups"
     assert set(names) <= known
     for group in FLAG_GROUPS:
-        for each in own_options(group):
+        for each in all_options(group):
             assert each.metadata["help"].endswith("."), each.name
 
 

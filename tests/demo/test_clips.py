@@ -107,12 +107,3 @@ def test_every_step_looks_like_itself():
         for other in range(step + 1, len(STEPS) + 1):
             changed = np.abs(middle(step, 0) - middle(other, 0)).max(-1) > 40
             assert changed.mean() > 0.03, (step, other)
-
-
-def test_what_a_step_has_done_stays_done():
-    """The cover closed in the first step hides the board in the second."""
-    closed = list(draw_clip(DemoClip("x", (5, 6), (7, 7), (0,))))[-1]
-    open_ = list(draw_clip(DemoClip("x", (4, 6), (7, 7), (0,))))[-1]
-    board = np.s_[60:75, 60:75]
-    assert closed[board][..., 2].mean() > 150 > closed[board][..., 0].mean(), "blue"
-    assert open_[board][..., 1].mean() > open_[board][..., 2].mean(), "green"

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
-from qwenvl.demo.tiny import FAMILIES, SPECIAL_TOKENS, make_model, make_processor, make_tokenizer, save_tiny
+from qwenvl.demo.tiny import FAMILIES, make_model, make_processor, save_tiny
 
 
 @pytest.mark.parametrize(("family", "tied"), [*((family, True) for family in FAMILIES), ("qwen2_5_vl", False)])
@@ -22,53 +22,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, family, tied):
         assert name == other_name
         assert torch.equal(weight, other), name
     assert (model.lm_head.weight is model.get_input_embeddings().weight) is tied
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_ids_agree_between_tokenizer_config_and_generation(tiny_pair, family):
-    model, processor = tiny_pair(family)
-    ids = {token: processor.tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
-    assert sorted(ids.values()) == list(ids.values()), "the order of the real vocabularies"
-    assert len(processor.tokenizer) == model.get_input_embeddings().num_embeddings == max(ids.values()) + 1
-    config = model.config
-    assert config.image_token_id == processor.image_token_id == ids["<|image_pad|>"]
-    assert config.video_token_id == processor.video_token_id == ids["<|video_pad|>"]
-    assert config.vision_start_token_id == ids["<|vision_start|>"]
-    assert config.vision_end_token_id == ids["<|vision_end|>"]
-    assert processor.tokenizer.eos_token_id == config.text_config.eos_token_id == ids["<|im_end|>"]
-    assert processor.tokenizer.pad_token_id == config.text_config.pad_token_id == ids["<|endoftext|>"]
-    assert model.generation_config.eos_token_id == [ids["<|im_end|>"], ids["<|endoftext|>"]]
-    assert model.generation_config.pad_token_id == ids["<|endoftext|>"]
-
-
-def test_tokenizer_is_lossless_and_compact_on_what_it_was_trained_on():
-    text = "(3) fasten the screw into the housing"
-    tokenizer = make_tokenizer([text] * 2, vocab_size=400)
-    tokens = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(tokens) == text
-    assert len(tokens) <= 10, tokenizer.convert_ids_to_tokens(tokens)
-    strange = "Füge 螺丝 <|im_end|>\n\t🙂 (12)"
-    assert tokenizer.decode(tokenizer(strange)["input_ids"]) == strange
-    assert tokenizer.decode(tokenizer(strange)["input_ids"], skip_special_tokens=True) == "Füge 螺丝 \n\t🙂 (12)"
-
-
-def test_chat_template_writes_chatml_with_vision_parts():
-    processor = make_processor()
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What?\n"}, {"type": "image"}]},
-        {"role": "assistant", "content": [{"type": "text", "text": "A fan."}]},
-        {"role": "user", "content": "Sure?"},
-    ]
-    assert processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n"
-        "<|im_start|>user\n<|vision_start|><|video_pad|><|vision_end|>What?\n"
-        "<|vision_start|><|image_pad|><|vision_end|><|im_end|>\n"
-        "<|im_start|>assistant\nA fan.<|im_end|>\n"
-        "<|im_start|>user\nSure?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    assert processor.apply_chat_template(chat[:1], tokenize=False) == "<|im_start|>system\nBe brief.<|im_end|>\n"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

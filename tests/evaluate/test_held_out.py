@@ -82,12 +82,9 @@ def test_two_models_under_all_controls(models, flags, tmp_path, capsys, never_at
         (["MODEL"], 2, "expected MODEL DATA before the flags, got"),
         (["MODEL", "MODEL", "example"], 2, "is given twice"),
         (["MODEL", "example", "--controls", "blind"], 2, "--controls blind: no such control; expected some of blank"),
-        (["MODEL", "example", "--controls", "blank,blank"], 2, "--controls names blank twice"),
         (["MODEL", "example", "--samples", "0"], 2, "--samples must be at least 1"),
         (["MODEL", "example", "--generation_top_p", "1"], 2, "no effect: the one completion is greedy"),
-        (["MODEL", "example", "--grpo_sample_size", "8"], 2, "--samples, of qwenvl try -n, sets the number"),
         (["MODEL", "example", "--learning_rate", "1"], 2, "--learning_rate has no effect: only training reads it"),
-        (["MODEL", "example", "--temporal_contrast"], 2, "--controls shuffled compares"),
         (["FOLDER", "example"], 2, "no weights in it; expected a model"),
         (["MODEL", "example", "--strata", "colour"], 2, "unknown flag strata; use docs/evaluation.md"),
         (["MODEL", "example", "--cluster_by", "colour"], 1, r"no field 'colour'.*; it has "),
@@ -115,7 +112,7 @@ def test_two_processes_share_the_records(tiny_checkpoint, make_clip, make_row, w
     words = [str(tiny_checkpoint(initializer_range=0.1)), str(write_rows(rows))]
     words += ["--use_cpu", "--generation_max_length", "6", "--samples", "2", "--controls", "blank,text_only"]
     launch_ranks("evaluate", 2, [*words, "--output_dir", str(tmp_path / "two")])
-    launch_ranks("evaluate", 1, [*words, "--output_dir", str(tmp_path / "one")])
+    assert main([*words, "--output_dir", str(tmp_path / "one")]) == 0
     one, two = ((tmp_path / name / "samples.jsonl").read_text() for name in ("one", "two"))
     assert one == two and one.count("\n") == 2 * (BLOCK + 1 + 2)
     numbers = [json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("one", "two")]

@@ -114,16 +114,6 @@ def test_a_bad_clip_is_counted_and_named(model, flags, data_with_a_bad_clip, cap
     assert re.search(r"^left out: 1 records\n  .*data\.json\[1\] \(id bad\.mp4\): .*bad\.mp4: ", shown, re.M), shown
 
 
-def test_where_all_are_bad_there_is_no_probe(model, flags, make_clip, make_row, write_rows, capsys):
-    make_clip("bad.mp4", 20).write_bytes(b"no clip")
-    data = write_rows([make_row(prompt="<video>\nWhich?", video="bad.mp4", id="bad")])
-    with pytest.raises(SystemExit) as ended:
-        main([model, str(data), *flags])
-    assert ended.value.code == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"qwenvl probe: all 1 records were left out; the first: {data}[0] (id bad): ")
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [

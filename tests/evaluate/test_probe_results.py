@@ -20,7 +20,7 @@ QUESTION = {"model": "model", "data": "data", "samples": 4, "group_size": 2}
 QUESTION |= {"pass_by": "accuracy", "pass_at": 1.0, "temperature": 0.7}
 
 
-def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a"), opened_think=False) -> PromptGroup:
+def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a")) -> PromptGroup:
     """Completions of 1, 2, 3 and 4 tokens, of which the last is truncated."""
     rows = [
         rollout(
@@ -33,7 +33,7 @@ def group(accuracy, form=(0.0, 0.0, 0.0, 0.0), texts=("a", "b", "a", "a"), opene
         )
         for n, value in enumerate(accuracy)
     ]
-    return PromptGroup(rows, 10, opened_think)
+    return PromptGroup(rows, 10)
 
 
 def test_numbers_by_hand():
@@ -57,12 +57,6 @@ def test_numbers_by_hand():
     assert numbers["samples"] == 4 and numbers["rewards"]["total"]["n"] == 2
 
 
-def test_what_passes_is_the_value_of_one_reward():
-    one = group((0.9, 1.0 - 1e-9, None, 0.2))
-    assert one.passed("accuracy", 1.0) == [False, True, False]
-    assert one.passed("total", 0.9) == [True, True, False]
-
-
 def test_a_prompt_with_too_few_values_is_left_out_of_pass_at_k():
     numbers = numbers_of(QUESTION, [group((1.0, None, 0.0, None)), group((None,) * 4)], [], 0.0)
     assert [(each["mean"], each["n"]) for each in numbers["pass_at_k"].values()][:2] == [(0.5, 1), (1.0, 1)]
@@ -74,18 +68,12 @@ def test_a_reward_that_applies_nowhere_can_not_tell_what_passes():
         numbers_of(QUESTION, [group((None,) * 4)], [], 0.0)
 
 
-def test_an_answer_alone_is_no_form_where_the_prompt_opens_a_think_block():
-    alone = ("<answer>1</answer>",) * 3 + ("1",)
-    assert numbers_of(QUESTION, [group((1.0,) * 4, texts=alone)], [], 0.0)["answer_only"] == 0.75
-    assert numbers_of(QUESTION, [group((1.0,) * 4, texts=alone, opened_think=True)], [], 0.0)["answer_only"] == 0.0
-
-
 def share(mean: float) -> dict:
     return {"mean": mean, "low": 0.0, "high": 1.0, "n": 50}
 
 
 HEALTHY = {
-    **{"samples": 8, "group_size": 4, "truncated_after_answer": 0.0, "answer_only": 0.0, "form_asked": 1.0},
+    **{"samples": 8, "group_size": 4, "truncated_after_answer": 0.0, "form_asked": 0.0},
     "pass_at_k": {"1": share(0.4), "2": share(0.5), "4": share(0.6), "8": share(0.7)},
     **{"equal_groups": share(0.3), "equal_answers": share(0.4), "truncated": share(0.02), "format": share(0.9)},
     "unique": 6.0,
@@ -124,14 +112,12 @@ def test_cut_off():
 
 def test_format_missing():
     assert found(format=0.05) == [("good to train", ())]
-    assert found(format=0.04) == [("format missing", ())]
-    asked = ("--system", "Reply in this form: <think> </think>, then <answer> </answer>.")
-    assert found(format=0.04, form_asked=0.4) == [("format missing", asked)]
-    alone = ("--response_format", "answer_only")
-    assert found(format=0.04, answer_only=0.5) == [("format missing", alone)]
+    said = ("--system", "Reply in this form: <think> </think>, then <answer> </answer>.")
+    assert found(format=0.04) == [("format missing", said)]
+    assert found(format=0.04, form_asked=0.5) == [("format missing", ())]
     only = {"response_format": "answer_only"}
     said = ("--system", "Reply in this form: <answer> </answer>.")
-    assert found(rewards=only, format=0.0, answer_only=0.0, form_asked=0.0) == [("format missing", said)]
+    assert found(rewards=only, format=0.0) == [("format missing", said)]
     assert [name for name, _ in found(format=0.0, truncated=0.2)] == ["cut off", "format missing"]
     assert found(format=None) == [("good to train", ())]
 

@@ -58,13 +58,6 @@ def test_shuffled_frames_are_those_of_the_bonus_for_order(dataset, collator):
     assert torch.equal(ours.pixel_values_videos, theirs.pixel_values_videos)
 
 
-def test_images_are_grey_too(dataset):
-    sample = next(dataset[n] for n in range(len(dataset)) if dataset[n].images)
-    grey = blank(sample, 0)
-    assert [image.shape for image in grey.images] == [image.shape for image in sample.images]
-    assert set(grey.images[0].unique().tolist()) == {128}
-
-
 def test_a_partner_has_as_many_media_none_in_common_and_another_solution():
     records = {
         0: record("a", "<answer>(1) lid</answer>", ["a.mp4"]),

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from qwenvl.evaluate.results import MAJORITY, PASSES, equal_chance, majority, pass_at_k, results_of, share_interval
+from qwenvl.evaluate.results import PASSES, equal_chance, pass_at_k, results_of, share_interval
 from qwenvl.grpo.diagnostics import clustered_interval
 from tests.evaluate.made import sample
 
@@ -33,8 +33,6 @@ def test_one_model_by_hand():
     assert (found["records"], found["clusters"]) == (2, 2)
     assert found["scores"]["accuracy"]["mean"] == pytest.approx((0.5 + 0.125) / 2)
     assert found["scores"][PASSES]["mean"] == pytest.approx((2 / 4 + 0) / 2)
-    # Of the first record (1) has two votes, of the second each answer has one.
-    assert found["scores"][MAJORITY]["mean"] == pytest.approx((1.0 + 0.125) / 2)
     # Two of four pass: 1 - C(2, 2) / C(4, 2) = 5/6 for two.
     assert {k: each["mean"] for k, each in found["pass_at_k"].items()} == pytest.approx(
         {"1": 0.25, "2": 5 / 12, "4": 0.5}
@@ -106,16 +104,6 @@ def test_questions_about_one_clip_are_one_cluster():
     assert (found["scores"]["accuracy"]["low"], found["scores"]["accuracy"]["high"]) == (0.0, 1.0)
 
 
-def test_shares_that_are_0_or_1_everywhere_have_an_interval_with_width():
-    rows = [row for n in range(20) for row in scored(n, [0.5])]
-    found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
-    for each in (found["scores"][PASSES], found["pass_at_k"]["1"], found["truncated"]):
-        assert (each["mean"], each["low"]) == (0, 0) and each["high"] == pytest.approx(
-            0.161, abs=1e-3
-        )  # Wilson: z2 / (n + z2)
-    assert (found["scores"]["accuracy"]["low"], found["scores"]["accuracy"]["high"]) == (0.5, 0.5)
-
-
 def test_a_reward_that_does_not_apply_does_not_count():
     rows = [*scored(0, [1.0]), *scored(1, [None]), *scored(2, [0.0])]
     found = numbers(results_of(rows, ["base"], ["none"], "accuracy", 1.0))
@@ -123,44 +111,6 @@ def test_a_reward_that_does_not_apply_does_not_count():
     assert found["scores"]["accuracy"]["mean"] == found["scores"][PASSES]["mean"] == 0.5
     assert found["pass_at_k"]["1"]["mean"] == 0.5
     assert found["scores"]["accuracy"]["n"] == 2
-
-
-def test_a_selection_of_samples_has_numbers_of_its_own():
-    rows = [*scored(0, [1.0], dataset="a"), *scored(1, [0.0], dataset="b"), *scored(2, [0.5], dataset="a")]
-    own = results_of([row for row in rows if row.dataset == "a"], ["base"], ["none"], "accuracy", 1.0)
-    assert numbers(own)["records"] == 2 and numbers(own)["scores"]["accuracy"]["mean"] == 0.75
-
-
-@pytest.mark.parametrize(
-    ("reward", "answers", "values", "expected"),
-    [
-        ("accuracy", ["(1) lid (2)", "(2) (1)", "(3)"], [1.0, 1.0, 0.0], 1.0),  # the same set, written otherwise
-        ("action_order", ["(1) (2)", "(2) (1)", "(2)(1)"], [1.0, 0.0, 0.0], 0.0),  # an order is another answer
-        ("multiple_choice", ["B", "(b)", "C", "C", "B. a cat"], [1.0, 1.0, 0.0, 0.0, 1.0], 1.0),
-        ("yes_no", ["Yes.", "yes, it is", "no"], [0.0, 0.0, 1.0], 0.0),
-        ("exact_match", [" The Fan. ", "the fan", "a fan"], [1.0, 1.0, 0.0], 1.0),
-        ("exact_match", ["a", "b"], [1.0, 0.0], 0.5),  # as many votes
-        ("exact_match", ["", "", "b"], [0.0, 0.0, 1.0], 1.0),  # who says nothing does not vote
-        ("exact_match", ["", ""], [0.0, 0.5], 0.25),
-    ],
-)
-def test_majority(reward, answers, values, expected):
-    assert majority(answers, values, reward) == expected
-
-
-def test_actions_by_name_vote_with_those_by_number():
-    prompt = [{"role": "user", "text": "Which?\n(1) insert the fan\n(2) fasten the screw"}]
-    answers, values = ["(1)", "Insert the fan.", "(2)", "insert the fan, wait"], [1.0, 1.0, 0.0, 0.5]
-    assert majority(answers, values, "accuracy", prompt) == 1.0
-    assert majority(answers, values, "accuracy") == pytest.approx(2.5 / 4)  # without the list each is its own
-
-
-def test_pass_at_k_by_hand():
-    # 1 of 4 passes: 3 of the 6 pairs hold it, and each choice of 4.
-    assert [pass_at_k(4, 1, k) for k in (1, 2, 4)] == [0.25, 0.5, 1.0]
-    assert [pass_at_k(4, passed, 2) for passed in (0, 3, 4)] == [0.0, 1.0, 1.0]
-    with pytest.raises(ValueError, match="pass@5 of 4"):
-        pass_at_k(4, 1, 5)
 
 
 @pytest.mark.parametrize("samples", [1, 5, 8])

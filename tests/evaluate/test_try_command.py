@@ -12,7 +12,6 @@ from qwenvl.cli import main as qwenvl
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.options import FrameOptions, PromptOptions
 from qwenvl.data.saved_processor import PromptSettings
-from qwenvl.evaluate.try_command import as_text
 from qwenvl.train.grpo_trainer import GRPOTrainer
 from tests.made_clips import write_clip
 
@@ -117,16 +116,6 @@ def test_images_and_several_clips_stand_where_the_tags_are(run, capsys):
     assert text["media"] == [] and "1 + 1 =" in text["prompt"]
 
 
-def test_a_run_that_has_not_ended_is_asked_by_its_newest_checkpoint(run, capsys):
-    for step in (2, 10):
-        shutil.copytree("run", f"other/checkpoint-{step}", ignore=shutil.ignore_patterns("rollouts", "run.json"))
-    shutil.copy("run/run.json", "other/run.json")
-    Path("other/checkpoint-11").mkdir()
-    answers = told("other", "17.mp4", QUESTION, capsys=capsys)
-    assert answers["model"] == "other/checkpoint-10"
-    assert answers["answers"] == told("run", "17.mp4", QUESTION, capsys=capsys)["answers"]
-
-
 def test_an_adapter_and_a_model_without_a_run(run, tiny_checkpoint, tmp_path, capsys):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText
@@ -174,23 +163,3 @@ def test_what_is_wrong_is_told_in_a_line(run, capsys, argv, code, message):
         found = ended.code
     error = capsys.readouterr().err
     assert found == code and "Traceback" not in error and re.search(message, error.strip().splitlines()[-1]), error
-
-
-def test_text_of_an_adapter_an_image_and_a_truncated_answer():
-    seen = {"size": (56, 84), "tokens": 6}
-    answers = [
-        {"text": "one\ntwo", "tokens": 4, "finish_reason": "length", "rewards": {"format": 1.0, "accuracy": None}},
-        {"text": "", "tokens": 1, "finish_reason": "stop", "rewards": {}},
-    ]
-    answered = {
-        **{"model": "runs/sop", "base": "org/base", "settings": "its run", "prompt": "Q?\n"},
-        "media": [{"path": "clips/17.mp4", "times": (0.0, 0.53), **seen}, {"path": "part.png", "times": (), **seen}],
-        **{"prompt_tokens": (20, 12), "sampling": "sampled at temperature 0.7", "solution": "(1) pick"},
-        "answers": answers,
-    }
-    shown = "\n".join(as_text(answered))
-    assert shown.startswith("runs/sop, an adapter on org/base\nsettings: its run\n")
-    assert "17.mp4: 2 frames of 84 x 56 pixels, 6 tokens\n  at 0.00 0.53 s\n" in shown
-    assert "part.png: an image of 84 x 56 pixels, 6 tokens\n" in shown
-    assert "answer 1 of 2 (sampled at temperature 0.7): 4 tokens, cut there by --generation_max_length\n" in shown
-    assert "rewards: format 1.000, accuracy does not apply" in shown and "answer 2 of 2" in shown

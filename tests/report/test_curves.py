@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwenvl.report.curves import SECTIONS, charts, clocks, finite, phases, shown, thinned, trend
-from qwenvl.report.run import Run
+from qwenvl.report.run import SECTIONS, Run, charts, clocks, finite, phases, shown, thinned, trend
 
 
 def test_neighbours_are_averaged_at_the_last_of_their_steps():
@@ -38,16 +37,11 @@ def run_of(*rows: dict[str, float]) -> Run:
     ("metric", "section", "title", "unit"),
     [
         ("reward/total", "learning", "total reward", "reward"),
-        ("reward/action_order", "learning", "reward: action_order", "reward"),
         ("dataset/sop/reward", "learning", "dataset: sop/reward", "value"),
-        ("filter/rounds", "learning", "filter: rounds", "value"),
         ("kl", "stable", "KL to the reference", "nats per token"),
         ("my_own_number", "stable", "my own number", "value"),
-        ("prompt/tokens", "data", "prompt length", "tokens"),
         ("eval_total_reward", "learning", "eval total reward", "value"),
         ("eval_runtime", "fast", "eval runtime", "seconds"),
-        ("memory/peak_gb", "fast", "memory: peak_gb", "value"),
-        ("data/bad_samples", "data", "data: bad_samples", "value"),
     ],
 )
 def test_each_metric_has_a_section_a_title_and_a_unit(metric, section, title, unit):

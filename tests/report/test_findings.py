@@ -7,7 +7,7 @@ import pytest
 
 from qwenvl.health import Sampled, findings
 from qwenvl.report.findings import warnings
-from qwenvl.report.groups import grouped, row_of
+from qwenvl.report.pages import grouped, row_of
 from qwenvl.report.run import Run
 from tests.report.runs import group
 
@@ -82,7 +82,7 @@ def test_a_reward_that_falls_is_not_called_flat_as_well():
 def test_groups_of_the_last_fifth_that_are_suspected():
     good, hollow = [1.0, 0.5, 1.0], [0.0, 0.0, 0.5]
     rows = lambda last: [
-        row_of(each, 0, 0)
+        row_of(each)
         for step in STEPS
         for each in grouped(group(last if step > 48 else good, step=step, record_id=str(step)))
     ]

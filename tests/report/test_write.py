@@ -174,12 +174,6 @@ def test_runs_are_named_by_what_tells_them_apart(make_run):
         read_runs([folders[0], folders[0]])
 
 
-def test_a_run_that_has_only_begun(make_run):
-    run = make_run(rollouts=[], metrics=[(1, {"epoch": 0.1})], finished=0)
-    assert main([str(run)]) == 0
-    assert json.loads((run / "report" / "summary.json").read_text())["runs"][0]["trends"] == {}
-
-
 def test_what_is_no_run_and_what_is_no_report(tmp_path, make_run, capsys):
     assert main([str(tmp_path)]) == 2
     assert "run.json: no such file; is" in capsys.readouterr().err

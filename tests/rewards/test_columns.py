@@ -2,8 +2,8 @@ import pickle
 
 import pytest
 
-from qwenvl.rewards import RewardFunction, Rubric, adapt_verl, build_rubric
-from qwenvl.rewards.columns import Completion, field_problem, is_routed, reward_columns, route_problem
+from qwenvl.rewards import build_rubric
+from qwenvl.rewards.function import Completion, field_problem, is_routed, reward_columns, route_problem
 from qwenvl.types import Message, Record
 
 
@@ -25,11 +25,6 @@ def test_fields_are_repeated_for_the_group():
         "opened_think": [False] * 4,
         "finish_reasons": ["w", "x", "y", "z"],
     }
-
-
-def test_prompts_that_end_inside_a_think_block_are_marked_for_the_group():
-    columns = reward_columns([record("a"), record("b")], 2, opened_think=[False, True])
-    assert columns["opened_think"] == [False, False, True, True]
 
 
 def test_fields_that_would_hide_a_column_are_refused():
@@ -78,16 +73,6 @@ def test_the_fields_that_verl_data_has_are_used(file):
     }
     batch = build_rubric([f"verl:{file}:plain"]).score(["4", "x", "5"], columns)
     assert batch.components == [[2.0, 3.0, 5.0]]
-
-
-def test_the_adapter_by_hand():
-    def compute_score(data_source, solution_str, ground_truth, extra_info):
-        assert data_source == "sop" and extra_info == {}
-        return solution_str == ground_truth
-
-    adapted = adapt_verl(compute_score)
-    batch = Rubric([RewardFunction("v", adapted)], [1]).score(["a"], {"solution": ["a"], "data_source": ["sop"]})
-    assert batch.total.tolist() == [1.0]
 
 
 def test_a_completion_reads_as_text_and_as_a_conversation():

@@ -3,9 +3,10 @@ from typing import Annotated
 
 import pytest
 
-from qwenvl.config.unknown import SUCCESSORS
+from qwenvl.config.flags import SUCCESSORS
+from qwenvl.option import parse_row
 from qwenvl.rewards import Argument, RewardError, RewardSettings, build_rubric
-from qwenvl.rewards.function import arguments_of, parsed
+from qwenvl.rewards.function import arguments_of
 from qwenvl.rewards.resolve import resolve
 from qwenvl.rewards.table import TABLE
 
@@ -116,5 +117,5 @@ def test_settings_of_the_run_are_defaults_that_arguments_override():
 def test_flags_that_became_arguments_name_arguments_that_exist():
     for replacement in SUCCESSORS.values():
         if replacement.startswith("--reward_funcs "):
-            name, given = parsed(replacement.split('"')[1])
+            name, given = parse_row(replacement.split('"')[1])
             assert given.keys() <= arguments_of(TABLE[name].made_of).keys(), replacement

@@ -1,6 +1,6 @@
 import pytest
 
-from qwenvl.rewards import RewardError, RewardSettings, build_rubric, reward
+from qwenvl.rewards import RewardError, RewardSettings, build_rubric
 
 
 def test_the_default_rubric_by_hand():
@@ -22,11 +22,6 @@ def test_names_and_functions_with_weights():
     assert build_rubric(["format"]).weights == (1.0,)
     assert build_rubric("format").names == ("format",) and build_rubric(short).names == ("short",)
     assert build_rubric(reward_weights=[0.1, 0.9]).weights == (0.1, 0.9)
-
-
-def test_the_default_rubric_refuses_solutions_without_actions():
-    assert "names no action" in build_rubric().check_solution("<answer></answer>")
-    assert build_rubric().check_solution("(1) insert the fan") is None
 
 
 def test_refusals():
@@ -140,14 +135,6 @@ def test_files_written_for_other_libraries_run_unchanged(tmp_path):
     }
     batch = rubric.score(["<think>4</think>\n<answer>24</answer>", "no"], columns, trainer_state=object())
     assert batch.components == [[1.0, 0.0]] * 4
-
-
-def test_a_marked_function_passed_by_hand_keeps_its_name():
-    @reward("mine")
-    def function(completions):
-        return [1.0] * len(completions)
-
-    assert build_rubric([function]).names == ("mine",)
 
 
 def test_refusals_of_users_functions(plugin, tmp_path):

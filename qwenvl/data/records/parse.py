@@ -15,8 +15,7 @@ from qwenvl.data.media.source import media_path
 from qwenvl.data.records.forms import MAIN_KEYS, META_KEYS, draft_of, parse_meta, unknown_meta_keys, with_types
 from qwenvl.data.records.presets import OPTION_KEYS, OURS, PRESETS, check_name, guessed, our_row
 from qwenvl.files import plain_file
-from qwenvl.hint import Hint
-from qwenvl.types import Message, Record
+from qwenvl.types import Hint, Message, Record
 
 RecordCheck = Callable[[Record], "str | None"]
 """Returns a sentence that says why the rewards can't score a record, or None if they can."""

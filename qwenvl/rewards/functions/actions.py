@@ -58,8 +58,17 @@ def accuracy(
     - ``inserts a fan`` scores 0: it is no name of the list
     - ``(1) insert the fan, fasten the screw`` scores 1/2: it has a number, so numbers alone count
     """
-    rows = zip(pairs(completions, solution), prompts or [None] * len(completions), strict=True)
-    return [_overlap(answer or "", truth, list_of(prompt)) for (answer, truth), prompt in rows]
+    scores = []
+    for (answer, truth), prompt in zip(
+        pairs(completions, solution), prompts or [None] * len(completions), strict=True
+    ):
+        expected: frozenset[Any] = frozenset(action_numbers(truth) or action_phrases(truth))
+        named: Any = set(action_phrases(answer or ""))
+        unknown = 0
+        if action_numbers(truth):
+            named, unknown = named_actions(answer or "", list_of(prompt))
+        scores.append(len(named & expected) / (len(named | expected) + unknown) if named and expected else 0.0)
+    return scores
 
 
 def action_order(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
@@ -68,23 +77,13 @@ def action_order(completions: list[str], solution: list[str], **columns: Any) ->
     Insertions, deletions and substitutions cost 1 each (Levenshtein). Without an answer block, or with no number in
     it, 0.
     """
-    return [_order(answer, truth) for answer, truth in pairs(completions, solution)]
+    levenshtein = require("rapidfuzz.distance", "rewards").Levenshtein
+    numbers = [(action_numbers(answer or ""), action_numbers(truth)) for answer, truth in pairs(completions, solution)]
+    return [levenshtein.normalized_similarity(*each) if all(each) else 0.0 for each in numbers]
 
 
 check_action_numbers = partial(unreadable, action_numbers, 'names no action: expected "(1) ... (2) ..." numbers')
 check_actions = partial(unreadable, action_phrases, 'names no action: expected "(1) ..." numbers or phrases')
-
-
-def _overlap(answer: str, truth: str, listed: Mapping[str, int]) -> float:
-    expected: frozenset[Any] = frozenset(action_numbers(truth) or action_phrases(truth))
-    named, unknown = named_actions(answer, listed) if action_numbers(truth) else (set(action_phrases(answer)), 0)
-    return len(named & expected) / (len(named | expected) + unknown) if named and expected else 0.0
-
-
-def _order(answer: str | None, truth: str) -> float:
-    levenshtein = require("rapidfuzz.distance", "rewards").Levenshtein
-    named, expected = action_numbers(answer or ""), action_numbers(truth)
-    return levenshtein.normalized_similarity(named, expected) if named and expected else 0.0
 
 
 def list_of(prompt: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:

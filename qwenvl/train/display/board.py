@@ -23,7 +23,7 @@ from rich.text import Text
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from qwenvl.report.curves import is_phase
+from qwenvl.report.run import is_phase
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.lines import SHORT, evaluated, evaluation_lines, with_interval
 from qwenvl.train.meter import PHASES, Memory, peak_memory, phase_name

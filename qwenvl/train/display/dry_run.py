@@ -16,7 +16,6 @@ from qwenvl.data.errors import place_of
 from qwenvl.data.options import PromptOptions
 from qwenvl.failure import counted
 from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
-from qwenvl.option import Options
 from qwenvl.train.assemble import build_policy, build_rewards, weight_dtype
 from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.console import say
@@ -68,7 +67,7 @@ def say_sizes(args: GRPOConfig, train: Any, evaluation: Any) -> None:
         say(f"worth a look: {warning}")
 
 
-def settings_section(args: GRPOConfig, groups: Sequence[type[Options]], what: str) -> dict[str, list[str]]:
+def settings_section(args: GRPOConfig, groups: Sequence[type[Any]], what: str) -> dict[str, list[str]]:
     """The settings that differ from their defaults, with ``all`` the other ones of ``groups`` too, by a title."""
     own = {each.name for group in groups for each in fields(group)} if what == "all" else set()
     lines = []

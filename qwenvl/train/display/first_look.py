@@ -17,9 +17,8 @@ from qwenvl.data.options import FrameOptions
 from qwenvl.data.prompt_length import MediaSizes, read_header
 from qwenvl.data.records.parse import record_hints
 from qwenvl.data.records.record_file import spot_checked
-from qwenvl.hint import Hint
 from qwenvl.train.display.console import say
-from qwenvl.types import ClipMeta, Record
+from qwenvl.types import ClipMeta, Hint, Record
 
 MEASURED = 8  # records whose media headers are read
 COMPARED = 10_000  # records of a file that is not in memory. Of a larger one a few are compared

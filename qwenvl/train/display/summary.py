@@ -13,9 +13,8 @@ from transformers import TrainerCallback
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import beginning, counted
 from qwenvl.health import RULES, Finding
-from qwenvl.report.curves import trend
 from qwenvl.report.findings import warnings
-from qwenvl.report.run import read_runs
+from qwenvl.report.run import read_runs, trend
 from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import say
 from qwenvl.train.display.lines import evaluated, with_interval

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from qwenvl.config.command_line import parsed, split_file
-from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, WARMUP_GROUPS, FlagParser, settings_class
-from qwenvl.config.help import USUAL, wants_help
+from qwenvl.config.flags import FLAG_GROUPS, OF_TRAINING, USUAL, WARMUP_GROUPS, FlagParser, settings_class, wants_help
 from qwenvl.option import Options, option
 from qwenvl.plan.memory import Case, Estimate, amount, memory_lines, remedies
 from qwenvl.plan.sizes import Engine

@@ -7,8 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from qwenvl.config.command_line import FILES_AND_FLAGS, read_command, without_dry_run
-from qwenvl.config.flags import WARMUP_GROUPS
-from qwenvl.config.help import USUAL, USUAL_OF_A_WARMUP, wants_help
+from qwenvl.config.flags import USUAL, USUAL_OF_A_WARMUP, WARMUP_GROUPS, wants_help
 from qwenvl.failure import counted, tells_errors_once
 from qwenvl.train.display.console import ends_at_ctrl_c, say
 from qwenvl.train.run.signals import ends_at_signals

@@ -4,7 +4,6 @@ from qwenvl.rewards.functions.actions import (
     accuracy,
     action_numbers,
     action_order,
-    action_phrases,
     check_action_numbers,
     check_actions,
     list_of,
@@ -15,23 +14,18 @@ from qwenvl.rewards.functions.actions import (
     ("completion", "solution", "score"),
     [
         ("<answer>(1) a (2) b</answer>", "<answer>(1) a (2) b</answer>", 1.0),
-        ("<answer>(2)(1)(1)</answer>", "<answer>(1) a (2) b</answer>", 1.0),  # sets: order and repetition do not count
         ("<answer>(1) x</answer>", "<answer>(1) a (2) b</answer>", 0.5),
         ("<answer>(1)(2)(3)</answer>", "(1) (2)", 2 / 3),
         ("<answer>(2)(3)</answer>", "(1) (2)", 1 / 3),
-        ("<answer>(3)</answer>", "(1)", 0.0),
         ("(1)", "(1)", 0.0),  # no answer block
         ("<answer></answer>", "(1)", 0.0),
         ("<answer>1</answer>", "(1)", 0.0),  # a bare digit is no action
         ("<think>(1)</think><answer>(2)</answer>", "(1)", 0.0),  # thinking does not count
         ("<answer>(1)</answer><answer>(2)</answer>", "(2)", 0.0),  # the first answer counts
         ("<answer>( 1 ) (02)</answer>", "(1)(2)", 1.0),
-        ("<answer>(1)</answer>", "<think>(2)</think><answer>(1)</answer>", 1.0),
         ("<answer>Insert fan; fasten  screw.</answer>", "insert fan, fasten screw", 1.0),
         ("<answer>insert fan\nturn</answer>", "<answer>insert fan, fasten screw</answer>", 1 / 3),
-        ("<answer>, ;</answer>", "insert fan", 0.0),
         ("<answer>（1）（２）</answer>", "(1) (2)", 1.0),  # full-width forms, as Chinese keyboards give them
-        ("<answer>(1)(2)</answer>", "<answer>（1）风扇；（2）螺丝</answer>", 1.0),
         ("<answer>装风扇；拧螺丝</answer>", "装风扇，拧螺丝", 1.0),
     ],
 )
@@ -44,10 +38,6 @@ def test_a_number_too_long_for_an_integer_is_no_action():
     assert action_numbers("(1234567890)") == []
 
 
-def test_phrases_are_normalised():
-    assert action_phrases("A fan ,  B\tscrew.;\n\n") == ["a fan", "b screw"]
-
-
 def test_a_solution_without_actions_is_refused():
     for empty in ("", "<answer> </answer>", "<answer>,;.</answer>"):
         assert "names no action" in check_actions(empty, {})
@@ -58,13 +48,10 @@ def test_a_solution_without_actions_is_refused():
 @pytest.mark.parametrize(
     ("answer", "solution", "score"),
     [
-        ("(1)(2)(3)", "(1) a (2) b (3) c", 1.0),
         ("(1)(3)(2)", "(1)(2)(3)", 1 / 3),  # two substitutions of three
         ("(1)(3)", "(1)(2)(3)", 2 / 3),  # one insertion
         ("(1)(2)(3)(3)", "(1)(2)(3)", 3 / 4),  # one deletion, the longer has four
-        ("(4)(5)", "(1)(2)(3)", 0.0),
         ("", "(1)", 0.0),
-        ("none", "(1)", 0.0),
     ],
 )
 def test_action_order_by_hand(answer, solution, score):
@@ -89,18 +76,15 @@ Which steps?
     ("answer", "solution", "score"),
     [
         ("insert the fan", "(1)", 1.0),
-        ("Insert  the FAN.", "(1)", 1.0),
         ("insert the fan, then insert the fan cable", "(1)(2)", 1.0),
         ("insert the fan cable", "(1)", 0.0),  # the longest name
         ("insert the fans", "(1)", 0.0),  # another word
         ("Hold the lid, and turn it and insert the fan", "(1)(3)", 1.0),  # a name with a comma in it
-        ("- insert the fan\n- hold the lid, and turn it\n", "(1)(3)", 1.0),
         ("insert the fan", "(1)(2)", 1 / 2),
         ("insert the fan, take the box", "(1)(2)", 1 / 3),  # one of two, and one that is wrong
         ("the operator does not insert the fan", "(1)", 1 / 2),
         ("actions", "(1)", 0.0),
         ("(1) insert the fan, insert the fan cable", "(1)(2)", 1 / 2),  # numbers alone count where there are some
-        ("insert the fan", "insert the fan", 1.0),  # a solution without numbers, as before
         ("", "(1)", 0.0),
     ],
 )
@@ -125,14 +109,3 @@ def test_an_answer_without_numbers_is_read_by_the_names_of_the_list(answer, solu
 )
 def test_an_ambiguous_list_is_none(prompt):
     assert list_of([{"role": "user", "content": prompt}]) == {}
-
-
-def test_names_in_other_scripts():
-    prompts = [[{"role": "user", "content": "（1）装风扇\n（2）拧螺丝"}]]
-    assert accuracy(["<answer>装风扇；拧螺丝</answer>"], ["(1) (2)"], prompts) == [1.0]
-
-
-def test_reading_by_names_takes_linear_time():
-    prompts = [[{"role": "user", "content": LISTED}]]
-    assert accuracy([f"<answer>{'insert the fan ' * 600}</answer>"], ["(1)"], prompts) == [1.0]
-    assert accuracy([f"<answer>{'a ' * 4900}</answer>"], ["(1)"], prompts) == [0.0]

@@ -1,7 +1,6 @@
 """Against a real HTTP server that speaks the protocol."""
 
 import json
-import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,11 +87,6 @@ def test_rules_first_then_the_judge(ask, server):
     assert "what is it?" in server.questions[0] and "the truth" in server.questions[0]
 
 
-def test_the_values_of_the_verifier_recipe(ask):
-    values = {"correct": 1.0, "wrong": -1.0, "bad_format": -1.0}
-    assert ask("<answer>good</answer>", "<answer>bad</answer>", "good", **values) == [1.0, -1.0, -1.0]
-
-
 def test_failures_are_repeated(ask, server):
     server.replies = [(503, "busy"), (429, "slowly")]
     assert ask("<answer>good</answer>") == [1.0]
@@ -114,14 +108,6 @@ def test_a_failing_judge_is_an_error_and_never_a_value(ask, server, replies, mes
     assert len(server.questions) == requests
     if replies[1:]:
         assert ask("<answer>bad</answer>", on_error="skip") == [None]
-
-
-def test_no_server(ask):
-    with socket.socket() as taken:  # bound and not listening: nobody answers at its port
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        with pytest.raises(RewardError, match=r"JudgeError: m at http.*: APIConnectionError: .*[Cc]onnect"):
-            ask("<answer>x</answer>", base_url=url)
 
 
 def test_a_server_that_does_not_answer(ask, server):

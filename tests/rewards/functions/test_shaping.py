@@ -17,12 +17,9 @@ FORMS = {
     (format_reward, "think_answer"): {
         "<think>a</think><answer>b</answer>": 1.0,
         "x <think>a\nb</think> y <answer>\nb\n</answer> z": 1.0,
-        "<answer>b</answer><think>a</think>": 0.6,
         "<think>a<answer>b</answer></think>": 0.6,
-        "<think>a</think>b": 0.3,
         "<answer>b</answer>": 0.3,
         "<think>a<answer>b</answer>": 0.3,
-        "<think>a</think><answer>b": 0.3,
         "</think><think></answer><answer>": 0.0,
         "": 0.0,
         # The first blocks decide: a second answer before the thinking's end does not help or harm.
@@ -35,23 +32,19 @@ FORMS = {
         "well: <answer>\nb</answer> so": 1.0,
         "<answer>a</answer><answer>b</answer>": 0.0,
         "<answer>a": 0.0,
-        "</answer><answer>": 0.0,
         "<think>a</think><answer>b</answer>": 0.0,
         "</think><answer>b</answer>": 0.0,
-        "b": 0.0,
     },
     (strict_format, "think_answer"): {
         "<think>a</think><answer>b</answer>": 1.0,
         "\n<think>\na </think>\n \n<answer> b\n</answer> ": 1.0,
         "<think>a</think> so <answer>b</answer>": 0.0,
-        "x<think>a</think><answer>b</answer>": 0.0,
         "<think>a</think><answer>b</answer>x": 0.0,
         "<think> </think><answer>b</answer>": 0.0,
         "<think>a</think><answer>\n</answer>": 0.0,
         "<think>a</think><answer>b</answer><answer>c</answer>": 0.0,
         "<think>a<think></think><answer>b</answer>": 0.0,
         "<answer>b</answer><think>a</think>": 0.0,
-        "<think>a<answer>b</answer></think>": 0.0,
         "<answer>b</answer>": 0.0,
         "": 0.0,
     },
@@ -80,19 +73,12 @@ def test_forms_by_hand(reward, form):
         (" </think><answer>b</answer>", 1.0, 0.0),  # nothing thought
         ("a<answer>b</answer></think>", 0.6, 0.0),
         ("a<answer>b</answer>", 0.3, 0.0),
-        ("a</think>b", 0.3, 0.0),
         ("", 0.0, 0.0),
     ],
 )
 def test_a_prompt_may_end_inside_a_think_block(text, score, strict):
     assert format_reward([text], opened_think=[True]) == [score]
     assert strict_format([text], opened_think=[True]) == [strict]
-
-
-def test_each_prompt_for_itself():
-    texts, opened = ["a</think><answer>b</answer>"] * 2, [True, False]
-    assert format_reward(texts, opened_think=opened) == [1.0, 0.3]
-    assert strict_format(texts, opened_think=opened) == [1.0, 0.0]
 
 
 def test_no_thinking_cannot_be_asked_of_a_prompt_that_opens_a_think_block():
@@ -153,20 +139,11 @@ def test_repetition_counts_characters_where_there_are_no_spaces():
     assert repetition(["看看看看看", "カメラ", "the word 看看看看看 here"]) == [pytest.approx(-2 / 3), 0.0, 0.0]
 
 
-def test_repetition_settings():
-    assert repetition(["a a b"], n_grams=1, max_penalty=-0.5) == [pytest.approx(-0.5 / 3)]
-
-
 def test_soft_overlong_by_hand():
     got = soft_overlong(["x"] * 6, tokens(0, 80, 85, 95, 100, 200), max_len=100, cache=20)
     assert got == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
     with pytest.raises(ValueError, match=r"cache must be at most max_len \(100\), got 101"):
         soft_overlong(["x"], tokens(1), max_len=100, cache=101)
-
-
-def test_soft_overlong_by_name_ends_at_the_longest_completion():
-    rubric = build_rubric(["soft_overlong"], settings=RewardSettings(generation_max_length=10))
-    assert rubric.score(["x"] * 3, {"completion_ids": tokens(8, 9, 10)}).total.tolist() == [0.0, -0.5, -1.0]
 
 
 def test_length_window_by_hand():

@@ -1,5 +1,4 @@
 import sys
-import time
 import unicodedata
 from itertools import groupby
 
@@ -29,13 +28,6 @@ def test_dots_match_newlines_and_outer_space_goes():
 
 def test_a_solution_may_have_no_tags():
     assert solution_of(" (1) ") == "(1)" == solution_of("<think>no</think><answer> (1) </answer>")
-
-
-def test_linear_time():
-    for text in ("<answer>" * 400_000, "<answer>" + " " * 3_000_000, "<think></think>" * 200_000 + "<answer>"):
-        begin = time.thread_time()
-        assert answer_of(text) is None
-        assert time.thread_time() - begin < 0.05
 
 
 def test_full_width_forms_are_read_as_plain_ones():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qwenvl.grpo.diagnostics import equal_groups
-from qwenvl.report.groups import (
+from qwenvl.report.pages import (
     DROPPED,
     EQUAL,
     REPEATED,
