@@ -19,8 +19,7 @@ from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
 from qwenvl.option import was_set
 from qwenvl.runlog import read_metrics
-from qwenvl.train.display.install import install_display
-from qwenvl.train.display.summary import RunSummary
+from qwenvl.train.display.progress import install_display
 from qwenvl.train.journal import Journal
 from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.finite_steps import FiniteWeights
@@ -157,4 +156,3 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     if trainer.reference is not None and trainer.args.sync_ref_model:
         trainer.add_callback(ReferenceSync(trainer.reference))
     trainer.add_callback(RunFolder(journal))
-    trainer.add_callback(RunSummary())  # the last one: it shows the warnings of the others

@@ -23,7 +23,7 @@ from qwenvl.model.loading import unwrap
 from qwenvl.option import all_options, parse_row, row_text, was_set
 from qwenvl.rewards import Rubric
 from qwenvl.runlog import installed_versions
-from qwenvl.train.display.lines import with_interval
+from qwenvl.train.display.console import with_interval
 
 CARD = "README.md"
 METHOD = "GRPO"

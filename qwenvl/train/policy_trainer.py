@@ -33,7 +33,7 @@ from qwenvl.train.card import METHOD, describe_model
 from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_sampler
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
-from qwenvl.train.display.install import display_closed
+from qwenvl.train.display.progress import display_closed
 from qwenvl.train.fast_paths import build_paths, likelihood_of
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Doing, Meter, peak_memory

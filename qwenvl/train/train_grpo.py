@@ -46,10 +46,10 @@ def start(argv: list[str], callbacks: list[TrainerCallback] | None = None) -> No
     from qwenvl.train.run.command import alone_in_its_folder
 
     with alone_in_its_folder(COMMAND, args, bool(dry)):
-        run(args, argv, dry, callbacks)
+        run(args, dry, callbacks)
 
 
-def run(args: GRPOConfig, argv: list[str], dry: str, callbacks: list[TrainerCallback] | None = None) -> None:
+def run(args: GRPOConfig, dry: str, callbacks: list[TrainerCallback] | None = None) -> None:
     """Trains, evaluates and saves, or says why there is nothing to do."""
     from qwenvl.train.display.dry_run import dry_run
     from qwenvl.train.display.summary import collected_warnings, findings_of, next_steps, run_summary
@@ -69,7 +69,7 @@ def run(args: GRPOConfig, argv: list[str], dry: str, callbacks: list[TrainerCall
     warnings = [*carry_out(COMMAND, trainer, beginning), *early]
     if trainer.is_world_process_zero():
         found = findings_of(args.output_dir)
-        say(run_summary(args.output_dir, warnings, found, next_steps(args, argv, found)))
+        say(run_summary(args.output_dir, warnings, found, next_steps(args, found)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Lines on standard error, from the first process of a run only. Imports no torch."""
+"""Lines on standard error, from the first process of a run only, and evaluations as text. Imports no torch."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -66,3 +67,20 @@ def _is_news(record: logging.LogRecord) -> bool:
     news = torch.cuda.is_available() and found[1] not in _missing and os.environ.get("RANK", "0") == "0"
     _missing.add(found[1])
     return news
+
+
+def evaluation_lines(step: int, logs: Mapping[str, float]) -> list[str]:
+    """One line for each evaluation in a log entry."""
+    return [f"step {step}: {name} {with_interval(name, logs)}" for name in evaluated(logs)]
+
+
+def evaluated(logs: Mapping[str, float]) -> list[str]:
+    """The main metrics of the evaluations in a log entry: total rewards, or losses."""
+    ends = ("_total_reward", "_loss")
+    return [name for name in logs if name.endswith(ends) and name != "train_loss"]  # the Trainer's own
+
+
+def with_interval(name: str, logs: Mapping[str, float]) -> str:
+    """A metric of an evaluation, with its interval if it has one. The interval of a single prompt is NaN."""
+    interval = logs.get(f"{name}_ci95")
+    return f"{logs[name]:.3f}" if interval is None or math.isnan(interval) else f"{logs[name]:.3f} +- {interval:.3f}"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-
-from transformers import TrainerCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.failure import beginning, counted
@@ -17,27 +15,7 @@ from qwenvl.report.curves import trend
 from qwenvl.report.findings import warnings
 from qwenvl.report.run import read_runs
 from qwenvl.runlog import read_metrics
-from qwenvl.train.display.console import say
-from qwenvl.train.display.lines import evaluated, with_interval
-
-
-class RunSummary(TrainerCallback):
-    """Prints the summary when training ends. The command removes this callback, and prints its own after evaluating."""
-
-    def __init__(self):
-        self._collecting = ExitStack()
-        self._warnings: list[str] = []
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Start to collect warnings."""
-        self._collecting.close()  # of a run that failed
-        self._warnings = self._collecting.enter_context(collected_warnings())
-
-    def on_train_end(self, args, state, control, **kwargs):
-        """Prints."""
-        self._collecting.close()
-        if state.is_world_process_zero:
-            say(run_summary(args.output_dir, self._warnings, findings_of(args.output_dir)))
+from qwenvl.train.display.console import evaluated, with_interval
 
 
 @contextmanager
@@ -103,61 +81,32 @@ def run_summary(
     return "\n".join([f"{folder}: {counted(steps, 'step')}", *(f"  {name:<{width}}{line}" for name, line in lines)])
 
 
-def next_steps(args: GRPOConfig, argv: Sequence[str], found: Sequence[Finding]) -> list[str]:
-    """The commands to type after a run, with words on each.
+def next_steps(args: GRPOConfig, found: Sequence[Finding]) -> list[str]:
+    """What to do after a run, with words on each.
 
     The first is the remedy of the first of ``RULES`` that holds at its end, the run with other flags or a look at the
     data, or else to train on. Then come an evaluation, and for an adapter its merge.
 
     Args:
-        argv: of the command that ended.
         found: the findings of its report.
     """
     folder, base = str(args.output_dir).rstrip("/"), str(args.model_name_or_path)
     codes = [each.code for each in found]
     rule = next((rule for rule in RULES if rule.code in codes), None)
-    commands = []
+    again, steps = ["--output_dir", f"{folder}-2"], []
     if rule is not None and rule.flags is not None:
-        flags = [*rule.flags(args), "--output_dir", f"{folder}-2"]
-        commands.append((["train", *with_flags(argv, flags)], f"again: {rule.code.replace('_', ' ')}"))
+        again = [*rule.flags(args), *again]
+        steps.append(f"the same command with {shlex.join(again)}   (again: {rule.code.replace('_', ' ')})")
     elif rule is not None:
         catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
-        preview = ["preview", str(args.dataset_use), "--n", "8", "--model", base, *catalog]
-        commands.append((preview, "what does the model see?"))
+        preview = ["qwenvl", "preview", str(args.dataset_use), "--n", "8", "--model", base, *catalog]
+        steps.append(f"{shlex.join(preview)}   (what does the model see?)")
     elif not args.lora_enable:
-        flags = ["--model_name_or_path", folder, "--output_dir", f"{folder}-2"]
-        if args.start_from_weights:
-            flags += ["--start_from_weights", folder]
-        if args.resume != "never":
-            flags += ["--resume", "never"]
-        if args.resume_from_checkpoint:
-            flags += ["--resume_from_checkpoint", "False"]
-        commands.append((["train", *with_flags(argv, flags)], "train on from the result"))
-    data = args.eval_dataset_use or "HELD_OUT.json"
-    commands.append((["evaluate", base, folder, data, "--controls", "all"], "is it better? does it use the video?"))
+        again = ["--model_name_or_path", folder, *again]
+        steps.append(f"the same command with {shlex.join(again)}   (train on from the result)")
+    evaluate = ["qwenvl", "evaluate", base, folder, args.eval_dataset_use or "HELD_OUT.json", "--controls", "all"]
+    steps.append(f"{shlex.join(evaluate)}   (is it better? does it use the video?)")
     if args.lora_enable:
-        commands.append((["merge", folder, "--out", f"{folder}-merged"], "whole weights, for other programs"))
-    return [f"{shlex.join(['qwenvl', *words])}   ({why})" for words, why in commands]
-
-
-def with_flags(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """A command line with other values of some flags.
-
-    Args:
-        flags: each flag and its value.
-
-    Example:
-        >>> with_flags(["run.yaml", "--max-steps=9", "--seed", "1"], ["--max_steps", "5"])
-        ['run.yaml', '--seed', '1', '--max_steps', '5']
-    """
-    kept: list[str] = []
-    value_follows = False
-    for word in argv:
-        name, equals, _ = word.partition("=")
-        if word.startswith("--") and name.replace("-", "_").replace("__", "--", 1) in flags[::2]:
-            value_follows = not equals
-        elif value_follows and not word.startswith("--"):
-            value_follows = False
-        else:
-            kept.append(word)
-    return [*kept, *flags]
+        merge = ["qwenvl", "merge", folder, "--out", f"{folder}-merged"]
+        steps.append(f"{shlex.join(merge)}   (whole weights, for other programs)")
+    return steps

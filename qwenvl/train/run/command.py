@@ -12,7 +12,7 @@ from qwenvl.rewards import RewardError
 from qwenvl.runlog import RunLogError, read_metrics
 from qwenvl.train.callbacks import require_trackers
 from qwenvl.train.display.console import say
-from qwenvl.train.display.summary import RunSummary, collected_warnings
+from qwenvl.train.display.summary import collected_warnings
 from qwenvl.train.policy_trainer import PolicyTrainer
 from qwenvl.train.run.failures import told_in_one_line
 from qwenvl.train.run.lock import RunFolderError, locked
@@ -56,7 +56,6 @@ def beginning_of(command: str, args: GRPOConfig) -> Beginning:
 
 def carry_out(command: str, trainer: PolicyTrainer, beginning: Beginning) -> list[str]:
     """Train, evaluate if there is data for it, and save the model. Return the warnings of the run."""
-    trainer.remove_callback(RunSummary)  # the command's own comes after the evaluation
     with (
         told_to_the_user(command, (*DATA_ERRORS, RewardError, SettingsError, MisfitError, RunLogError)),
         collected_warnings() as warnings,
