@@ -174,15 +174,12 @@ class RunLog:
         """Append groups to the file of this process."""
         self._append(self._parity, [asdict(group) for group in groups])
 
-    def begin(self, step: int = 0, *, evaluates: bool = False) -> None:
+    def begin(self, step: int = 0) -> None:
         """Delete the rows that a run resumed after ``step``, or a new one (0), writes again. Call it before writing.
 
         These are the rows of later steps, and the completions of an evaluation that was interrupted: it has no line of
         metrics. A new run keeps the rows that this process wrote before, such as an evaluation of the untrained model.
         Rank 0 also deletes rows of processes beyond ``world_size``.
-
-        Args:
-            evaluates: all evaluations after ``step`` are repeated, complete ones too.
 
         Raises:
             RunLogError: a line of a file is no row.
@@ -190,8 +187,6 @@ class RunLog:
         evaluated: dict[float, set[str]] = {}
         for row in read_metrics(self.folder):
             evaluated.setdefault(row["step"], set()).update(row)
-        if evaluates:
-            evaluated[step] = set()
         paths = [self._rollouts, self._parity]
         if self.rank == 0:
             gone = (path for path in _paths(self.folder, "*") if _rank_of(path) >= self.world_size)
@@ -201,8 +196,7 @@ class RunLog:
                 earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
                 lines, at = [], 0
                 for line, row in _steps(path):
-                    again = evaluates and row["step"] == step and any(name.startswith("eval_") for name in row)
-                    if at >= earlier and not again and _is_done(row, step, evaluated):
+                    if at >= earlier and _is_done(row, step, evaluated):
                         lines.append(line)
                     at += len(line.encode())
                 _replace(path, "".join(lines))

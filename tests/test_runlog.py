@@ -106,21 +106,6 @@ def test_resuming_drops_the_steps_that_come_again(tmp_path):
     RunLog(tmp_path / "new").begin(5)  # nothing there yet: nothing to do
 
 
-def test_an_evaluation_that_comes_again_is_dropped(tmp_path):
-    """One of two sets was evaluated when the run ended in the other. Both are evaluated by the run that goes on."""
-    log = RunLog(tmp_path)
-    for step in (1, 2):
-        log.log_metrics(step, {"loss": step})
-        log.log_rollouts([rollout(step)])
-        log.log_metrics(step, {"eval_one_total_reward": 0.5})
-        log.log_rollouts([rollout(step, split="eval_one")])
-    log.log_rollouts([rollout(2, split="eval_two")])
-    RunLog(tmp_path).begin(2, evaluates=True)
-    assert [(row["step"], "loss" in row) for row in read_metrics(tmp_path)] == [(1, True), (1, False), (2, True)]
-    seen = [(row.step, row.split) for row in read_rollouts(tmp_path, split=None)]
-    assert seen == [(1, "train"), (1, "eval_one"), (2, "train")]
-
-
 def test_compared_groups_come_back_and_go_with_their_steps(tmp_path):
     groups = [Parity(1, "a.json[0]", (0.5, math.inf)), Parity(2, "a.json[1]", (0.0,))]
     RunLog(tmp_path).log_parity(groups)

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from accelerate.utils import gather_object
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.integrations import get_available_reporting_integrations, integration_utils
 
 from qwenvl.config.grpo_config import GRPOConfig
@@ -22,9 +23,8 @@ from qwenvl.runlog import read_metrics
 from qwenvl.train.display.progress import install_display
 from qwenvl.train.journal import Journal
 from qwenvl.train.run.entropy_target import EntropyTarget
-from qwenvl.train.run.finite_steps import FiniteWeights
 from qwenvl.train.run.lock import hold, release
-from qwenvl.train.run.resume import Resumed, has_pending_evaluation
+from qwenvl.train.run.resume import Resumed
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class RunFolder(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Settings and versions. A resumed run writes the rows after its checkpoint anew."""
         hold(args.output_dir, args.process_index)
-        self._journal.begin(state.global_step, evaluates=has_pending_evaluation(state))
+        self._journal.begin(state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """One row of metrics."""
@@ -143,8 +143,8 @@ class ReferenceSync(TrainerCallback):
             self._reference.mix(unwrap(model), args.ref_model_mixup_alpha)
 
 
-def install_callbacks(trainer: Trainer, journal: Journal) -> None:
-    """The callbacks of every run."""
+def install_callbacks(trainer: Any, journal: Journal) -> None:
+    """The callbacks of every run of a ``PolicyTrainer``."""
     if trainer.args.report_to:
         name_run(trainer.args)
     install_display(trainer, journal)
@@ -152,7 +152,7 @@ def install_callbacks(trainer: Trainer, journal: Journal) -> None:
     trainer.add_callback(Resumed())
     if (target := EntropyTarget.of(trainer.args)) is not None:
         trainer.add_callback(target)
-    trainer.add_callback(FiniteWeights(journal))
+    trainer.add_callback(trainer.finite_steps)
     if trainer.reference is not None and trainer.args.sync_ref_model:
         trainer.add_callback(ReferenceSync(trainer.reference))
     trainer.add_callback(RunFolder(journal))

@@ -70,18 +70,16 @@ class TrainedOn:
         return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
 
     def report(self) -> dict[str, Any]:
-        """Everything needed to compute its loss again, as JSON can hold it."""
-        rows: list[dict[str, Any]] = [{"ids": ids[own].tolist()} for ids, own in zip(self.ids, self.mask, strict=True)]
+        """Everything needed to compute its loss again: of each prompt its record, and of each completion its ids."""
+        found: dict[str, Any] = {"ids": [ids[own].tolist() for ids, own in zip(self.ids, self.mask, strict=True)]}
         if (experience := self.experience) is not None:
-            facts = (experience.rollout.finish_reasons, experience.rewards.totals(), experience.advantages.tolist())
-            for row, values in zip(rows, zip(*facts, strict=False), strict=False):  # a stand-in has no rewards
-                row.update(zip(("finish_reason", "reward", "advantage"), values, strict=True))
-        size = max(1, len(rows) // max(1, len(self.batch)))
+            found["rewards"], found["advantages"] = experience.rewards.totals(), experience.advantages.tolist()
+            found["finish_reasons"] = list(experience.rollout.finish_reasons)
         prompts = [
-            {"where": record.where, "id": record.id, "epoch": epoch, "completions": rows[p * size : (p + 1) * size]}
-            for p, (record, epoch) in enumerate(zip(self.batch.records, self.batch.epochs, strict=True))
+            {"where": record.where, "id": record.id, "epoch": epoch}
+            for record, epoch in zip(self.batch.records, self.batch.epochs, strict=True)
         ]
-        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": prompts}
+        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": prompts, **found}
 
 
 class Journal:
@@ -143,13 +141,9 @@ class Journal:
         self.left_out(batch)
         self.runlog.log_rollouts(rollout_rows(step, split, batch, rollout, rewards))
 
-    def begin(self, finished_steps: int, *, evaluates: bool) -> None:
-        """Write the settings and versions, and delete the rows of steps that a resumed run repeats.
-
-        Args:
-            evaluates: the evaluation after these steps is repeated too.
-        """
-        self.runlog.begin(finished_steps, evaluates=evaluates)
+    def begin(self, finished_steps: int) -> None:
+        """Write the settings and versions, and delete the rows of steps that a resumed run repeats."""
+        self.runlog.begin(finished_steps)
         settings = {**self._args.to_dict(), "processes": self._args.world_size, "video_decoder": self._decoder}
         self.runlog.write_config(settings, launch=launch_facts())
 

@@ -74,7 +74,6 @@ class PolicyTrainer(Trainer):
     eval_metric = "eval_loss"
     trained_by = METHOD
     steps_trained = 0
-    _evaluates = False
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class PolicyTrainer(Trainer):
         engine = self.paths.engine
         self.doing = Doing(self.meter, engine.drawing if isinstance(engine, LocalEngine) else None)
         self.journal = Journal(args, self.meter, self.train_dataset)
-        self._finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
+        self.finite_steps = FiniteSteps(args, self.journal, self.meter, self.accelerator)
         install_callbacks(self, self.journal)
         self.completion_likelihood = likelihood_of(args, self.paths, bare, self.accelerator)
 
@@ -172,7 +171,6 @@ class PolicyTrainer(Trainer):
         """
         checkpoint = checkpoint_to_resume(self.args, resume_from_checkpoint)
         begun = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
-        self._evaluates = False
         with display_closed(self), self.sampling(), interruptible(self) as stop:
             output = super().train(checkpoint, *args, **kwargs)
         self.steps_trained = output.global_step - begun
@@ -195,12 +193,6 @@ class PolicyTrainer(Trainer):
         """
         with display_closed(self):
             return super().evaluate(self._held_out(eval_dataset), *args, **kwargs)
-
-    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        self._evaluates = True
-        metrics = super()._evaluate(*args, **kwargs)
-        self._evaluates = False
-        return metrics
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """The micro-batches of one optimizer step, with their numbers. None where a resumed run is finished already."""
@@ -230,7 +222,7 @@ class PolicyTrainer(Trainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.meter.stop("time/backward_s")
         if self.accelerator.sync_gradients:
-            self._finite_steps.check(model, self.state.global_step + 1)
+            self.finite_steps.check(model, self.state.global_step + 1)
         return torch.nan_to_num(loss, 0.0, 0.0, 0.0)  # the Trainer sums losses up, and one NaN would stay in the sum
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -260,7 +252,6 @@ class PolicyTrainer(Trainer):
         """A checkpoint of the last step, unless there is one. Nothing was added to its weights and gradients since."""
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.state.global_step and not is_sealed(folder):
-            self.control.should_evaluate = self._evaluates  # see ``has_pending_evaluation``
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 

@@ -10,7 +10,6 @@ from transformers.trainer_callback import CallbackHandler, ExportableState
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.grpo.loss import Objective, StepCounts
-from qwenvl.train.run.resume import SettingsError
 
 STEP = 0.005
 """The change of the weight each time completions are sampled."""
@@ -58,19 +57,9 @@ class EntropyTarget(TrainerCallback, ExportableState):
         return {"args": made, "attributes": {"coefficient": self.coefficient}}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """A resumed run continues with the weight of its checkpoint.
-
-        Raises:
-            SettingsError: the flag of the first weight changed, which would have no effect.
-        """
+        """A resumed run continues with the weight of its checkpoint."""
         kept = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
         if kept is not None:
-            first = kept["args"]["first"]
-            if first != self._first:
-                raise SettingsError(
-                    f"--entropy_coef was {first:g} and is {self._first:g}: with --entropy_target a resumed run "
-                    "continues with the weight of its checkpoint; set it as it was"
-                )
             self.coefficient = kept["attributes"]["coefficient"]
         state.stateful_callbacks[type(self).__name__] = self.state()
 

@@ -13,7 +13,7 @@ import torch
 from qwenvl.failure import memory_is_full, tell, which_memory
 from qwenvl.rollout.engine import EngineLostError
 from qwenvl.train.parity import ParityError
-from qwenvl.train.run.checkpoints import newest_whole
+from qwenvl.train.run.checkpoints import checkpoints_of, is_sealed, newest_whole, problem_of
 
 OF_A_WORKER = "Original Traceback"  # in the text of an error of a DataLoader's worker
 INTERRUPTED = 130  # the status of a process that Ctrl-C ended, in a shell
@@ -78,15 +78,10 @@ def explanation(error: BaseException, output_dir: str | Path | None) -> str | No
 def _go_on(output_dir: str | Path | None) -> str:
     if output_dir is None:
         return ""
-    whole = newest_whole(output_dir)
-    if whole is None and (weights := newest_whole(output_dir, lacks_optimizer=True)):
-        return (
-            f"; its checkpoints hold weights alone (--save_only_model): begin a new run with --start_from_weights "
-            f"{weights} and another --output_dir"
-        )
-    if whole is None:
-        return "; there is no checkpoint yet: the same command begins anew"
-    return f"; resume from {whole} with --resume_from_checkpoint {whole}"
+    if whole := newest_whole(output_dir):
+        return f"; resume from {whole} with --resume_from_checkpoint {whole}"
+    sealed = [each for each in checkpoints_of(output_dir) if is_sealed(each)]
+    return f"; {problem_of(sealed[-1])}" if sealed else "; there is no checkpoint yet: the same command begins anew"
 
 
 def _lost(error: BaseException) -> str | None:

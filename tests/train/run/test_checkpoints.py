@@ -41,7 +41,7 @@ def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path):
         find_checkpoint("true", tmp_path)
     with pytest.raises(FileNotFoundError, match="not a checkpoint"):
         find_checkpoint(str(tmp_path / "checkpoint-3"), tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"checkpoint-4: not a checkpoint \(no such folder\)"):
+    with pytest.raises(FileNotFoundError, match=r"checkpoint-4: not a checkpoint \(no trainer_state.json in it\)"):
         find_checkpoint(str(tmp_path / "checkpoint-4"), tmp_path)
     whole = checkpoint(tmp_path, 2)
     with pytest.raises(FileNotFoundError, match=rf"the folder of a run; its newest whole checkpoint is {whole}"):
@@ -84,7 +84,7 @@ def test_a_torn_checkpoint_without_an_older_one(tmp_path):
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
 def test_without_optimizer_or_schedule_nothing_is_resumed(name, tmp_path):
     checkpoint(tmp_path, 5, without=[name])
-    with pytest.raises(FileNotFoundError, match=rf"checkpoint-5/{name}: no such file.* --start_from_weights "):
+    with pytest.raises(ValueError, match=rf"checkpoint-5/{name}: no such file.* --start_from_weights "):
         find_checkpoint("true", tmp_path)
 
 
