@@ -95,7 +95,7 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
     if job.tower_learns and not job.encoded:
         activations += tower_saved_bytes(vision, job)
 
-    phases = _sampling_phases(shapes, weights, job, resident, rounded, earlier if job.warmup else 0)
+    phases = _sampling_phases(shapes, weights, job, resident, rounded)
     trained = resident | {
         "gradients": earlier,
         "activations": activations,
@@ -123,13 +123,13 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
 
 
 def _sampling_phases(
-    shapes: Shapes, weights: ModelWeights, job: Job, resident: dict[str, int], rounded: int, gradients: int
+    shapes: Shapes, weights: ModelWeights, job: Job, resident: dict[str, int], rounded: int
 ) -> dict[str, dict[str, int]]:
     text, vision, prompts = shapes.text, shapes.vision, job.sampled_together
     # The tower's device gets the pixels of a micro-batch as bytes, as does the memory of a CPU from their file.
     pixels = 0 if job.on_host and not job.waits_on_host else job.patches * job.prompts * vision.patch_values
     running = tower_bytes(vision, job, job.patches * job.prompts) + pixels
-    phases = {"vision": resident | {"activations": running, "gradients": gradients}}
+    phases = {"vision": resident | {"activations": running}}
     if not job.samples:
         return phases
     sampled = resident | {
@@ -348,11 +348,10 @@ def trained_logits_bytes(vocabulary: int, job: Job) -> int:
 def features_bytes(vision: Vision, job: Job, prompts: int) -> int:
     """The inputs of the mergers for all prompts of a step, or float32 pixels where the tower runs in every forward.
 
-    Large media of all but ``prompts`` wait in files, those of a warm-up as pixels. On a CPU the pixels of the step
-    count too, as bytes.
+    Large media of all but ``prompts`` wait in files. On a CPU the pixels of the step count too, as bytes.
     """
     whole = job.prompts * job.micro_batches
-    patches = job.patches * (min(prompts, whole) if job.waits_on_host or job.warmup else whole)
+    patches = job.patches * (min(prompts, whole) if job.waits_on_host else whole)
     pixels = job.patches * whole * vision.patch_values if job.on_host and not job.waits_on_host else 0
     if not job.encoded:
         return patches * vision.patch_values * WIDE + pixels

@@ -51,7 +51,6 @@ class Job:
     processes: int = 1
     gathers: bool = True  # split weights are gathered whole for sampling
     samples: bool = True  # completions are sampled in this process, not by servers
-    warmup: bool = False  # completions are targets, and the vision tower runs on one micro-batch at a time
     on_host: bool = False  # the device is the CPU, whose memory holds the sampled prompts too
     waits_on_host: bool = False  # large media wait in the memory of the CPU until their micro-batch
 

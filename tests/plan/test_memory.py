@@ -178,19 +178,8 @@ def test_weights_while_completions_are_sampled():
 def test_where_servers_sample_nothing_of_sampling_is_here():
     names = [phase.name for phase in estimate(SHAPES, WEIGHTS, replace(JOB, samples=False)).phases]
     assert "vision" in names and not {"prefill", "decoding"} & set(names)
-
-
-def test_a_warm_up_samples_nothing_and_makes_features_when_it_is_their_turn():
-    job = replace(JOB, micro_batches=3, samples=False, reference="none")
-    warmup = replace(job, warmup=True)
-    assert features_bytes(VISION, warmup, 1) == 16 * 4 * 4 and features_bytes(VISION, job, 1) == 3 * 16 * 4 * 4
-    phases = {phase.name: phase.parts for phase in estimate(SHAPES, WEIGHTS, warmup).phases}
-    assert list(phases)[:2] == ["vision", "backward"]
-    assert phases["vision"]["gradients"] == 4 * 1064  # of the micro-batches before
-    assert phases["vision"]["features"] == 16 * 4 * 4
-    header = next(memory_lines(estimate(SHAPES, WEIGHTS, warmup)))
-    assert header.split() == ["vision", "training"]
-    assert next(memory_lines(estimate(SHAPES, WEIGHTS, JOB))).split() == ["sampling", "training"]
+    headers = [next(memory_lines(estimate(SHAPES, WEIGHTS, replace(JOB, samples=here)))) for here in (False, True)]
+    assert [each.split() for each in headers] == [["vision", "training"], ["sampling", "training"]]
 
 
 def test_gradients_of_earlier_micro_batches_stay():
@@ -337,5 +326,3 @@ def test_remedies_lower_the_peak_one_after_the_other():
     assert peaks == sorted(peaks, reverse=True) and peaks[0] < case.estimate().peak
     assert found[0].flags == "--per_device_train_batch_size 1 --gradient_accumulation_steps 2"
     assert [each.flags.split()[0] for each in found[1:]] == ["--gradient_checkpointing", "--max_prompt_length"]
-    taught = replace(case.job, samples=False, warmup=True, reference="none")
-    assert not any("rollout_token_budget" in each.flags for each in remedies(Case(SHAPES, WEIGHTS, taught)))
