@@ -268,32 +268,24 @@ class LogEntry:
 History = Sequence[LogEntry]
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """The number of groups that the steps of a run sample.
+def history_of(rows: Sequence[Mapping[str, float]], prompts: int, iterations: int = 1) -> list[LogEntry]:
+    """The entries of lines of ``metrics.jsonl`` of optimizer steps.
 
-    Attributes:
+    Args:
         prompts: of a step that samples, over all processes.
         iterations: steps on the same completions.
+
+    Example:
+        >>> [entry.groups for entry in history_of([{"step": 2, "kl": 0.1}, {"step": 3, "kl": 0.1}], prompts=4)]
+        [8, 4]
     """
-
-    prompts: int
-    iterations: int = 1
-
-    def entry(self, before: int, step: int, values: Mapping[str, float]) -> LogEntry:
-        """The entry of a log line written after ``step``, where the previous line was written after ``before``."""
-        sampled = sum(each % self.iterations == 0 for each in range(before, step))
-        return LogEntry(step, step - before, sampled * self.prompts, values)
-
-    def history(self, rows: Sequence[Mapping[str, float]]) -> list[LogEntry]:
-        """The entries of lines of ``metrics.jsonl`` of optimizer steps.
-
-        Example:
-            >>> [entry.groups for entry in Sampled(prompts=4).history([{"step": 2, "kl": 0.1}, {"step": 3, "kl": 0.1}])]
-            [8, 4]
-        """
-        steps = [0, *(int(row["step"]) for row in rows)]
-        return [self.entry(before, step, row) for before, step, row in zip(steps, steps[1:], rows, strict=False)]
+    entries, before = [], 0
+    for row in rows:
+        step = int(row["step"])
+        sampled = sum(each % iterations == 0 for each in range(before, step))
+        entries.append(LogEntry(step, step - before, sampled * prompts, row))
+        before = step
+    return entries
 
 
 def is_format(name: str) -> bool:

@@ -513,20 +513,8 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def drop_cut_line(path: Path) -> None:
     """Truncate a file after its last line end, so that an appended line begins on its own."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        size = position = file.seek(0, os.SEEK_END)
-        while position > 0:
-            start = max(position - 65536, 0)
-            file.seek(start)
-            found = file.read(position - start).rfind(b"\n")
-            if found >= 0:
-                position = start + found + 1
-                break
-            position = start
-        if position < size:
-            file.truncate(position)
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def plain(value: Any) -> Any:

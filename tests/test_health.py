@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from qwenvl.health import RULES, LogEntry, Sampled, findings
+from qwenvl.health import RULES, LogEntry, findings, history_of
 
 
 def history(groups: int = 4, every: int = 1, **series: list[float]) -> list[LogEntry]:
@@ -163,6 +163,6 @@ def test_a_healthy_run_is_told_of_nothing():
 def test_rows_of_steps_become_entries_with_their_groups():
     """By hand: two steps on each completions, six prompts a step that samples, which are the first, third and fifth."""
     rows = [{"step": 1, "kl": 0.1}, {"step": 4, "reward/total": 0.5, "time/sample_s": 9.0}, {"step": 5}]
-    found = Sampled(prompts=6, iterations=2).history(rows)
+    found = history_of(rows, prompts=6, iterations=2)
     assert [(each.step, each.steps, each.groups) for each in found] == [(1, 1, 6), (4, 3, 6), (5, 1, 6)]
     assert [each.values for each in found] == rows

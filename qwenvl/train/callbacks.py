@@ -15,7 +15,7 @@ from transformers.integrations import get_available_reporting_integrations, inte
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import RecordError
-from qwenvl.health import LogEntry, Sampled, findings
+from qwenvl.health import findings, history_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
 from qwenvl.option import was_set
@@ -94,38 +94,29 @@ class HealthWarnings(TrainerCallback):
     A resumed run has the history of its run folder, and warns again of the rules that still hold.
     """
 
-    _history: list[LogEntry]
+    _rows: list[Mapping[str, float]]
     _warned: set[str]
-    _step: int
 
     def on_train_begin(self, args, state, control, **kwargs):
         """The history up to the checkpoint that a run resumes from."""
-        self._history, self._warned, self._step = [], set(), 0
+        self._rows, self._warned = [], set()
         if state.is_world_process_zero and state.global_step:
-            for row in read_metrics(args.output_dir, "train"):
-                if row["step"] <= state.global_step:
-                    self._add(args, int(row["step"]), row)
-        self._step = state.global_step
+            self._rows += [row for row in read_metrics(args.output_dir, "train") if row["step"] <= state.global_step]
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """One more entry. Its numbers are those of all processes."""
         if state.is_world_process_zero and "loss" in logs:
-            self._add(args, state.global_step, logs)
-            self._warn()
+            self._rows.append({**logs, "step": state.global_step})
+            self._warn(args)
 
     def on_train_end(self, args, state, control, **kwargs):
         """The rules for a short run."""
         if state.is_world_process_zero:
-            self._warn(ended=True)
+            self._warn(args, ended=True)
 
-    def _add(self, args, step: int, values: Mapping[str, float]) -> None:
+    def _warn(self, args, ended: bool = False) -> None:
         prompts = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        sampled = Sampled(prompts, args.num_iterations)
-        self._history.append(sampled.entry(self._step, step, values))
-        self._step = step
-
-    def _warn(self, ended: bool = False) -> None:
-        for finding in findings(self._history, ended):
+        for finding in findings(history_of(self._rows, prompts, args.num_iterations), ended):
             if finding.code not in self._warned:
                 self._warned.add(finding.code)
                 logger.warning(f"{finding.message}. {finding.advice}")

@@ -109,7 +109,10 @@ class Journal:
             return
         own = (experience.batch, experience.rollout, experience.rewards)
         self._sampled(*own)
-        self._penalties(experience)
+        if experience.penalties is not None:  # with kl_in_reward
+            for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
+                self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
+                self._meter.mean("penalty/total", None if total is None else total - amount)
         if self._args.async_rollouts:
             self._meter.mean("async/staleness", experience.staleness, weight=len(experience.batch))
         self.runlog.log_rollouts(rollout_rows(step, "train", *own, experience.advantages.tolist()))
@@ -162,46 +165,29 @@ class Journal:
 
     def _sampled(self, batch: PromptBatch, rollout: RolloutBatch, rewards: RewardBatch) -> None:
         """Metrics of P groups of training."""
-        size = self._args.grpo_sample_size
-        self._rewards(rewards, len(rollout.texts))
-        self._rewards_by_dataset(batch, rewards)
-        self._meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
-        self._meter.mean("group/unique_frac", unique_fraction(rollout.texts, size), weight=len(batch))
-        equal_share = equal_groups(rewards.total, size).float().mean().item() if len(batch) else 0.0
-        self._meter.mean("group/zero_std_frac", equal_share, weight=len(batch))
-        self._completions(rollout)
-        self.seen(batch)
-
-    def _rewards(self, rewards: RewardBatch, rows: int) -> None:
-        columns = rewards.columns()
-        for name, values in columns.items():
+        meter, size = self._meter, self._args.grpo_sample_size
+        for name, values in rewards.columns().items():
             for value in values:
-                self._meter.mean(f"reward/{name}", value)
+                meter.mean(f"reward/{name}", value)
         for total in rewards.totals():
             if total is not None:
-                self._meter.max("reward/max", total)
+                meter.max("reward/max", total)
         for name, value in rewards.metrics.items():
-            self._meter.mean(name, value, weight=rows)
-
-    def _penalties(self, experience: Experience) -> None:
-        """With ``kl_in_reward``: the KL of a completion, and its reward minus the penalty."""
-        if experience.penalties is not None:
-            for amount, total in zip(experience.penalties.tolist(), experience.rewards.totals(), strict=True):
-                self._meter.mean("penalty/kl", amount / self._args.grpo_beta)
-                self._meter.mean("penalty/total", None if total is None else total - amount)
-
-    def _rewards_by_dataset(self, batch: PromptBatch, rewards: RewardBatch) -> None:
+            meter.mean(name, value, weight=len(rollout.texts))
         if self._datasets:
             for record, group in zip(batch.records, rewards.total.view(len(batch), -1), strict=True):
                 if not group.isnan().all():
-                    self._meter.mean(f"dataset/{record.dataset}/reward", float(group.nanmean()))
-
-    def _completions(self, rollout: RolloutBatch) -> None:
+                    meter.mean(f"dataset/{record.dataset}/reward", float(group.nanmean()))
+        meter.mean("reward/std", reward_std(rewards.total, size), weight=len(batch))
+        meter.mean("group/unique_frac", unique_fraction(rollout.texts, size), weight=len(batch))
+        equal_share = equal_groups(rewards.total, size).float().mean().item() if len(batch) else 0.0
+        meter.mean("group/zero_std_frac", equal_share, weight=len(batch))
         lengths = rollout.completion_mask.sum(1).tolist()
         for length, reason in zip(lengths, rollout.finish_reasons, strict=True):
-            self._meter.mean("completion/length_mean", length)
-            self._meter.max("completion/length_max", length)
-            self._meter.mean("completion/truncated_frac", float(reason == "length"))
+            meter.mean("completion/length_mean", length)
+            meter.max("completion/length_max", length)
+            meter.mean("completion/truncated_frac", float(reason == "length"))
+        self.seen(batch)
 
     def seen(self, batch: PromptBatch) -> None:
         """Metrics of the prompts of a micro-batch: lengths and frames."""

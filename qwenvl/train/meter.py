@@ -78,13 +78,13 @@ class Meter:
 
     def start(self, name: str) -> None:
         """The clock of ``name`` runs until ``stop``."""
-        self._wait()
+        self._synchronize()
         self._runs(name)
         self._started[name] = time.perf_counter()
 
     def stop(self, name: str) -> None:
         """Adds the seconds since ``start`` to ``name``, or nothing if it was not started."""
-        self._wait()
+        self._synchronize()
         if (start := self._started.pop(name, None)) is not None:
             self._running.remove(name)
             self._seconds[name] += time.perf_counter() - start
@@ -138,7 +138,7 @@ class Meter:
         self.starts[name] += 1
         self.started += 1
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

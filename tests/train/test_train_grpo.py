@@ -135,7 +135,7 @@ def test_the_command_ends_with_a_summary_that_names_the_next_one(flags, tmp_path
     (row,) = read_metrics(tmp_path / "out", "train")
     assert row["nonfinite/skipped_steps"] == 0 and row["group/unique_frac"] > 0 and row["reward/max"] == 0
     assert "is of 1 record" in caplog.text and "are trained on too" in caplog.text
-    assert "warnings  4, the first: " in summary[3]
+    assert "warnings  2, the first: " in summary[3]
     assert "had equal rewards" in summary[3] and summary[5].startswith("  next      qwenvl preview example%20 --n 8")
     assert re.match(rf" +qwenvl evaluate \S+ {tmp_path}/out example%20 --controls all ", summary[6])
 

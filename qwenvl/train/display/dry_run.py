@@ -1,36 +1,36 @@
-"""``qwenvl train --dry_run``: shows what a run would do. It neither trains nor writes."""
+"""``--dry_run`` of ``qwenvl train`` and ``warmup``: shows what a run would do. It neither trains nor writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields
-from typing import Any
 
 import torch
 from torch import nn
 
-from qwenvl.config.flags import FLAG_GROUPS
-from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.flags import FLAG_GROUPS, WARMUP_GROUPS
+from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.errors import place_of
 from qwenvl.data.options import PromptOptions
 from qwenvl.failure import counted
 from qwenvl.model.loading import load_processor, load_without_weights, part_of, unwrap
-from qwenvl.option import Options
 from qwenvl.train.assemble import build_policy, build_rewards, weight_dtype
 from qwenvl.train.data_sets import build_dataset
 from qwenvl.train.display.console import say
 from qwenvl.train.display.first_look import first_look, size_warnings
+from qwenvl.train.warmup.targets import TargetCollator, narrowed, shown_targets, targets_of
 
 RECORDS = 4  # whose prompts are made
 
 
 def dry_run(args: GRPOConfig, what: str = "changed") -> str:
-    """The settings, rewards, parameters and first prompts of a run, as lines of text.
+    """The settings, rewards or targets, parameters and first prompts of a run, as lines of text.
 
     The weights are not loaded: their shapes follow from the checkpoint's ``config.json``.
 
     Args:
+        args: a ``GRPOConfig`` or a ``WarmupConfig``.
         what: ``changed``, the settings that differ from their defaults, or ``all``.
 
     Raises:
@@ -38,38 +38,40 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
         ValueError, OSError: a run with these settings would be refused.
     """
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
-    rubric = build_rewards(args, None, None)
-    collator = GRPOCollator(load_processor(str(args.model_name_or_path)), PromptOptions.of(args))
-    dataset: Any = build_dataset(args.dataset_use, args, rubric, collator, training=True)
+    processor, options = load_processor(str(args.model_name_or_path)), PromptOptions.of(args)
+    prompts = counted(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size, "prompt")
+    sections: dict[str, Iterable[str]] = settings_section(args, what)
+    if isinstance(args, WarmupConfig):
+        targets = targets_of(args)
+        collator: GRPOCollator = TargetCollator(processor, options, targets)
+        dataset, held_out = (
+            narrowed(build_dataset(use, args, targets, collator, training=training), targets, flag)
+            for use, training, flag in (
+                (args.dataset_use, True, "--dataset_use"),
+                (args.eval_dataset_use, False, "--eval_dataset_use"),
+            )
+        )
+        more = {"one step": [prompts], "their targets": shown_targets(dataset, collator, RECORDS)}
+    else:
+        rubric = build_rewards(args, None, None)
+        collator = GRPOCollator(processor, options)
+        dataset = build_dataset(args.dataset_use, args, rubric, collator, training=True)
+        held_out = build_dataset(args.eval_dataset_use, args, rubric, collator, training=False)
+        sections["rewards"] = [f"{name}: weight {of:g}" for name, of in zip(rubric.names, rubric.weights, strict=True)]
+        more = {"one step": [f"{prompts}, {args.grpo_sample_size} completions each"]}
     first_look(dataset, collator)
-    say_sizes(args, dataset, build_dataset(args.eval_dataset_use, args, rubric, collator, training=False))
-    rewards = [f"{name}: weight {weight:g}" for name, weight in zip(rubric.names, rubric.weights, strict=True)]
-    step = f"{counted(prompts_of_a_step(args), 'prompt')}, {args.grpo_sample_size} completions each"
-    return sections_text(
-        {
-            **settings_section(args, FLAG_GROUPS, what),
-            "rewards": rewards,
-            "parameters that learn": parameter_lines(policy, weight_dtype(args, args.lora_enable)),
-            "one step": [step],
-            f"prompts of the first of {counted(len(dataset), 'record')}": prompt_lines(dataset, collator),
-        }
-    )
-
-
-def sections_text(sections: Mapping[str, Iterable[str]]) -> str:
-    """The text of a dry run: titles, and lines below them."""
+    for warning in size_warnings(args, dataset, held_out):
+        say(f"worth a look: {warning}")
+    sections["parameters that learn"] = parameter_lines(policy, weight_dtype(args, args.lora_enable))
+    sections[f"prompts of the first of {counted(len(dataset), 'record')}"] = prompt_lines(dataset, collator)
+    sections |= more
     lines = [line for title, body in sections.items() for line in (title, *(f"  {line}" for line in body))]
     return "\n".join([*lines, "This was a dry run: nothing was trained or written."])
 
 
-def say_sizes(args: GRPOConfig, train: Any, evaluation: Any) -> None:
-    """Print the warnings of ``size_warnings``, which a run logs. Raises the same errors."""
-    for warning in size_warnings(args, train, evaluation):
-        say(f"worth a look: {warning}")
-
-
-def settings_section(args: GRPOConfig, groups: Sequence[type[Options]], what: str) -> dict[str, list[str]]:
-    """The settings that differ from their defaults, with ``all`` the other ones of ``groups`` too, by a title."""
+def settings_section(args: GRPOConfig, what: str) -> dict[str, Iterable[str]]:
+    """The settings that differ from their defaults, with ``all`` the other ones of the command too, by a title."""
+    groups = WARMUP_GROUPS if isinstance(args, WarmupConfig) else FLAG_GROUPS
     own = {each.name for group in groups for each in fields(group)} if what == "all" else set()
     lines = []
     for each in fields(args):
@@ -88,11 +90,6 @@ def parameter_lines(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:
     for part in total:
         yield f"{part}: {learn[part]:,} of {total[part]:,}"
     yield f"in all: {sum(learn.values()):,} of {sum(total.values()):,}, kept in {str(dtype).removeprefix('torch.')}"
-
-
-def prompts_of_a_step(args: GRPOConfig) -> int:
-    """Prompts of an optimizer step, over all processes."""
-    return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
 
 
 def prompt_lines(dataset, collator: GRPOCollator) -> Iterator[str]:

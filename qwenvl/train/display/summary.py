@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from qwenvl.config.grpo_config import GRPOConfig
+from qwenvl.config.grpo_config import GRPOConfig, WarmupConfig
 from qwenvl.failure import beginning, counted
 from qwenvl.health import RULES, Finding
 from qwenvl.report.curves import trend
@@ -18,41 +16,16 @@ from qwenvl.runlog import read_metrics
 from qwenvl.train.display.console import evaluated, with_interval
 
 
-@contextmanager
-def collected_warnings() -> Iterator[list[str]]:
-    """A list that also gets each warning of this library within."""
-    collected: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    library = logging.getLogger("qwenvl")
-    # A logger without any handler prints its warnings. With this handler it would not.
-    printed = logging.lastResort if not library.hasHandlers() else None
-
-    def emit(record: logging.LogRecord) -> None:
-        collected.append(record.getMessage())
-        if printed is not None:
-            printed.handle(record)
-
-    handler.emit = emit
-    library.addHandler(handler)
-    try:
-        yield collected
-    finally:
-        library.removeHandler(handler)
-
-
 def findings_of(folder: str | Path) -> list[Finding]:
     """The warnings of the report of a run, except those on its completions."""
     return warnings(read_runs([folder])[0], [])
 
 
-def run_summary(
-    folder: str | Path, logged: Sequence[str], found: Sequence[Finding], next_steps: Sequence[str] = ()
-) -> str:
+def run_summary(folder: str | Path, found: Sequence[Finding], next_steps: Sequence[str] = ()) -> str:
     """The folder of a run, its rewards or loss, evaluations and warnings, and what to do next.
 
     Args:
         folder: the run folder, written by rank 0.
-        logged: warnings that were logged during the run. Those of ``RULES`` are skipped: ``found`` has them.
         found: the findings of its report.
         next_steps: commands.
     """
@@ -67,11 +40,8 @@ def run_summary(
         ends = points if len(points) < 2 else (points[0], points[-1])
         shown = [f"{with_interval(name, row)} at step {row['step']}" for row in ends]
         lines.append((name.removesuffix("_total_reward"), ", ".join(shown)))
-    codes, remedies = {rule.code for rule in RULES}, tuple(rule.remedy for rule in RULES)
-    warned = [each.message for each in found if each.code in codes]
-    warned += [each for each in logged if not each.endswith(remedies)]
-    first = beginning(" ".join(warned[0].split()), 100) if warned else ""
-    lines.append(("warnings", f"{len(warned)}, the first: {first}" if warned else "none"))
+    first = beginning(" ".join(found[0].message.split()), 100) if found else ""
+    lines.append(("warnings", f"{len(found)}, the first: {first}" if found else "none"))
     if "loss" not in dict(lines):  # a warm-up has no completions
         command = shlex.join(["qwenvl", "report", str(folder)])
         lines.append(("look", f"{command}   (curves, and every completion with its frames)"))
@@ -84,13 +54,18 @@ def run_summary(
 def next_steps(args: GRPOConfig, found: Sequence[Finding]) -> list[str]:
     """What to do after a run, with words on each.
 
-    The first is the remedy of the first of ``RULES`` that holds at its end, the run with other flags or a look at the
-    data, or else to train on. Then come an evaluation, and for an adapter its merge.
+    After a warm-up it is training by rewards. Else the first is the remedy of the first of ``RULES`` that holds at its
+    end, the run with other flags or a look at the data, or else to train on. Then come an evaluation, and for an
+    adapter its merge.
 
     Args:
         found: the findings of its report.
     """
     folder, base = str(args.output_dir).rstrip("/"), str(args.model_name_or_path)
+    if isinstance(args, WarmupConfig):
+        words = ["qwenvl", "train", "--model_name_or_path", folder, "--dataset_use", str(args.dataset_use)]
+        train = shlex.join([*words, "--output_dir", f"{folder}-grpo"])
+        return [f"{train}   (with the same flags for frames and prompts)"]
     codes = [each.code for each in found]
     rule = next((rule for rule in RULES if rule.code in codes), None)
     again, steps = ["--output_dir", f"{folder}-2"], []

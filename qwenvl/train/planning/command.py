@@ -91,9 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"usage: {USAGE}\nerror: {error}", file=sys.stderr)
             return 2
         say(f"{COMMAND}: loading PyTorch and transformers")  # which takes seconds
-        from qwenvl.train.run.command import told_of_settings
+        from qwenvl.data.errors import told_to_the_user
 
-        with redirect_stdout(sys.stderr), told_of_settings(COMMAND):
+        with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):
             plan = plan_of(settings, options)
     print(json.dumps(numbers(plan), indent=1) if options.json else "\n".join(lines(plan, options)))
     return 0 if plan.fits else 3

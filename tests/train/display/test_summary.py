@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 
 import pytest
 
-from qwenvl.health import Finding, findings
+from qwenvl.health import Finding
 from qwenvl.report.findings import summary
 from qwenvl.report.run import read_runs
 from qwenvl.runlog import RunLog
-from qwenvl.train.display.summary import collected_warnings, findings_of, next_steps, run_summary
+from qwenvl.train.display.summary import findings_of, next_steps, run_summary
 
 
 def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
@@ -21,8 +20,8 @@ def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):
         log.log_metrics(step, {"reward/total": step / 20})
     log.log_metrics(20, {"eval_total_reward": 0.75, "eval_total_reward_ci95": 0.0625})
     log.log_metrics(20, {"train_runtime": 3.0})
-    found = [Finding("left_out", "not of the rules", "")]
-    assert run_summary(tmp_path, ["one\nmore", "two"], found, ["do this", "and this"]).splitlines() == [
+    found = [Finding("left_out", "one\nmore", ""), Finding("cut", "two", "")]
+    assert run_summary(tmp_path, found, ["do this", "and this"]).splitlines() == [
         f"{tmp_path}: 20 steps",
         "  reward    0.125 at first, 0.925 at last   (means of the first and last fifth)",
         "  eval      0.250 +- 0.125 at step 0, 0.750 +- 0.062 at step 20",
@@ -43,7 +42,7 @@ def settings_of(**settings):
 
 @pytest.mark.parametrize("over", [True, False])
 def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, over):
-    """Half of the completions are cut off up to step 30, or to the end. The run warned at step 30."""
+    """Half of the completions are cut off up to step 30, or to the end. """
     log = RunLog(tmp_path)
     log.begin(0)
     log.write_config({"per_device_train_batch_size": 4})
@@ -51,13 +50,11 @@ def test_the_summary_is_of_the_state_and_the_windows_of_the_report(tmp_path, ove
         cut = 0.0 if over and step > 30 else 0.5
         log.log_metrics(step, {"loss": 0.0, "reward/total": step / 60, "completion/truncated_frac": cut})
     [run] = read_runs([tmp_path])
-    logged = [f"{each.message}. {each.advice}" for each in findings(run.history()[:30])]
-    assert len(logged) == 1
     [facts] = summary([run], [[]])["runs"]
     found = findings_of(tmp_path)
     assert [each.message for each in found] == [each["message"] for each in facts["warnings"]]
     assert len(found) == (not over)
-    lines = run_summary(tmp_path, logged, found).splitlines()
+    lines = run_summary(tmp_path, found).splitlines()
     reward = facts["trends"]["reward/total"]
     assert f"{reward['first']:.3f} at first, {reward['last']:.3f} at last" in lines[1]
     assert ("none" if over else "1, the first: 50% of the completions") in lines[2]
@@ -81,21 +78,3 @@ def test_the_next_steps(settings, codes, expected):
         *first, evaluate = [*first, evaluate][:-1]
     assert evaluate.startswith("qwenvl evaluate base runs/a 'held out.json' --controls all   (")
     assert len(first) == (expected is not None) and all(line.startswith(expected) for line in first)
-
-
-def test_warnings_are_collected_while_asked_for():
-    library = logging.getLogger("qwenvl.somewhere")
-    with collected_warnings() as warnings:
-        library.warning("a %s", "word")
-        library.info("no warning")
-    library.warning("later")
-    assert warnings == ["a word"]
-
-
-def test_collected_warnings_are_printed_as_without_collecting(monkeypatch, capsys):
-    library = logging.getLogger("qwenvl.somewhere")
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process that configured nothing
-    library.warning("before")
-    with collected_warnings():
-        library.warning("within")
-    assert capsys.readouterr().err == "before\nwithin\n"

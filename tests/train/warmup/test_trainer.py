@@ -211,5 +211,5 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_written_down(make_warmup,
         trainer.train()
     report = json.loads((tmp_path / "run" / "nonfinite" / "step-000001.json").read_text())
     [prompt] = report["micro_batches"][0]["prompts"]
-    text = trainer.processing_class.tokenizer.decode(prompt["completions"][0]["ids"])
+    text = trainer.processing_class.tokenizer.decode(report["micro_batches"][0]["ids"][0])
     assert text.startswith("<answer>") and text.endswith("</answer><|im_end|>")
