@@ -142,29 +142,25 @@ def test_the_configuration_and_those_before_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("read", "name", "text", "message"),
     [
-        ('{"step": 1}\n{"step": \n', r"metrics.jsonl:2: not JSON"),
-        ("[1]\n", r'metrics.jsonl:1: expected an object with an integer "step"'),
-        ('{"loss": 1}\n', r"metrics.jsonl:1: expected an object"),
+        (read_metrics, "metrics.jsonl", '{"step": 1}\n{"step": \n', r"metrics.jsonl:2: not JSON"),
+        (read_metrics, "metrics.jsonl", "[1]\n", r'metrics.jsonl:1: expected an object with an integer "step"'),
+        (read_config, "other.json", "", r"run.json: no such file; is .* the output_dir of a run"),
+        (read_config, "run.json", "{", r"run.json: not JSON"),
+        (read_rollouts, "rollouts/rank-0.jsonl", '{"step": 1}\n', r"rank-0.jsonl:1: not a rollout: KeyError"),
+        (read_samples, "samples.jsonl", "{\n", r"samples\.jsonl:1: not JSON"),
+        (read_samples, "samples.jsonl", '{"model": "m"}\n', r"samples\.jsonl:1: not a sample: KeyError"),
+        (read_evaluation, "other.json", "", "no such file; is .* the output_dir of an evalua"),
+        (read_evaluation, "evaluation.json", "{", "not JSON"),
+        (read_evaluation, "evaluation.json", '{"format": 9}', "another version"),
     ],
 )
-def test_what_is_no_run_log_is_an_error(tmp_path, text, message):
-    (tmp_path / "metrics.jsonl").write_text(text)
+def test_wrong_files_are_errors(tmp_path, read, name, text, message):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
     with pytest.raises(RunLogError, match=message):
-        read_metrics(tmp_path)
-
-
-def test_other_errors_say_where(tmp_path):
-    with pytest.raises(RunLogError, match=r"run.json: no such file; is .* the output_dir of a run"):
-        read_config(tmp_path)
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(RunLogError, match=r"run.json: not JSON"):
-        read_config(tmp_path)
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "rank-0.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(RunLogError, match=r"rank-0.jsonl:1: not a rollout: KeyError"):
-        list(read_rollouts(tmp_path))
+        list(read(tmp_path))
 
 
 # ---- evaluations
@@ -216,19 +212,3 @@ def test_a_cut_line_is_dropped_and_what_comes_twice_is_there_once(tmp_path):
     again.begin({})
     again.log([sample(0, tokens=8), sample(1)])
     assert [(key.doc_id, each.tokens) for key, each in read_samples(tmp_path).items()] == [(0, 8), (1, 7)]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("samples.jsonl", "{\n", r"samples\.jsonl:1: not JSON"),
-        ("samples.jsonl", '{"model": "m"}\n', r"samples\.jsonl:1: not a sample: KeyError"),
-        ("other.json", "", "no such file; is .* the output_dir of an evalua"),
-        ("evaluation.json", "{", "not JSON"),
-        ("evaluation.json", '{"format": 9}', "another version"),
-    ],
-)
-def test_wrong_files_of_an_evaluation_are_errors(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(RunLogError, match=message):
-        (read_samples if name == "samples.jsonl" else read_evaluation)(tmp_path)

@@ -10,7 +10,6 @@ from peft import get_peft_model
 from torch.profiler import ProfilerActivity, profile
 
 from qwenvl.demo.tiny import make_model, make_processor
-from qwenvl.model import vision_tower as tower
 from qwenvl.model.families import FAMILIES
 from qwenvl.model.inputs import PromptInputs
 from qwenvl.model.loading import apply_tuning, lora_config, unwrap
@@ -18,7 +17,6 @@ from qwenvl.model.options import LoraOptions, TuneOptions
 from qwenvl.model.sharing import shared_prefix
 from qwenvl.model.vision_tower import encode_vision
 from qwenvl.plan.memory import (
-    PIECE,
     Case,
     cache_bytes,
     estimate,
@@ -31,8 +29,6 @@ from qwenvl.plan.memory import (
     remedies,
     sampled_bytes,
     scores_bytes,
-    shares_of,
-    tower_bytes,
 )
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Precision, Shapes, Text, Vision
 from qwenvl.rollout.engine import SamplingParams
@@ -117,30 +113,6 @@ def test_features_and_pixels():
     assert merger_bytes(VISION, Job(tokens=10, patches=16, mergers_learn=False)) == (0, 0)
 
 
-def test_the_tower_is_given_the_pixels_of_one_micro_batch():
-    job = Job(tokens=10, patches=16, prompts=2, micro_batches=3)
-    on_host = replace(job, on_host=True)  # where they are in memory already, if not in files
-    for each, pixels in ((job, 2 * 16 * 12), (on_host, 0), (replace(on_host, waits_on_host=True), 2 * 16 * 12)):
-        vision = estimate(SHAPES, WEIGHTS, each).phases[0]
-        assert vision.name == "vision" and vision.parts["activations"] == tower_bytes(VISION, job, 32) + pixels
-
-
-def test_a_tower_that_runs_once_takes_some_frames_at_a_time():
-    assert PIECE == tower.PIECE
-    of_piece = tower_bytes(VISION, JOB, PIECE)
-    assert tower_bytes(VISION, JOB, PIECE - 4) < of_piece == tower_bytes(VISION, JOB, 10 * PIECE)
-    assert tower_bytes(VISION, replace(JOB, encoded=False), 10 * PIECE) == 10 * of_piece
-
-
-def test_mergers_keep_nothing_where_they_run_again():
-    again = replace(JOB, checkpointing=True)
-    assert merger_bytes(VISION, again) == (0, (4 + 2) * 16 * 4 * 4)
-    assert merger_bytes(VISION, replace(again, encoded=False)) == (16 * 4 * 4 * 4, 0)
-    moments = {phase.name: phase for phase in estimate(SHAPES, WEIGHTS, again).phases}
-    angles, streams = 22 * 2 * 4 * 4, 22 * 8 * 4  # 10 + 3 x 4 tokens, heads of width 4, embeddings of width 8
-    assert moments["backward of the mergers"].parts["activations"] == 6 * 16 * 4 * 4 + angles + 3 * streams
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -153,12 +125,6 @@ def test_mergers_keep_nothing_where_they_run_again():
 )
 def test_what_optimizers_keep(name, expected):
     assert optimizer_bytes(WEIGHTS, Job(tokens=1, patches=0, optimizer=name)) == round(expected * 1064)
-
-
-def test_processes_share():
-    shares = {"none": (1, 1, 1), "ddp": (1, 2, 1), "zero2": (1, 0.25, 0.25), "zero3": (0.25,) * 3, "fsdp": (0.25,) * 3}
-    for engine, expected in shares.items():
-        assert shares_of(Job(tokens=1, patches=0, engine=engine, processes=4)) == expected
 
 
 def test_weights_while_completions_are_sampled():
@@ -180,15 +146,6 @@ def test_where_servers_sample_nothing_of_sampling_is_here():
     assert "vision" in names and not {"prefill", "decoding"} & set(names)
     headers = [next(memory_lines(estimate(SHAPES, WEIGHTS, replace(JOB, samples=here)))) for here in (False, True)]
     assert [each.split() for each in headers] == [["vision", "training"], ["sampling", "training"]]
-
-
-def test_gradients_of_earlier_micro_batches_stay():
-    once, again = (
-        estimate(SHAPES, WEIGHTS, Job(tokens=10, patches=16, group=3, length=5, micro_batches=n)) for n in (1, 2)
-    )
-    named = {phase.name: phase for phase in again.phases}
-    assert named["backward"].parts["gradients"] == 4 * 1064
-    assert {phase.name: phase for phase in once.phases}["backward"].parts["gradients"] == 0
 
 
 def kept_by_layers(model: torch.nn.Module, rounded: bool) -> list[int]:

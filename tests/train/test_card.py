@@ -165,12 +165,3 @@ def test_a_checkpoint_and_the_model_make_the_inputs_of_training(make_trainer, tm
         card = (folder / "README.md").read_text()
         assert "- Frames: 2 per second of a clip, 4 to 6 in all" in card and card.count("## Inputs") == 1
         assert re.match(r"\n+# \S+, trained by GRPO\n\n## Training", card.partition("\n---\n")[2])
-
-
-def test_the_frames_are_those_of_the_data_set(make_trainer, sop_data):
-    from qwenvl.data.dataset import load_dataset
-
-    dataset = load_dataset(str(sop_data), video_fps=4.0, video_max_frames=2, video_min_frames=1)
-    trainer = make_trainer(datasets=[dataset], dataset_use=None)
-    assert trainer.processing_class.video_processor.fps == 4.0
-    assert trainer.processing_class.video_processor.max_frames == 2

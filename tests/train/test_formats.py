@@ -1,7 +1,6 @@
 """The same four questions in every kind of file, with their media beside them or within their rows.
 
-Each is read and made into the same prompts. Files that are read whole or row by row are trained on for two steps, with
-the same losses.
+Each is read and made into the same prompts.
 """
 
 import base64
@@ -19,8 +18,6 @@ from transformers import AutoProcessor
 
 from qwenvl.data.collator import GRPOCollator
 from qwenvl.data.dataset import load_dataset
-from qwenvl.data.records.record_file import RecordFile
-from qwenvl.runlog import read_metrics, read_rollouts
 
 RATE, SHOWN = 10, (5, 8, 11, 14)  # frames of the clip's 0.5 to 1.45 seconds, four, evenly spaced
 SPAN = {"video_start": 0.5, "video_end": 1.45}
@@ -213,50 +210,6 @@ def check_prompts(batch, reference):
         assert [info.times for info in infos] == [pytest.approx(info.times) for info in others]
 
 
-@pytest.fixture(scope="module")
-def trained():
-    """The steps of the first run, for those after it."""
-    return []
-
-
-def check_training(make_trainer, trained, folder, source, **settings):
-    """Two steps of two prompts give what they gave for the first format."""
-    settings |= {"per_device_train_batch_size": 2, "grpo_sample_size": 2, "video_max_frames": 4}
-    trainer = make_trainer(dataset_use=str(source), **settings)
-    before = {name: value.clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
-    trainer.train()
-    assert any(
-        not torch.equal(value, before[name]) for name, value in trainer.model.named_parameters() if name in before
-    )
-    steps = [(row["loss"], row["reward/total"], row["kl"]) for row in read_metrics(folder) if "loss" in row]
-    completions = [(row.record_id, row.completion) for row in read_rollouts(folder, split="train")]
-    assert {name for name, _ in completions} == set(QUESTIONS)
-    assert len(steps) == 2
-    if trained:
-        assert completions == trained[0]
-        assert steps == trained[1]
-    else:
-        trained += [completions, steps]
-    return trainer
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_prompts(name, media, collator, reference):
     check_prompts(batch_of(FORMATS[name](media), collator, COLUMNS.get(name)), reference)
-
-
-@pytest.mark.parametrize(
-    ("name", "records", "settings"),
-    [
-        ("conversations, array", list, {}),
-        *(
-            (name, RecordFile, {"dataloader_num_workers": 1})
-            for name in ("conversations, zipped lines", "parquet, bytes", "CSV")
-        ),
-    ],
-)
-def test_files_train_alike(name, records, settings, media, make_trainer, trained, tmp_path, monkeypatch):
-    if records is RecordFile:
-        monkeypatch.setattr("qwenvl.data.records.record_file.LOADED_BYTES", 0)
-    trainer = check_training(make_trainer, trained, tmp_path / "run", FORMATS[name](media), **settings)
-    assert isinstance(trainer.train_dataset.records, records)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from qwenvl.runlog import read_rollouts
 from tests.train.conftest import caught_draws, caught_gradients, logged
@@ -130,12 +129,3 @@ def test_a_share_of_the_steps_is_looked_at_when_it_is_known(make_trainer, tmp_pa
         "checkpoint-4",
         "checkpoint-6",
     ]
-
-
-def test_an_epoch_that_is_ended_between_the_two_steps_is_an_error(make_trainer):
-    class EndEpoch(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_epoch_stop = state.global_step == 1
-
-    with pytest.raises(RuntimeError, match="in the midst of the steps on the same completions"):
-        make_trainer(max_steps=20, num_iterations=2, callbacks=[EndEpoch()]).train()

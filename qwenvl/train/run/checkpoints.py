@@ -86,7 +86,7 @@ def _older(checkpoint: Path) -> str:
     older = newest_whole(checkpoint.parent, before=step_of(checkpoint))
     if older is None:
         return "; no older checkpoint beside it is whole"
-    return f"; the newest older one that is whole is {older}: resume with --resume_from_checkpoint {older}"
+    return f"; the newest older checkpoint that is whole is {older}: resume with --resume_from_checkpoint {older}"
 
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:

@@ -133,23 +133,6 @@ def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys
     ]
 
 
-def test_short_steps_have_no_line_of_their_own(lines, clock, capsys):
-    state = state_of(3)
-    lines.on_train_begin(None, state, None)
-    for _ in range(3):  # 50 seconds each
-        clock.now += 50
-        lines.within_step(state.global_step + 1, 3, 50, "sampling")
-        state.global_step += 1
-        lines.on_log(None, state, SimpleNamespace(should_log=True), logs={"loss": 0.0})
-    assert "so far" not in capsys.readouterr().err
-    clock.now += 59
-    lines.within_step(4, 4, 70, "sampling")  # the step has gone on for 70 seconds, and a line was told in it
-    assert "so far" not in capsys.readouterr().err
-    clock.now += 1
-    lines.within_step(4, 4, 71, "sampling")
-    assert capsys.readouterr().err == "step 4 of 4, 01:11 so far: sampling\n"
-
-
 def test_the_thread_looks_within_steps_alone(clock):
     seen, looked = [], threading.Event()
 
