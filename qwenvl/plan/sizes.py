@@ -15,14 +15,6 @@ ReferenceKind = Literal["none", "adapter", "copy", "other"]
 
 
 @dataclass(frozen=True)
-class Precision:
-    """Bytes of a number."""
-
-    stream: int = 4  # of the residual stream, which has the type of the weights
-    products: int = 4  # of matrix products: 2 in half precision, and under autocast
-
-
-@dataclass(frozen=True)
 class Job:
     """One optimizer step of one process."""
 
@@ -39,7 +31,8 @@ class Job:
     encoded: bool = True  # the vision tower runs once for a prompt, and its features are cached
     checkpointing: bool = False  # layers are recomputed in the backward pass
     activation_offload: bool = False  # checkpointed activations wait in CPU memory
-    precision: Precision = Precision()
+    stream: int = 4  # bytes of a number of the residual stream, which has the type of the weights
+    products: int = 4  # of matrix products: 2 in half precision, and under autocast
     rank: int = 0  # of LoRA adapters, 0 without them
     tower_learns: bool = False
     mergers_learn: bool = True
@@ -51,7 +44,6 @@ class Job:
     processes: int = 1
     gathers: bool = True  # split weights are gathered whole for sampling
     samples: bool = True  # completions are sampled in this process, not by servers
-    on_host: bool = False  # the device is the CPU, whose memory holds the sampled prompts too
     waits_on_host: bool = False  # large media wait in the memory of the CPU until their micro-batch
 
     @property

@@ -30,7 +30,7 @@ from qwenvl.plan.memory import (
     sampled_bytes,
     scores_bytes,
 )
-from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Precision, Shapes, Text, Vision
+from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
 from qwenvl.rollout.engine import SamplingParams
 from qwenvl.rollout.shared_sampling import sample_shared
 
@@ -65,7 +65,7 @@ def test_weights_are_counted():
     assert WEIGHTS.held == 4 * (WEIGHTS.trained + 16)
     assert (WEIGHTS.layer, WEIGHTS.head) == ((128 + 128 + 8) // 2, 800)
     assert WEIGHTS.rounded == 800 + 128 + 128  # no norms
-    whole, half = (estimate(SHAPES, WEIGHTS, replace(JOB, precision=Precision(4, b))).phases for b in (4, 2))
+    whole, half = (estimate(SHAPES, WEIGHTS, replace(JOB, products=b)).phases for b in (4, 2))
     assert whole[-1].parts["gradients"] == half[-1].parts["gradients"] == 4 * WEIGHTS.trained
     assert (whole[1].parts["one-time buffers"], half[1].parts["one-time buffers"]) == (0, 2 * WEIGHTS.rounded)
 
@@ -82,7 +82,7 @@ def test_weights_are_counted():
 )
 def test_the_reference_shares_what_is_frozen(reference, engine, expected):
     assert reference_bytes(WEIGHTS, Job(tokens=1, patches=0, reference=reference, engine=engine)) == expected
-    rounded = Job(tokens=1, patches=0, reference="copy", reference_rounded=True, precision=Precision(4, 2))
+    rounded = Job(tokens=1, patches=0, reference="copy", reference_rounded=True, products=2)
     assert reference_bytes(WEIGHTS, rounded) == 4 * 1064 - 2 * (128 + 128)  # neither the embedding nor norms
 
 
@@ -104,11 +104,10 @@ def test_sampling_keeps_keys_and_values_or_a_state():
 def test_features_and_pixels():
     job = Job(tokens=10, patches=16, prompts=2, micro_batches=3)
     assert features_bytes(VISION, job, 2) == features_bytes(VISION, job, 9) == 6 * 16 * 4 * 4
-    assert features_bytes(VISION, replace(job, on_host=True), 2) == 6 * 16 * 4 * 4 + 6 * 16 * 12
     assert features_bytes(VISION, Job(tokens=10, patches=16, encoded=False), 1) == 16 * 12 * 4
-    for waiting in (replace(job, waits_on_host=True), replace(job, waits_on_host=True, on_host=True)):
-        assert features_bytes(VISION, waiting, 2) == 2 * 16 * 4 * 4
-        assert features_bytes(VISION, waiting, 9) == 6 * 16 * 4 * 4
+    waiting = replace(job, waits_on_host=True)
+    assert features_bytes(VISION, waiting, 2) == 2 * 16 * 4 * 4
+    assert features_bytes(VISION, waiting, 9) == 6 * 16 * 4 * 4
     assert merger_bytes(VISION, JOB) == (16 * 4 * 4 * 4, 0)
     assert merger_bytes(VISION, Job(tokens=10, patches=16, mergers_learn=False)) == (0, 0)
 
@@ -192,9 +191,8 @@ def test_layers_keep_what_is_counted(family, how):
         model = model.to(torch.bfloat16) if rounded else model
         model = get_peft_model(model, lora_config(model, TuneOptions(tune_mm_mlp=False), LoraOptions(True, 4, 8)))
     shapes = Shapes.of(unwrap(model).config)
-    half = Precision(2 if adapted else 4, 2)
-    precision = half if rounded else Precision()
-    job = Job(tokens=200, patches=0, group=3, length=20, rank=4 if adapted else 0, precision=precision)
+    half = {"stream": 2 if adapted else 4, "products": 2} if rounded else {}
+    job = Job(tokens=200, patches=0, group=3, length=20, rank=4 if adapted else 0, **half)
     kept = kept_by_layers(model, rounded)
     for number in range(1, len(kept)):  # the first one's input is no activation where nothing before it learns
         counted = layer_bytes(shapes.text, shapes.text.layers[number], job)

@@ -21,7 +21,7 @@ from qwenvl.model.sharing.linear_attention import state_tokens
 from qwenvl.model.sharing.shared_prefix import supports_shared_prefix
 from qwenvl.model.vision_tower import supports_encode_once
 from qwenvl.plan.memory import Case
-from qwenvl.plan.sizes import Engine, Job, ModelWeights, Precision, ReferenceKind, Shapes
+from qwenvl.plan.sizes import Engine, Job, ModelWeights, ReferenceKind, Shapes
 from qwenvl.train.assemble import build_policy, weight_dtype
 
 RECORDS = 1000
@@ -81,7 +81,6 @@ def case_of(
     policy: nn.Module,
     prompt: PromptLength,
     *,
-    on_host: bool,
     engine: Engine = "none",
     processes: int = 1,
 ) -> Case:
@@ -89,7 +88,6 @@ def case_of(
 
     Args:
         policy: the model with its adapter and ``requires_grad`` set, also on the meta device.
-        on_host: the device is a CPU.
         engine, processes: what splits the model, among how many.
     """
     bare = unwrap(policy)
@@ -117,7 +115,8 @@ def case_of(
         shared=shares and supports_shared_prefix(policy) is None,
         encoded=shares and supports_encode_once(policy) is None,
         checkpointing=bool(args.gradient_checkpointing),
-        precision=Precision(base, 2 if args.bf16 or args.fp16 else 4),
+        stream=base,
+        products=2 if args.bf16 or args.fp16 else 4,
         rank=args.lora_r if args.lora_enable else 0,
         activation_offload=args.activation_offload,
         tower_learns="vision" in learning,
@@ -125,8 +124,7 @@ def case_of(
         optimizer=str(getattr(args.optim, "value", args.optim) or "adamw_torch_fused"),
         engine=engine,
         processes=processes,
-        on_host=on_host,
-        waits_on_host=not on_host and pixels > LARGE,
+        waits_on_host=not args.use_cpu and pixels > LARGE,
         reference=reference,
         reference_rounded=rounds and not args.sync_ref_model,
         token_budget=args.rollout_token_budget,

@@ -139,7 +139,7 @@ def plan_of(settings: Any, options: PlanOptions) -> Plan:
     policy = policy_without_weights(settings)
     lengths, left_out = lengths_of(settings)
     engine: Engine = options.engine or ("ddp" if options.gpus > 1 else "none")
-    case = case_of(settings, policy, lengths[-1], on_host=settings.use_cpu, engine=engine, processes=options.gpus)
+    case = case_of(settings, policy, lengths[-1], engine=engine, processes=options.gpus)
     return Plan(lengths, left_out, case, case.estimate(), SHARE * options.gpu_memory * 1e9)
 
 

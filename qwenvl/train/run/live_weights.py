@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,20 +39,9 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
     Raises:
         MisfitError: a weight is missing, left over or of another shape.
     """
-    ours, theirs = model.config.model_type, _kind_of(folder)
-    if theirs not in (None, ours):
-        raise MisfitError(f"{folder}: holds a model of {theirs}, and the run trains one of {ours}")
     with explained_misfit(folder):
         saved = load_whole(type(model), folder, dtype="auto")
         model.load_state_dict(saved.state_dict(), strict=True)
-
-
-def _kind_of(folder: str | Path) -> str | None:
-    """The ``model_type`` of a saved model, None if its configuration has none."""
-    try:
-        return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError):
-        return None
 
 
 def start_from_weights(model: nn.Module, folder: str | Path) -> None:

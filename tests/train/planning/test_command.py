@@ -40,7 +40,7 @@ def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):
     assert [length.tokens for length in plan.lengths] == sorted(batch.attention_mask.sum(1).tolist())
     args, job = trainer.args, plan.case.job
     args.per_device_train_batch_size, args.grpo_sample_size, args.generation_max_length = 1, job.group, job.length
-    assert case_of(args, trainer.model, plan.lengths[-1], on_host=True) == plan.case
+    assert case_of(args, trainer.model, plan.lengths[-1]) == plan.case
 
 
 def test_a_split_model_may_be_sampled_layer_by_layer(flags):
@@ -105,7 +105,7 @@ def test_what_is_of_another_machine_can_be_planned(tiny_checkpoint, sop_data, tm
     file.write_text(f"model_name_or_path: {tiny_checkpoint()}\ndataset_use: {sop_data}\noptim: adamw_8bit\n")
     job = planned(str(file), "--gpus", "4", "--engine", "zero3").case.job
     assert (job.optimizer, job.engine, job.processes) == ("adamw_8bit", "zero3", 4)
-    assert job.precision.products == 2 and not job.on_host
-    assert planned(str(file), "--bf16", "False").case.job.precision.products == 4
+    assert job.products == 2
+    assert planned(str(file), "--bf16", "False").case.job.products == 4
     adapted = planned(str(file), "--lora_enable", "--tune_mm_mlp", "False").case.job
-    assert adapted.precision.stream == 2 and adapted.reference == "adapter"
+    assert adapted.stream == 2 and adapted.reference == "adapter"
