@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
-from typing import Any
 
 SAME_REWARD = 1e-6  # rewards that differ by no more are equal
 EQUAL_SHARE = 0.9  # of groups with equal rewards, above which training is mostly wasted
@@ -21,7 +20,6 @@ HIGH_KL = 0.5
 FLAT_STEPS, FLAT_GROUPS = 100, 400
 SOLVED = 0.9  # of the highest reward that any completion had
 FALLING = 0.9  # of the window before
-SMALLER_STEPS = 3  # divisor of a learning rate that was too high
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
@@ -58,14 +56,11 @@ class Rule:
         judge: returns the fault in words, or None without a fault. ``ended``: the run has ended, so a short one is
             judged as a whole.
         remedy: advice to the user.
-        flags: returns changes to the command of the run, given its settings (a ``GRPOConfig``). None: no flag helps,
-            and the user should look at the data.
     """
 
     code: str
     judge: Callable[[History, bool], str | None]
     remedy: str
-    flags: Callable[[Any], list[str]] | None = None
 
 
 def equal_rewards(history: History, ended: bool = False) -> str | None:
@@ -155,16 +150,6 @@ def reward_flat(history: History, ended: bool = False) -> str | None:
     return f"the reward has not risen in {steps} steps: {then:.3f} over their first quarter, {now:.3f} over their last"
 
 
-def lower_rate(args: Any) -> list[str]:
-    """A third of the learning rate."""
-    return ["--learning_rate", f"{args.learning_rate / SMALLER_STEPS:.2g}"]
-
-
-def more_room(args: Any) -> list[str]:
-    """Completions of twice the length."""
-    return ["--generation_max_length", str(2 * args.generation_max_length)]
-
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "equal_rewards",
@@ -184,20 +169,17 @@ RULES: tuple[Rule, ...] = (
         "truncated",
         cut_off,
         "They rarely reach their answer. Raise --generation_max_length, or give a stop by --stop_strings",
-        more_room,
     ),
     Rule(
         "kl_grows",
         kl_grows,
         "Lower --learning_rate or raise --grpo_beta, and go on from a checkpoint before it grew",
-        lower_rate,
     ),
     Rule(
         "entropy_collapsed",
         entropy_collapsed,
         "Lower --learning_rate, raise --generation_temperature or --grpo_beta, or reward entropy (--entropy_coef, "
         "--entropy_target), and go on from an earlier checkpoint",
-        lower_rate,
     ),
     Rule(
         "reward_flat",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate.utils import gather_object
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.integrations import get_available_reporting_integrations, integration_utils
+from transformers.trainer_callback import ProgressCallback
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.data.errors import RecordError
@@ -19,8 +22,12 @@ from qwenvl.health import findings, history_of
 from qwenvl.model.loading import unwrap
 from qwenvl.model.reference import Reference
 from qwenvl.option import was_set
+from qwenvl.rollout.options import LIVE_COMPLETIONS_EVERY
 from qwenvl.runlog import read_metrics
-from qwenvl.train.display.progress import install_display
+from qwenvl.train.display.board import LiveBoard
+from qwenvl.train.display.completions import ShownCompletions
+from qwenvl.train.display.console import shows_bars
+from qwenvl.train.display.progress import ProgressLines
 from qwenvl.train.journal import Journal
 from qwenvl.train.run.entropy_target import EntropyTarget
 from qwenvl.train.run.lock import hold, release
@@ -64,11 +71,11 @@ class RunFolder(TrainerCallback):
     """
 
     def __init__(self, journal: Journal):
-        self._journal = journal
+        self._journal, self._locked = journal, False
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Settings and versions. A resumed run writes the rows after its checkpoint anew."""
-        hold(args.output_dir, args.process_index)
+        self._locked = hold(args.output_dir, args.process_index)
         self._journal.begin(state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -78,7 +85,8 @@ class RunFolder(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         """Every sample that was left out, once."""
-        release(args.output_dir, args.process_index)
+        if self._locked:
+            release(args.output_dir)
         bad = self._journal.bad_samples
         if bad:
             lines = "\n  ".join(sample.error for sample in bad.values())
@@ -132,6 +140,29 @@ class ReferenceSync(TrainerCallback):
         """Before a checkpoint is saved, which holds the reference as it then is."""
         if state.global_step % args.ref_model_sync_steps == 0:
             self._reference.mix(unwrap(model), args.ref_model_mixup_alpha)
+
+
+def display_of(args: GRPOConfig) -> Literal["rich", "plain", "none"]:
+    """The display that flags and terminal come to. Where a board can't be drawn, lines are plain."""
+    if args.display == "none" or (args.display is None and args.disable_tqdm):
+        return "none"
+    draws = shows_bars() and os.environ.get("TERM") not in ("dumb", "unknown")
+    draws = draws and str(sys.stderr.encoding).lower().startswith("utf")  # the blocks of its curves
+    return "rich" if draws and args.display != "plain" else "plain"
+
+
+def install_display(trainer: Trainer, journal: Journal) -> None:
+    """Replace the Trainer's progress bar."""
+    display = display_of(trainer.args)
+    trainer.remove_callback(ProgressCallback)
+    if display == "none":
+        return
+    every = trainer.args.log_completions_every
+    if every is None:
+        every = LIVE_COMPLETIONS_EVERY if display == "rich" else 0
+    if every:
+        trainer.add_callback(ShownCompletions(journal, every))
+    trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.doing))
 
 
 def install_callbacks(trainer: Any, journal: Journal) -> None:

@@ -123,9 +123,9 @@ class Journal:
         for batch in experience.refills:
             self.drawn(batch)
 
-    def begin_step(self, micro_batches: int) -> None:
-        """An optimizer step of so many micro-batches begins."""
-        self._meter.step(micro_batches)
+    def begin_step(self) -> None:
+        """An optimizer step begins."""
+        self._meter.step()
         self.trained_on = []
 
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:

@@ -41,7 +41,7 @@ from qwenvl.train.run.checkpoints import is_sealed, read_state, whole_checkpoint
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
 from qwenvl.train.run.live_weights import explained_misfit, load_weights, start_from_weights
-from qwenvl.train.run.resume import Beginning, checkpoint_to_resume
+from qwenvl.train.run.resume import Beginning, begin
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,12 @@ class PolicyTrainer(Trainer):
             SystemExit: with status 0, where a signal ended training and a checkpoint was saved (``save_on_signal``).
             EngineLostError: in all processes, where nothing samples any more. The last step is saved as a checkpoint.
         """
-        checkpoint = checkpoint_to_resume(self.args, resume_from_checkpoint)
+        beginning = resume_from_checkpoint
+        if not isinstance(beginning, Beginning):
+            beginning = begin(self.args, beginning, adapter=unwrap(self.model) is not self.model)
+        checkpoint = beginning.checkpoint
+        if beginning.finished and checkpoint is None:
+            raise FileExistsError(beginning.finished)
         begun = 0 if checkpoint is None else read_state(checkpoint)["global_step"]
         with display_closed(self), self.sampling(), interruptible(self) as stop:
             output = super().train(checkpoint, *args, **kwargs)
@@ -200,7 +205,7 @@ class PolicyTrainer(Trainer):
             return [], None
         batches, items = self.next_step(epoch_iterator, num_batches, device)
         if batches:
-            self.journal.begin_step(len(batches))
+            self.journal.begin_step()
             self.begin_step(batches)
         return [{**inputs, "micro_batch": number} for number, inputs in enumerate(batches)], items
 

@@ -231,7 +231,6 @@ def test_settings_without_effect_are_refused(make, settings):
         {"num_iterations": 4, "save_steps": 100, "eval_strategy": "steps", "eval_steps": 1},
         {"loss_type": "grpo(off_policy_mask=0.5)", "num_iterations": 2},
         {"entropy_coef": 0.01, "entropy_target": 0.5},
-        {"num_iterations": 3, "save_steps": 0.1},  # of how many is not known yet
         {"num_iterations": 3, "save_strategy": "best", "eval_strategy": "epoch"},
         {"train_sampling_strategy": "group_by_length", "per_device_train_batch_size": 2},
         {"train_sampling_strategy": "group_by_length", "gradient_accumulation_steps": 2},
@@ -256,6 +255,7 @@ def test_the_same_settings_with_effect_are_taken(make, settings):
         ({"stop_strings": "</answer>"}, "--stop_strings must be a list or None, got '</answer>'"),
         ({"stop_strings": ["</answer>", ""]}, "--stop_strings must be texts of at least one character"),
         ({"num_iterations": 2, "grpo_epsilon": 1.0}, "--grpo_epsilon must be below 1, got 1.0"),
+        ({"num_iterations": 3, "save_steps": 0.1}, "--save_steps 0.1: with --num_iterations above 1 give a number of"),
         (
             {"num_iterations": 3},
             "--save_steps 100 is no multiple of --num_iterations 3: a checkpoint between the steps on the same "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -44,29 +43,16 @@ def settle_output() -> None:
     workers of a data loader, and hints that concern a GPU where there is none.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for library in ("DeepSpeed", "transformers.integrations.hub_kernels"):
-        logging.getLogger(library).addFilter(_is_news)
+    import torch
+
+    for library in () if torch.cuda.is_available() else ("DeepSpeed", "transformers.integrations.hub_kernels"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     for deprecated in ("`broadcast_buffers`", r"`(is_)?gradient_checkpointing\w*`"):
         warnings.filterwarnings("ignore", f"{deprecated} is deprecated", FutureWarning)
     if not shows_bars():
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-
-
-_missing: set[str] = set()  # packages of kernels that were named
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether to log a record: a package of kernels that is not installed is named once, in a run on GPUs."""
-    message = record.getMessage()
-    if (found := re.search(r"falling back to its reference PyTorch implementation because (\S+)", message)) is None:
-        return "Setting accelerator to CPU" not in message
-    import torch
-
-    news = torch.cuda.is_available() and found[1] not in _missing and os.environ.get("RANK", "0") == "0"
-    _missing.add(found[1])
-    return news
 
 
 def evaluation_lines(step: int, logs: Mapping[str, float]) -> list[str]:

@@ -1,55 +1,23 @@
-"""The progress of a run: its display, its phase during a long step, and plain lines where no board is drawn."""
+"""The progress of a run: its phase during a long step, and plain lines where no board is drawn."""
 
 from __future__ import annotations
 
 import math
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ProgressCallback
 
-from qwenvl.config.grpo_config import GRPOConfig
-from qwenvl.rollout.options import LIVE_COMPLETIONS_EVERY
-from qwenvl.train.display.completions import ShownCompletions
-from qwenvl.train.display.console import evaluation_lines, say, shows_bars
-from qwenvl.train.journal import Journal
+from qwenvl.train.display.console import evaluation_lines, say
 from qwenvl.train.meter import Doing
 
 SHOWN = (("reward/total", "reward"), ("kl", "kl"), ("completion/length_mean", "tokens"), ("target/loss", "loss"))
 """The metrics in a line, and their names there. The run folder has all metrics."""
 LONG = 60.0  # seconds between two lines on the phase of a step, at least
-
-
-def display_of(args: GRPOConfig) -> Literal["rich", "plain", "none"]:
-    """The display that flags and terminal come to. Where a board can't be drawn, lines are plain."""
-    if args.display == "none" or (args.display is None and args.disable_tqdm):
-        return "none"
-    draws = shows_bars() and os.environ.get("TERM") not in ("dumb", "unknown")
-    draws = draws and str(sys.stderr.encoding).lower().startswith("utf")  # the blocks of its curves
-    return "rich" if draws and args.display != "plain" else "plain"
-
-
-def install_display(trainer: Trainer, journal: Journal) -> None:
-    """Replace the Trainer's progress bar."""
-    from qwenvl.train.display.board import LiveBoard
-
-    display = display_of(trainer.args)
-    trainer.remove_callback(ProgressCallback)
-    if display == "none":
-        return
-    every = trainer.args.log_completions_every
-    if every is None:
-        every = LIVE_COMPLETIONS_EVERY if display == "rich" else 0
-    if every:
-        trainer.add_callback(ShownCompletions(journal, every))
-    trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.doing))
 
 
 @contextmanager

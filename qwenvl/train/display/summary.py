@@ -52,36 +52,24 @@ def run_summary(folder: str | Path, found: Sequence[Finding], next_steps: Sequen
 
 
 def next_steps(args: GRPOConfig, found: Sequence[Finding]) -> list[str]:
-    """What to do after a run, with words on each.
+    """The commands to type after a run, with words on each.
 
-    After a warm-up it is training by rewards. Else the first is the remedy of the first of ``RULES`` that holds at its
-    end, the run with other flags or a look at the data, or else to train on. Then come an evaluation, and for an
-    adapter its merge.
+    After a warm-up it is training by rewards. Else a look at the data where one of ``RULES`` holds, an evaluation, and
+    for an adapter its merge.
 
     Args:
         found: the findings of its report.
     """
-    folder, base = str(args.output_dir).rstrip("/"), str(args.model_name_or_path)
+    folder, base, data = str(args.output_dir).rstrip("/"), str(args.model_name_or_path), str(args.dataset_use)
     if isinstance(args, WarmupConfig):
-        words = ["qwenvl", "train", "--model_name_or_path", folder, "--dataset_use", str(args.dataset_use)]
-        train = shlex.join([*words, "--output_dir", f"{folder}-grpo"])
-        return [f"{train}   (with the same flags for frames and prompts)"]
-    codes = [each.code for each in found]
-    rule = next((rule for rule in RULES if rule.code in codes), None)
-    again, steps = ["--output_dir", f"{folder}-2"], []
-    if rule is not None and rule.flags is not None:
-        again = [*rule.flags(args), *again]
-        steps.append(f"the same command with {shlex.join(again)}   (again: {rule.code.replace('_', ' ')})")
-    elif rule is not None:
+        train = ["train", "--model_name_or_path", folder, "--dataset_use", data, "--output_dir", f"{folder}-grpo"]
+        return [f"{shlex.join(['qwenvl', *train])}   (with the same flags for frames and prompts)"]
+    commands = []
+    if {each.code for each in found} & {rule.code for rule in RULES}:
         catalog = ["--dataset_catalog", str(args.dataset_catalog)] if args.dataset_catalog else []
-        preview = ["qwenvl", "preview", str(args.dataset_use), "--n", "8", "--model", base, *catalog]
-        steps.append(f"{shlex.join(preview)}   (what does the model see?)")
-    elif not args.lora_enable:
-        again = ["--model_name_or_path", folder, *again]
-        steps.append(f"the same command with {shlex.join(again)}   (train on from the result)")
-    evaluate = ["qwenvl", "evaluate", base, folder, args.eval_dataset_use or "HELD_OUT.json", "--controls", "all"]
-    steps.append(f"{shlex.join(evaluate)}   (is it better? does it use the video?)")
+        commands.append((["preview", data, "--n", "8", "--model", base, *catalog], "what does the model see?"))
+    held_out = args.eval_dataset_use or "HELD_OUT.json"
+    commands.append((["evaluate", base, folder, held_out, "--controls", "all"], "is it better? does it use the video?"))
     if args.lora_enable:
-        merge = ["qwenvl", "merge", folder, "--out", f"{folder}-merged"]
-        steps.append(f"{shlex.join(merge)}   (whole weights, for other programs)")
-    return steps
+        commands.append((["merge", folder, "--out", f"{folder}-merged"], "whole weights, for other programs"))
+    return [f"{shlex.join(['qwenvl', *words])}   ({why})" for words, why in commands]

@@ -10,7 +10,6 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from qwenvl.config.checks import saves_within_windows
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, plain, read_config, read_metrics
 from qwenvl.train.display.console import say
@@ -56,12 +55,16 @@ class Beginning:
     finished: str | None = None
 
 
-def begin(args: GRPOConfig) -> Beginning:
-    """Look at the folder and the checkpoint of a run before its model is loaded.
+def begin(args: GRPOConfig, requested: str | bool | None = None, adapter: bool | None = None) -> Beginning:
+    """Look at the folder and the checkpoint of a run, which a command does before it loads the model.
+
+    Args:
+        requested: the checkpoint, as ``find_checkpoint`` takes it. None: the one that the flags name.
+        adapter: the model has one. None: as ``lora_enable`` says.
 
     Raises:
         FileExistsError: a new run would replace a model, mix with checkpoints, or write into a foreign file.
-        FileNotFoundError: there is no checkpoint to resume from, or it lacks its optimizer or schedule.
+        FileNotFoundError: there is no checkpoint to resume from.
         ValueError: the checkpoint is not whole, or the settings differ from those that a resumed run must keep.
     """
     folder = Path(args.output_dir)
@@ -77,7 +80,11 @@ def begin(args: GRPOConfig) -> Beginning:
         raise FileExistsError(
             f"{error}; not a file that this library wrote: give another --output_dir, or move the file away"
         ) from None
-    checkpoint = requested_checkpoint(args)
+    if requested is None:
+        requested = args.resume_from_checkpoint if args.resume == "never" else args.resume
+    checkpoint = find_checkpoint(requested, folder)
+    if folder.name == _UNNAMED:
+        say(f"writing to {folder}: no --output_dir was given")
     if checkpoint is None:
         if args.resume == "auto" and (finished := _finished(None, args)):
             return Beginning(finished=finished)
@@ -86,8 +93,9 @@ def begin(args: GRPOConfig) -> Beginning:
     for name in ("overwrite_output_dir", "start_from_weights"):
         if getattr(args, name) and args.resume != "auto":  # which had them when it began
             raise ValueError(f"--{name} has no effect with --resume_from_checkpoint: leave one of the two out")
-    require_same_tuning(checkpoint, args.lora_enable)
+    require_same_tuning(checkpoint, args.lora_enable if adapter is None else adapter)
     require_resumable(checkpoint, args)
+    warn_of_changes(checkpoint, args)
     beside = args.resume != "auto" and folder.resolve() == Path(checkpoint).resolve().parent
     if beside and (newer := [each for each in checkpoints_of(folder) if step_of(each) > step_of(Path(checkpoint))]):
         logger.warning(
@@ -95,42 +103,6 @@ def begin(args: GRPOConfig) -> Beginning:
             "newer one, so move it away if this run is to take another course"
         )
     return Beginning(checkpoint, _finished(read_state(checkpoint)["global_step"], args))
-
-
-def checkpoint_to_resume(args: GRPOConfig, resume_from_checkpoint: str | bool | Beginning | None) -> str | None:
-    """The checkpoint that training resumes from, checked against the settings. None for a new run.
-
-    Args:
-        resume_from_checkpoint: as ``PolicyTrainer.train`` takes it.
-
-    Raises:
-        FileExistsError, FileNotFoundError, ValueError: see ``PolicyTrainer.train``.
-    """
-    if isinstance(resume_from_checkpoint, Beginning):
-        checkpoint = resume_from_checkpoint.checkpoint
-    else:
-        by_settings = resume_from_checkpoint is None and args.resume != "never"
-        checkpoint = (
-            requested_checkpoint(args) if by_settings else find_checkpoint(resume_from_checkpoint, args.output_dir)
-        )
-        if checkpoint is None:
-            require_fresh_folder(args.output_dir, args.overwrite_output_dir)
-        else:
-            require_resumable(checkpoint, args)
-    if checkpoint is not None:
-        warn_of_changes(checkpoint, args)
-    if Path(args.output_dir).name == _UNNAMED:
-        say(f"writing to {args.output_dir}: no --output_dir was given")
-    return checkpoint
-
-
-def requested_checkpoint(args: GRPOConfig) -> str | None:
-    """The checkpoint that the flags request to resume from. None for a new run.
-
-    Raises:
-        FileNotFoundError, ValueError: see ``find_checkpoint``.
-    """
-    return find_checkpoint(args.resume_from_checkpoint if args.resume == "never" else args.resume, args.output_dir)
 
 
 def _finished(step: int | None, args: GRPOConfig) -> str | None:
@@ -227,8 +199,12 @@ class Resumed(TrainerCallback, ExportableState):
         """A run that is finished stops at once."""
         self.shared, self._evaluates_on_start = shared_settings(args), args.eval_on_start
         self._ended = state.global_step >= state.max_steps
-        if args.num_iterations > 1 and not self._ended:
-            _require_whole_windows(args, state)
+        if state.global_step % args.num_iterations and not self._ended:
+            raise SettingsError(
+                f"the checkpoint of step {state.global_step} can't be resumed with --num_iterations "
+                f"{args.num_iterations}: it lacks the completions of the next step; resume from one "
+                f"whose step is a multiple of {args.num_iterations}"
+            )
         if state.global_step:
             args.eval_on_start = False  # the run's start was evaluated when it began
         state.stateful_callbacks[type(self).__name__] = self.state()
@@ -247,19 +223,3 @@ class Resumed(TrainerCallback, ExportableState):
         """A finished run neither evaluates nor saves a second time."""
         if self._ended:
             control.should_evaluate = control.should_save = control.should_log = False
-
-
-def _require_whole_windows(args: GRPOConfig, state: Any) -> None:
-    """A run with several steps on the same completions starts, and leaves checkpoints, only where new ones are sampled.
-
-    The Trainer's state has fractions of the run as numbers of steps, which the flags did not have yet.
-    """
-    problems = list(saves_within_windows(args, state.save_steps, state.eval_steps))
-    if state.global_step % args.num_iterations:
-        problems.append(
-            f"the checkpoint of step {state.global_step} can't be resumed with --num_iterations "
-            f"{args.num_iterations}: it lacks the completions of the next step; resume from one "
-            f"whose step is a multiple of {args.num_iterations}"
-        )
-    if problems:
-        raise SettingsError("\n".join(problems))
