@@ -12,7 +12,7 @@ from huggingface_hub import HfApi, ModelCard
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from qwenvl.data.saved_processor import PromptSettings
-from qwenvl.train.card import base_on_the_hub, hub_name, write_card
+from qwenvl.train.card import base_on_the_hub, write_card
 from qwenvl.train.merge import merge
 from tests.test_docs import blocks
 
@@ -29,13 +29,6 @@ def test_other_entries_of_the_metadata_stay_and_those_of_peft_go(tmp_path):
     data = ModelCard.load(path).data
     assert (data.tags, data.library_name, data.base_model_relation) == (["mine", "qwenvl"], "transformers", "finetune")
     assert base_on_the_hub(str(tmp_path)) == base and path.read_text().endswith("---\n\n# Two\n")
-
-
-def test_names_on_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "sop").mkdir(parents=True)
-    assert hub_name("Qwen/Qwen2.5-VL-3B-Instruct") == "Qwen/Qwen2.5-VL-3B-Instruct"
-    assert [hub_name(path) for path in ("runs/sop", "/abs/olute", "./here", "name", "a/b/c")] == [None] * 5
 
 
 def settings_in(folder: Path) -> dict:
@@ -82,11 +75,6 @@ def test_it_says_what_the_run_was_and_what_came_of_it(evaluated_run, tmp_path, s
     assert data.library_name == "transformers" and data.pipeline_tag == "video-text-to-text"
     assert data.base_model is None, "a folder means nothing to the hub"
     assert {"qwenvl", "grpo"} <= set(data.tags)
-
-
-def test_a_checkpoint_says_what_was_known_at_its_step(evaluated_run, tmp_path):
-    first = (tmp_path / "run" / "checkpoint-1" / "README.md").read_text()
-    assert "1 optimizer step, each" in first and "| eval | 1 | 8 |" in first and "| eval | 2 |" not in first
 
 
 @pytest.mark.parametrize("kind", ["whole", "adapter", "merged"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import threading
@@ -12,7 +11,6 @@ import pytest
 
 from qwenvl.rollout.engine import Drawing
 from qwenvl.train.callbacks import display_of
-from qwenvl.train.display.console import evaluation_lines
 from qwenvl.train.display.progress import Progress, ProgressLines
 from qwenvl.train.meter import Doing, Meter
 
@@ -81,13 +79,6 @@ def test_a_run_into_a_file_has_no_carriage_returns(make_trainer, tiny_checkpoint
     assert "\r" not in shown.err + shown.out
     assert "loading the model" in shown.err and "reading the records to train on" in shown.err
     assert "step 2 of 2: reward " in shown.err and "step 2: eval_total_reward" in shown.err
-
-
-def test_an_evaluation_of_one_prompt_has_no_interval():
-    logs = {"eval_a_total_reward": 0.5, "eval_a_total_reward_ci95": math.nan, "eval_b_total_reward": 0.5}
-    logs |= {"eval_b_total_reward_ci95": 0.25}
-    expected = ["step 3: eval_a_total_reward 0.500", "step 3: eval_b_total_reward 0.500 +- 0.250"]
-    assert evaluation_lines(3, logs) == expected
 
 
 def test_a_run_tells_each_minute_what_its_step_is_at(make_trainer, clock, capsys):

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 
 from qwenvl.rollout.engine import EngineLostError
-from qwenvl.train.parity import ParityError
 from qwenvl.train.run.checkpoints import seal
 from qwenvl.train.run.failures import explanation, told_in_one_line
 from qwenvl.train.train_grpo import main
@@ -93,14 +92,6 @@ def test_a_worker_of_the_data_loader_that_is_killed(tmp_path):
     said = explanation(error.value, tmp_path)
     assert said.startswith("a worker of the data loader is gone (DataLoader worker (pid")
     assert "--dataloader_num_workers takes less; there is no checkpoint yet" in said and "\n" not in said
-
-
-def test_a_difference_of_log_probs_is_one_line_that_names_the_server(make_trainer, monkeypatch, tmp_path):
-    monkeypatch.setattr("qwenvl.train.parity.FULL_PRECISION", (-1.0, -1.0))
-    with pytest.raises(ParityError) as error:
-        make_trainer().train()
-    said = explanation(error.value, tmp_path)
-    assert "--vllm_server" in said and "expected at most -1" in said and "\n" not in said
 
 
 def test_checkpoints_of_weights_alone_are_named(tmp_path):
