@@ -124,6 +124,7 @@ SUCCESSORS = {
     "fit_memory_gb": "qwenvl plan --gpu_memory",
     "warmup": "qwenvl plan with the flags of the training that follows: a warm-up needs less memory",
     "records": "no flag: qwenvl plan measures 1000 records",
+    "json": "plan_of(*request_of(words)) of qwenvl.train.planning.command, which gives a plan's numbers to a script",
     "len_control": "the reward length_window among --reward_funcs",
 }
 """Flags of earlier versions and of other trainers, and what to use here."""

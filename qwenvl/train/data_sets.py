@@ -60,8 +60,17 @@ def build_dataset(
     if isinstance(dataset, dict) and not training:
         build = partial(build_dataset, args=args, checker=checker, collator=collator)
         return {key: build(each, training=False, name=f"{name}.{key}") for key, each in dataset.items()}
-    if isinstance(dataset, GRPODataset) or not _are_records(dataset, name):
-        dataset = _as_it_is(dataset, args, checker, name)
+    rows = not isinstance(dataset, GRPODataset) and (
+        isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
+    )
+    if not rows:  # samples
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
+        if args.fit_frames and getattr(dataset, "fit_to", None) is None:
+            raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler, fit_to")
+        for record in getattr(dataset, "records", ()):
+            if problem := checker.check_record(record):
+                raise RecordError(f"{record.where}: {problem}")
     else:
         named = dataset if isinstance(dataset, str | Path) else f"the rows of {name}"
         say(f"reading the records {'to train on' if training else 'to evaluate on'}: {named}")
@@ -82,23 +91,6 @@ def build_dataset(
                 say(how_read(part.name, part.read_as))
     if not training and any(part.weight is not None for part in getattr(dataset, "parts", ())):
         raise ValueError("--eval_dataset_use: weights have no effect: evaluation takes every record once")
-    return dataset
-
-
-def _are_records(dataset: Any, name: str) -> bool:
-    """Whether this names or holds rows, and not samples."""
-    return isinstance(dataset, str | Path) or given_rows(dataset, name) is not None
-
-
-def _as_it_is(dataset: Any, args: GRPOConfig, checker: ChecksRecords, name: str) -> Dataset:
-    """A data set of samples, checked."""
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"{name}: {EXPECTED}, got {type(dataset).__name__}")
-    if args.fit_frames and getattr(dataset, "fit_to", None) is None:
-        raise ValueError("--fit_frames has no effect on a data set made without: load_dataset takes ruler and fit_to")
-    for record in getattr(dataset, "records", ()):
-        if problem := checker.check_record(record):
-            raise RecordError(f"{record.where}: {problem}")
     return dataset
 
 

@@ -37,10 +37,16 @@ from qwenvl.train.display.progress import display_closed
 from qwenvl.train.fast_paths import build_paths, likelihood_of
 from qwenvl.train.journal import Journal
 from qwenvl.train.meter import Doing, Meter, peak_memory
-from qwenvl.train.run.checkpoints import is_sealed, read_state, whole_checkpoint
+from qwenvl.train.run.checkpoints import (
+    explained_misfit,
+    is_sealed,
+    load_weights,
+    read_state,
+    start_from_weights,
+    whole_checkpoint,
+)
 from qwenvl.train.run.finite_steps import FiniteSteps
 from qwenvl.train.run.interruptions import begin_worker, interruptible, kill_workers
-from qwenvl.train.run.live_weights import explained_misfit, load_weights, start_from_weights
 from qwenvl.train.run.resume import Beginning, begin
 
 logger = logging.getLogger(__name__)

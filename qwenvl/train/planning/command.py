@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
@@ -44,7 +43,6 @@ class PlanOptions(Options):
         "What splits the model among several GPUs, in place of --deepspeed and --fsdp.",
         unset="ddp with several GPUs",
     )
-    json: bool = option(False, "Print the numbers as JSON in place of the tables.")
 
     def problems(self):
         """Contradictions."""
@@ -64,12 +62,9 @@ class Plan:
     made: Estimate  # the memory of that step
     room: float  # bytes that it may take
 
-    @property
-    def quantiles(self) -> dict[str, PromptLength]:
-        """The median, 95 % and largest length."""
-        shares = {"median": 0.5, "p95": 0.95, "largest": 1.0}
-        last = len(self.lengths) - 1
-        return {name: self.lengths[min(last, int(share * len(self.lengths)))] for name, share in shares.items()}
+    def length(self, share: float) -> PromptLength:
+        """The quantile of this share, 1.0 for the largest prompt."""
+        return self.lengths[min(len(self.lengths) - 1, int(share * len(self.lengths)))]
 
     @property
     def fits(self) -> bool:
@@ -95,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         with redirect_stdout(sys.stderr), told_to_the_user(COMMAND, (ValueError, OSError, ImportError)):
             plan = plan_of(settings, options)
-    print(json.dumps(numbers(plan), indent=1) if options.json else "\n".join(lines(plan, options)))
+    print("\n".join(lines(plan, options)))
     return 0 if plan.fits else 3
 
 
@@ -147,7 +142,7 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
     """The plan as text."""
     case = plan.case
     job, peak = case.job, plan.made.peak
-    median, most, longest = plan.quantiles.values()
+    median, most, longest = (plan.length(share) for share in (0.5, 0.95, 1.0))
     yield f"prompts of {len(plan.lengths):,} records: {median.tokens:,} tokens (median), {most.tokens:,} (95 %), " + (
         f"{longest.tokens:,} (largest, {longest.vision:,} of them vision)"
     )
@@ -164,20 +159,6 @@ def lines(plan: Plan, options: PlanOptions) -> Iterator[str]:
         fits = ", which fits" if after <= plan.room else ""
         yield f"  {each.flags} gives {amount(after)}{fits}; it costs {each.costs}"
     yield "Plan again with --lora_enable, a smaller --grpo_sample_size or --gpus 8 --engine zero3 to see their savings"
-
-
-def numbers(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON."""
-    found = remedies(plan.case)
-    return {
-        "prompt_tokens": {name: length.tokens for name, length in plan.quantiles.items()},
-        "vision_tokens": {name: length.vision for name, length in plan.quantiles.items()},
-        "memory": {phase.name: phase.parts for phase in plan.made.phases},
-        "peak": plan.made.peak,
-        "room": round(plan.room),
-        "fits": plan.fits,
-        "remedies": [{"flags": each.flags, "peak": each.case.estimate().peak, "costs": each.costs} for each in found],
-    }
 
 
 if __name__ == "__main__":

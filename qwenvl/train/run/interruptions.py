@@ -69,6 +69,7 @@ class StopOnSignal(TrainerCallback):
         self.step = 0
         self._args = args
         self._received: signal.Signals | None = None
+        self._timer: threading.Timer | None = None  # of the time limit
         self._process = os.getpid()
 
     @contextmanager
@@ -91,7 +92,9 @@ class StopOnSignal(TrainerCallback):
         finally:
             for each, handler in before.items():
                 signal.signal(each, signal.SIG_DFL if handler is None else handler)
-            self._received = None  # ends the thread of the time limit
+            if self._timer is not None:
+                self._timer.cancel()
+            self._received = None
 
     def on_step_end(self, args, state, control, **kwargs):
         """After a signal training ends here, with a checkpoint."""
@@ -129,16 +132,15 @@ class StopOnSignal(TrainerCallback):
         if self._received is None:
             self._received = signal.Signals(number)
             seconds = self._args.save_on_signal
-            threading.Thread(target=self._limit, args=(seconds,), daemon=True).start()
+            self._timer = threading.Timer(seconds, self._end_at_once, (self._received,))
+            self._timer.daemon = True
+            self._timer.start()
             _write(f"{self._received.name}: finishing the step and saving a checkpoint, in at most {seconds:g} s\n")
 
-    def _limit(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._received is not None and time.monotonic() < until:
-            time.sleep(min(0.2, seconds))
-        if (received := self._received) is not None:
-            _write(f"{received.name}: the step was not done in {seconds:g} s (--save_on_signal): ending without it\n")
-            os._exit(128 + received)
+    def _end_at_once(self, received: signal.Signals) -> None:
+        seconds = self._args.save_on_signal
+        _write(f"{received.name}: the step was not done in {seconds:g} s (--save_on_signal): ending without it\n")
+        os._exit(128 + received)
 
 
 class StallWatch(TrainerCallback):

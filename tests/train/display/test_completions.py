@@ -3,7 +3,7 @@
 import re
 
 from qwenvl.runlog import Rollout, read_rollouts
-from qwenvl.train.display.completions import group_lines
+from qwenvl.train.callbacks import group_lines
 
 NASTY = [
     "[bold]not markup[/bold] [/red] {curly} %s",

@@ -10,7 +10,7 @@ from qwenvl.health import Finding
 from qwenvl.report.findings import summary
 from qwenvl.report.run import read_runs
 from qwenvl.runlog import RunLog
-from qwenvl.train.display.summary import findings_of, next_steps, run_summary
+from qwenvl.train.run.command import findings_of, next_steps, run_summary
 
 
 def test_the_summary_tells_rewards_evaluations_and_warnings(tmp_path):

@@ -1,6 +1,5 @@
 """``qwenvl plan`` by running it: on a whole checkpoint, on a config.json alone, and where there is neither."""
 
-import json
 import shutil
 
 import pytest
@@ -25,12 +24,9 @@ def test_a_plan_prints_lengths_memory_and_remedies(flags, capsys):
     assert "--gradient_checkpointing True gives " in out and "it costs about a fifth more time" in out
     for part in ("weights", "optimizer", "reference", "activations", "in all"):
         assert f"\n  {part}" in out
-    assert main([*flags, "--gpu_memory", "1", "--json"]) == 0
-    numbers = json.loads(capsys.readouterr().out)
-    assert numbers["fits"] and numbers["peak"] == planned(*flags).made.peak <= numbers["room"] == 9 * 10**8
-    assert numbers["peak"] == max(sum(parts.values()) for parts in numbers["memory"].values())
-    assert numbers["remedies"] and all(each["peak"] < numbers["peak"] for each in numbers["remedies"])
-    assert numbers["prompt_tokens"]["median"] <= numbers["prompt_tokens"]["p95"] <= numbers["prompt_tokens"]["largest"]
+    assert main([*flags, "--gpu_memory", "1"]) == 0
+    made = planned(*flags).made
+    assert made.peak == max(sum(phase.parts.values()) for phase in made.phases) <= 9 * 10**8
 
 
 def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):

@@ -9,8 +9,14 @@ import torch
 
 from qwenvl.demo.tiny import FAMILIES
 from qwenvl.train.run import checkpoints
-from qwenvl.train.run.checkpoints import find_checkpoint, newest_whole, require_fresh_folder, seal
-from qwenvl.train.run.live_weights import load_weights, start_from_weights
+from qwenvl.train.run.checkpoints import (
+    find_checkpoint,
+    load_weights,
+    newest_whole,
+    require_fresh_folder,
+    seal,
+    start_from_weights,
+)
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "generation_max_length": 2}
 FILES = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")

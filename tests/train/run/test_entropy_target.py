@@ -6,7 +6,7 @@ import pytest
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import read_metrics
-from qwenvl.train.run.entropy_target import EntropyTarget
+from qwenvl.train.callbacks import EntropyTarget
 
 
 def test_the_weight_by_hand():
