@@ -133,7 +133,7 @@ def _sampling_phases(
         return phases
     sampled = resident | {
         "features": features_bytes(vision, job, prompts),
-        "weights": sampled_bytes(weights, job),
+        "weights": weights.held,  # all of them, also where they are split: they are gathered whole
         "cache": cache_bytes(text, job),
         "one-time buffers": rounded,
     }
@@ -156,19 +156,6 @@ def shares_of(job: Job) -> tuple[float, float, float]:
     if job.engine == "zero2":
         return 1.0, part, part
     return 1.0, 2.0 if job.engine == "ddp" and job.processes > 1 else 1.0, 1.0
-
-
-def sampled_bytes(weights: ModelWeights, job: Job) -> int:
-    """The weights in a process that samples: all of them, also where they are split and gathered whole.
-
-    Without ``gathers`` its share of them and one layer, under FSDP also the tensors that are in no layer.
-    """
-    part = 1.0 / job.processes
-    if job.gathers or job.engine not in ("zero3", "fsdp"):
-        return weights.held
-    if job.engine == "zero3":
-        return round(weights.held * part) + max(weights.layer_held, weights.widest)
-    return round(weights.held * part + (weights.layer_held + weights.outside) * (1 - part))
 
 
 def reference_bytes(weights: ModelWeights, job: Job) -> int:

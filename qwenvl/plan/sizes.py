@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -42,7 +41,6 @@ class Job:
     narrows: bool = True  # sampling sorts the vocabulary (top-p below 1)
     engine: Engine = "none"  # what splits the model among the processes
     processes: int = 1
-    gathers: bool = True  # split weights are gathered whole for sampling
     samples: bool = True  # completions are sampled in this process, not by servers
     waits_on_host: bool = False  # large media wait in the memory of the CPU until their micro-batch
 
@@ -218,9 +216,6 @@ class ModelWeights:
     layer: int  # trainable numbers of one layer of the language model
     head: int  # trainable numbers of the language-model head
     rounded: int  # entries of trainable float32 matrices, which autocast copies
-    layer_held: int = 0  # the largest layer, of the language model or the vision tower
-    outside: int = 0  # all that is in no layer
-    widest: int = 0  # the largest tensor in no layer
 
     @classmethod
     def of(cls, parameters: Iterable[tuple[str, tuple[int, ...], float, bool]], layers: int) -> ModelWeights:
@@ -231,13 +226,6 @@ class ModelWeights:
         """
         rows = [(name, shape, prod(shape), width, learns) for name, shape, width, learns in parameters]
         learn = [(name, shape, size, width) for name, shape, size, width, learns in rows if learns]
-        in_layers: Counter[str] = Counter()
-        outside = []
-        for name, _, size, width, _ in rows:
-            if layer := re.match(r".*\.(layers|blocks)\.\d+\.", name):
-                in_layers[layer[0]] += round(size * width)
-            else:
-                outside.append(round(size * width))
         return cls(
             held=round(sum(size * width for _, _, size, width, _ in rows)),
             trained=sum(size for _, _, size, _ in learn),
@@ -245,7 +233,4 @@ class ModelWeights:
             layer=sum(size for name, _, size, _ in learn if "language_model.layers." in name) // max(1, layers),
             head=max((n for name, _, n, _ in learn if re.search("embed_tokens|lm_head.weight$", name)), default=0),
             rounded=sum(size for _, shape, size, width in learn if len(shape) > 1 and width == 4),
-            layer_held=max(in_layers.values(), default=0),
-            outside=sum(outside),
-            widest=max(outside, default=0),
         )

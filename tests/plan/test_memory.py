@@ -27,7 +27,6 @@ from qwenvl.plan.memory import (
     optimizer_bytes,
     reference_bytes,
     remedies,
-    sampled_bytes,
     scores_bytes,
 )
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
@@ -124,20 +123,6 @@ def test_features_and_pixels():
 )
 def test_what_optimizers_keep(name, expected):
     assert optimizer_bytes(WEIGHTS, Job(tokens=1, patches=0, optimizer=name)) == round(expected * 1064)
-
-
-def test_weights_while_completions_are_sampled():
-    def sampled(engine, gathers):
-        return sampled_bytes(WEIGHTS, replace(JOB, engine=engine, processes=4, gathers=gathers))
-
-    assert (WEIGHTS.layer_held, WEIGHTS.outside, WEIGHTS.widest) == (4 * 136, 4 * 800, 4 * 800)
-    assert {sampled(engine, True) for engine in ("none", "ddp", "zero2", "zero3", "fsdp")} == {4 * 1080}
-    assert sampled("ddp", False) == 4 * 1080
-    assert sampled("zero3", False) == 1080 + 4 * 800  # its share, and the embeddings
-    assert sampled("fsdp", False) == 4 * 800 + 4 * 136 + (4 * 1080 - 4 * 936) / 4
-    made = estimate(SHAPES, WEIGHTS, replace(JOB, engine="zero3", processes=4, gathers=False))
-    weights = {phase.name: phase.parts["weights"] for phase in made.phases}
-    assert (weights["vision"], weights["prefill"], weights["backward"]) == (1080, 4280, 1080)
 
 
 def test_where_servers_sample_nothing_of_sampling_is_here():

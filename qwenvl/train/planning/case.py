@@ -129,7 +129,6 @@ def case_of(
         reference_rounded=rounds and not args.sync_ref_model,
         token_budget=args.rollout_token_budget,
         narrows=args.generation_top_p < 1,
-        gathers=args.ds3_gather_for_generation,
         samples=not args.engine_has_own_weights,
     )
     return Case(shapes, ModelWeights.of(sizes, len(shapes.text.layers)), job)

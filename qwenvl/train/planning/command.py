@@ -114,10 +114,8 @@ def request_of(argv: Sequence[str]) -> tuple[Any, PlanOptions]:
     for name in ("deepspeed", "fsdp"):
         if str(getattr(settings, name)).lower() not in ("none", "false"):
             raise ValueError(f"--{name}: a plan takes --engine zero2, zero3 or fsdp with --gpus in its place")
-    if not settings.ds3_gather_for_generation and options.engine not in ("zero3", "fsdp"):
-        raise ValueError(
-            "--ds3_gather_for_generation False has no effect without --engine zero3 or fsdp: give one, or leave it out"
-        )
+    if not settings.ds3_gather_for_generation:
+        raise ValueError("--ds3_gather_for_generation False: leave it out; without gathering, sampling takes less")
     if settings.bf16 is None:
         settings.bf16 = not settings.use_cpu
     return settings, options

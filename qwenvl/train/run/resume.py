@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from qwenvl.config.grpo_config import GRPOConfig
 from qwenvl.runlog import RunLogError, plain, read_config, read_metrics
@@ -177,7 +176,7 @@ def warn_of_changes(checkpoint: str | Path, args: GRPOConfig) -> None:
         logger.warning(f"resumed with other settings than those of {checkpoint}: {', '.join(changed)}")
 
 
-class Resumed(TrainerCallback, ExportableState):
+class Resumed(TrainerCallback):
     """Makes a resumed run continue as its checkpoint's run would have: its settings and its end.
 
     Each checkpoint has the settings that both must share.
@@ -187,17 +186,12 @@ class Resumed(TrainerCallback, ExportableState):
     """
 
     def __init__(self) -> None:
-        self.shared: dict[str, Any] = {}
         self._ended = False
         self._evaluates_on_start = False
 
-    def state(self) -> dict[str, Any]:
-        """The part of a checkpoint."""
-        return {"args": {}, "attributes": {"shared": self.shared}}
-
     def on_train_begin(self, args, state, control, **kwargs):
         """A run that is finished stops at once."""
-        self.shared, self._evaluates_on_start = shared_settings(args), args.eval_on_start
+        self._evaluates_on_start = args.eval_on_start
         self._ended = state.global_step >= state.max_steps
         if state.global_step % args.num_iterations and not self._ended:
             raise SettingsError(
@@ -207,7 +201,8 @@ class Resumed(TrainerCallback, ExportableState):
             )
         if state.global_step:
             args.eval_on_start = False  # the run's start was evaluated when it began
-        state.stateful_callbacks[type(self).__name__] = self.state()
+        # As the Trainer stores the state of callbacks. Each checkpoint has the state's entries.
+        state.stateful_callbacks["Resumed"] = {"args": {}, "attributes": {"shared": shared_settings(args)}}
         if self._ended:
             control.should_training_stop = True
             logger.warning(

@@ -39,22 +39,6 @@ def test_a_plan_is_of_the_case_of_the_run_itself(flags, make_trainer):
     assert case_of(args, trainer.model, plan.lengths[-1]) == plan.case
 
 
-def test_a_split_model_may_be_sampled_layer_by_layer(flags):
-    flags += ["--gpus", "8", "--engine", "zero3", "--grpo_beta", "0", "--rollout_token_budget", "1"]
-    by_layer = ["--ds3_gather_for_generation", "False"]
-    whole, layers = planned(*flags), planned(*flags, *by_layer)
-    weights = whole.case.weights
-    assert weights == layers.case.weights
-    of_sampling = [
-        max(phase.total for phase in plan.made.phases if phase.name in ("prefill", "decoding"))
-        for plan in (whole, layers)
-    ]
-    assert of_sampling[0] - of_sampling[1] == weights.held - round(weights.held / 8) - weights.widest
-    for others in (["--compile_decoding"], ["--engine", "ddp"]):
-        with pytest.raises(ValueError, match="--ds3_gather_for_generation"):
-            request_of([*flags[:-4], *others, *by_layer])
-
-
 def test_files_without_weights_are_enough(tiny_checkpoint, sop_data, tmp_path, capsys):
     whole = tiny_checkpoint("qwen3_5_moe")
     flags = ["--dataset_use", str(sop_data), "--gpu_memory", "1"]
