@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from qwenvl.config.grpo_config import GRPOConfig
@@ -49,7 +48,6 @@ class TrainedOn:
 
     Attributes:
         batch: its prompts.
-        ids, mask: N x T, the completions, or the targets of a warm-up.
         loss: its share of the loss of the step. It may be NaN or infinite.
         metrics: of the loss, by name.
         iteration: of its step.
@@ -57,8 +55,6 @@ class TrainedOn:
     """
 
     batch: PromptBatch
-    ids: Tensor
-    mask: Tensor
     loss: float
     metrics: dict[str, float]
     iteration: int = 0
@@ -70,16 +66,12 @@ class TrainedOn:
         return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
 
     def report(self) -> dict[str, Any]:
-        """Everything needed to compute its loss again: of each prompt its record, and of each completion its ids."""
-        found: dict[str, Any] = {"ids": [ids[own].tolist() for ids, own in zip(self.ids, self.mask, strict=True)]}
-        if (experience := self.experience) is not None:
-            found["rewards"], found["advantages"] = experience.rewards.totals(), experience.advantages.tolist()
-            found["finish_reasons"] = list(experience.rollout.finish_reasons)
+        """What it was made of, as JSON can hold it. ``rollouts/`` of the run folder has its completions."""
         prompts = [
             {"where": record.where, "id": record.id, "epoch": epoch}
             for record, epoch in zip(self.batch.records, self.batch.epochs, strict=True)
         ]
-        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": prompts, **found}
+        return {"loss": self.loss, "metrics": self.metrics, "iteration": self.iteration, "prompts": prompts}
 
 
 class Journal:
@@ -130,8 +122,9 @@ class Journal:
 
     def trained(self, step: Step, experience: Experience, output: LossOutput) -> None:
         """Metrics of the loss of a micro-batch. On fresh completions the ratio is 1 by definition, and not logged."""
-        ids, mask, loss = experience.rollout.completion_ids, experience.rollout.completion_mask, output.loss.item()
-        self.trained_on.append(TrainedOn(experience.batch, ids, mask, loss, output.metrics, step.iteration, experience))
+        self.trained_on.append(
+            TrainedOn(experience.batch, output.loss.item(), output.metrics, step.iteration, experience)
+        )
         tokens = int(experience.loss_mask.sum())
         for name, value in output.metrics.items():
             if name.startswith("loss/"):

@@ -81,7 +81,7 @@ class WarmupTrainer(PolicyTrainer):
             with whole_weights(self.model, self.model_wrapped) if self.paths.encode is not None else nullcontext():
                 prompts = self.encoded(model, inputs["prompts"])
             loss = -self.target_logprobs(model, inputs, prompts).sum()
-        self._log_targets(inputs["prompts"], inputs["target_ids"], inputs["target_mask"], loss.item())
+        self._log_targets(inputs["prompts"], inputs["target_mask"], loss.item())
         self.meter.start("time/backward_s")
         # The Trainer divides by the micro-batches of a process, and gradients are averaged over processes.
         return loss / max(1, counts.tokens) * counts.micro_batches
@@ -152,9 +152,9 @@ class WarmupTrainer(PolicyTrainer):
                 self.processing_class.save_pretrained(folder)
                 describe_model(self, folder)
 
-    def _log_targets(self, batch: PromptBatch, ids: Tensor, mask: Tensor, loss: float) -> None:
+    def _log_targets(self, batch: PromptBatch, mask: Tensor, loss: float) -> None:
         """Metrics of a micro-batch."""
-        self.journal.trained_on.append(TrainedOn(batch, ids, mask, loss, {"target/loss": loss}))
+        self.journal.trained_on.append(TrainedOn(batch, loss, {"target/loss": loss}))
         self.journal.seen(batch)
         lengths = [length for length in mask.sum(1).tolist() if length]
         for length in lengths:

@@ -91,15 +91,6 @@ def test_a_step_that_is_left_out_changes_nothing(make_trainer, tmp_path, caplog,
     assert [(each["where"], each["id"], each["epoch"]) for each in prompts] == list(
         dict.fromkeys((row.where, row.record_id, row.epoch) for row in rows)
     )
-    found = {
-        name: [each for micro_batch in report["micro_batches"] for each in micro_batch[name]]
-        for name in ("ids", "rewards", "advantages", "finish_reasons")
-    }
-    decode = trainer.processing_class.tokenizer.decode
-    assert [decode(each, skip_special_tokens=True) for each in found["ids"]] == [row.completion for row in rows]
-    assert [len(each) for each in found["ids"]] == [row.tokens for row in rows]
-    facts = zip(found["rewards"], found["advantages"], found["finish_reasons"], strict=True)
-    assert list(facts) == [(row.total, row.advantage, row.finish_reason) for row in rows]
     losses = [micro_batch["loss"] for micro_batch in report["micro_batches"]]
     names = [each["name"] for each in report["parameters"]]
     if spoil == "gradients":
@@ -158,7 +149,6 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
     journal, meter, model = SimpleNamespace(trained_on=[]), Meter(), nn.Linear(2, 1)
     steps = FiniteSteps(args, journal, meter, accelerator=None)
     stand_in = step_stand_in()
-    rollout = stand_in.rollout
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
 
     def step(number: int, gradient: float, loss: float) -> float:
@@ -166,7 +156,7 @@ def test_the_loss_scaler_of_fp16_leaves_out_its_own_steps(tmp_path):
         before = model.weight.detach().clone()
         optimizer.zero_grad()
         scaler.scale((model.weight * gradient).sum() + model.bias.sum()).backward()
-        journal.trained_on = [TrainedOn(stand_in.batch, rollout.completion_ids, rollout.completion_mask, loss, {})]
+        journal.trained_on = [TrainedOn(stand_in.batch, loss, {})]
         steps.check(model, number)
         scaler.step(optimizer)
         scaler.update()
