@@ -79,7 +79,8 @@ def equal_rewards(history: History, ended: bool = False) -> str | None:
 
 def format_never_reached(history: History, ended: bool = False) -> str | None:
     """No completion of the run, of at least 48 groups, has a format reward above 0."""
-    for name in dict.fromkeys(name for entry in history for name in entry.values if is_format(name)):
+    names = dict.fromkeys(name for entry in history for name in entry.values)
+    for name in (each for each in names if each.startswith("reward/") and "format" in each and each.count("/") == 1):
         entries = having(history, name)
         groups = sum(entry.groups for entry in entries)
         if groups >= 2 * WINDOW and max(entry.values[name] for entry in entries) <= 0:
@@ -268,11 +269,6 @@ def history_of(rows: Sequence[Mapping[str, float]], prompts: int, iterations: in
         entries.append(LogEntry(step, step - before, sampled * prompts, row))
         before = step
     return entries
-
-
-def is_format(name: str) -> bool:
-    """Whether a metric is a reward for the form of an answer, by its name."""
-    return name.startswith("reward/") and "format" in name and name.count("/") == 1
 
 
 def having(history: History, name: str) -> list[LogEntry]:

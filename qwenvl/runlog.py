@@ -196,7 +196,9 @@ class RunLog:
                 earlier = 0 if step else self._earlier.get(path, path.stat().st_size)
                 lines, at = [], 0
                 for line, row in _steps(path):
-                    if at >= earlier and _is_done(row, step, evaluated):
+                    done, split = evaluated.get(row["step"], ()), row.get("split", "train")
+                    whole = split == "train" or any(name.startswith(f"{split}_") for name in done)
+                    if at >= earlier and row["step"] <= step and whole:
                         lines.append(line)
                     at += len(line.encode())
                 _replace(path, "".join(lines))
@@ -472,14 +474,6 @@ def _steps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise RunLogError(f'{where}: expected an object with an integer "step", got {line[:80]!r}')
         yield line, row
-
-
-def _is_done(row: Mapping[str, Any], step: int, evaluated: Mapping[float, set[str]]) -> bool:
-    """Whether a run resumed after ``step`` does not write this row again."""
-    if row["step"] > step:
-        return False
-    split = row.get("split", "train")
-    return split == "train" or any(name.startswith(f"{split}_") for name in evaluated.get(row["step"], ()))
 
 
 def _paths(folder: Path, kind: str) -> list[Path]:

@@ -89,18 +89,19 @@ def estimate(shapes: Shapes, weights: ModelWeights, job: Job) -> Estimate:
     # Autocast caches casts of trainable leaves within a pass. With checkpointing the policy's pass has none left.
     rounded = weights.rounded * job.products if job.products < stream else 0
     cast = 0 if job.checkpointing else rounded
-    head, angles, after = weights.head * WIDE, job.row_tokens * 2 * text.head * stream, after_bytes(text, job)
+    head, angles = weights.head * WIDE, job.row_tokens * 2 * text.head * stream
+    # Saved after the layers: the input of the last norm, and the hidden states that enter the head.
+    after = job.row_tokens * _norm(text.hidden, job, 0) + 2 * job.completions * job.length * text.hidden * stream
     mergers, merger_again = merger_bytes(vision, job)
     activations = saved_bytes(text, text.layers, job) + angles + after + mergers
     if job.tower_learns and not job.encoded:
         activations += tower_saved_bytes(vision, job)
 
     phases = _sampling_phases(shapes, weights, job, resident, rounded)
-    trained = resident | {
-        "gradients": earlier,
-        "activations": activations,
-        "logits": trained_logits_bytes(text.vocabulary, job),
-    }
+    # One chunk of the logits of completion tokens: ``logit_memory_gb``, or less where there are fewer tokens.
+    chunk = min(max(1, job.logit_bytes // (LOGIT_BYTES * text.vocabulary)), job.completions * job.length)
+    logits = chunk * text.vocabulary * LOGIT_BYTES
+    trained = resident | {"gradients": earlier, "activations": activations, "logits": logits}
     phases["backward"] = trained | {"one-time buffers": 2 * head + cast}
     if job.reference != "none":  # its pass runs while the policy's activations are in memory
         running = forward_bytes(shapes, job.row_tokens, job.forward_patches, job)
@@ -138,9 +139,11 @@ def _sampling_phases(
         "one-time buffers": rounded,
     }
     rows = prompts * (1 if job.shared else job.group)
-    logits = sampling_logits_bytes(text.vocabulary, job)
+    # Of one token of each completion: its logits, and in one layer its float32 scores, concatenated, and their softmax.
+    logits = prompts * job.group * text.vocabulary * (LOGIT_BYTES + (SORTED_BYTES if job.narrows else 0))
+    scores = prompts * job.group * text.heads * (job.tokens + job.length) * 3 * WIDE
     phases["prefill"] = sampled | {"activations": forward_bytes(shapes, rows * job.tokens, rows * job.patches, job)}
-    phases["decoding"] = sampled | {"activations": scores_bytes(text, job), "logits": logits}
+    phases["decoding"] = sampled | {"activations": scores, "logits": logits}
     return phases
 
 
@@ -249,12 +252,6 @@ def saved_bytes(text: Text, layers: Sequence[str], job: Job) -> int:
     return sum(layer_bytes(text, kind, job) for kind in layers)
 
 
-def after_bytes(text: Text, job: Job) -> int:
-    """What is saved after the layers: the input of the last norm, and the hidden states that enter the head."""
-    hidden = 2 * job.completions * job.length * text.hidden * job.stream
-    return job.row_tokens * _norm(text.hidden, job, 0) + hidden
-
-
 def backward_bytes(text: Text, job: Job) -> int:
     """What the backward pass of a layer adds: gradients of the widest tensors and of the residual stream.
 
@@ -313,22 +310,6 @@ def cache_bytes(text: Text, job: Job) -> int:
         return keys
     state = text.linear.channels * text.linear.kernel * b + text.linear.state * WIDE
     return keys + (len(text.layers) - text.full_layers) * p * job.group * state
-
-
-def scores_bytes(text: Text, job: Job) -> int:
-    """The float32 attention scores of one token of each completion, concatenated, and their softmax, in one layer."""
-    return job.sampled_together * job.group * text.heads * (job.tokens + job.length) * 3 * WIDE
-
-
-def sampling_logits_bytes(vocabulary: int, job: Job) -> int:
-    """The logits of one token of each completion."""
-    return job.sampled_together * job.group * vocabulary * (LOGIT_BYTES + (SORTED_BYTES if job.narrows else 0))
-
-
-def trained_logits_bytes(vocabulary: int, job: Job) -> int:
-    """One chunk of the logits of completion tokens: ``logit_memory_gb``, or less where there are fewer tokens."""
-    chunk = max(1, job.logit_bytes // (LOGIT_BYTES * vocabulary))
-    return min(chunk, job.completions * job.length) * vocabulary * LOGIT_BYTES
 
 
 def features_bytes(vision: Vision, job: Job, prompts: int) -> int:

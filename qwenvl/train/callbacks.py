@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accelerate.utils import gather_object
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.integrations import get_available_reporting_integrations, integration_utils
 from transformers.trainer_callback import CallbackHandler, ExportableState, ProgressCallback
 
@@ -273,25 +273,18 @@ def display_of(args: GRPOConfig) -> Literal["rich", "plain", "none"]:
     return "rich" if draws and args.display != "plain" else "plain"
 
 
-def install_display(trainer: Trainer, journal: Journal) -> None:
-    """Replace the Trainer's progress bar."""
-    display = display_of(trainer.args)
-    trainer.remove_callback(ProgressCallback)
-    if display == "none":
-        return
-    every = trainer.args.log_completions_every
-    if every is None:
-        every = LIVE_COMPLETIONS_EVERY if display == "rich" else 0
-    if every:
-        trainer.add_callback(ShownCompletions(journal, every))
-    trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.doing))
-
-
 def install_callbacks(trainer: Any, journal: Journal) -> None:
     """The callbacks of every run of a ``PolicyTrainer``."""
     if trainer.args.report_to:
         name_run(trainer.args)
-    install_display(trainer, journal)
+    trainer.remove_callback(ProgressCallback)  # the Trainer's progress bar
+    if (display := display_of(trainer.args)) != "none":
+        every = trainer.args.log_completions_every
+        if every is None:
+            every = LIVE_COMPLETIONS_EVERY if display == "rich" else 0
+        if every:
+            trainer.add_callback(ShownCompletions(journal, every))
+        trainer.add_callback((LiveBoard if display == "rich" else ProgressLines)(trainer.doing))
     trainer.add_callback(HealthWarnings())
     trainer.add_callback(Resumed())
     if (target := EntropyTarget.of(trainer.args)) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -59,11 +58,6 @@ class TrainedOn:
     metrics: dict[str, float]
     iteration: int = 0
     experience: Experience | None = None
-
-    @property
-    def metrics_that_are_not_finite(self) -> list[str]:
-        """Each with its value: ``kl nan``."""
-        return [f"{name} {value}" for name, value in self.metrics.items() if not math.isfinite(value)]
 
     def report(self) -> dict[str, Any]:
         """What it was made of, as JSON can hold it. ``rollouts/`` of the run folder has its completions."""

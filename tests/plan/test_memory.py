@@ -27,7 +27,6 @@ from qwenvl.plan.memory import (
     optimizer_bytes,
     reference_bytes,
     remedies,
-    scores_bytes,
 )
 from qwenvl.plan.sizes import Job, LinearAttention, ModelWeights, Shapes, Text, Vision
 from qwenvl.rollout.engine import SamplingParams
@@ -94,7 +93,8 @@ def test_a_prompt_is_computed_once_for_all_its_completions():
 
 def test_sampling_keeps_keys_and_values_or_a_state():
     assert cache_bytes(TEXT, JOB) == 2 * (4 + 4) * (10 + 3 * 5) * 4
-    assert scores_bytes(TEXT, JOB) == 3 * 2 * 15 * 3 * 4
+    decoding = {phase.name: phase for phase in estimate(SHAPES, WEIGHTS, JOB).phases}["decoding"]
+    assert decoding.parts["activations"] == 3 * 2 * 15 * 3 * 4
     linear = LinearAttention(heads=2, key_width=3, value_width=5, channels=22, kernel=4)
     mixed = Text(("linear_attention", "full_attention"), 8, 2, 1, 4, 16, 100, True, True, linear=linear)
     assert cache_bytes(mixed, JOB) == (4 + 4) * 25 * 4 + 3 * (22 * 4 * 4 + 2 * 3 * 5 * 4)

@@ -69,11 +69,11 @@ class FiniteSteps(TrainerCallback):
         bad = [] if args.fp16 else nonfinite(gradients)
         rank = f" of process {args.process_index}" if args.world_size > 1 else ""
         micro_batches = self._journal.trained_on
-        own = [
-            f"the loss of micro-batch {n} of {len(micro_batches)}{rank} ({', '.join(each.metrics_that_are_not_finite)})"
-            for n, each in enumerate(micro_batches, 1)
-            if not math.isfinite(each.loss)
-        ]
+        own = []
+        for n, each in enumerate(micro_batches, 1):
+            if not math.isfinite(each.loss):
+                terms = (f"{name} {value}" for name, value in each.metrics.items() if not math.isfinite(value))
+                own.append(f"the loss of micro-batch {n} of {len(micro_batches)}{rank} ({', '.join(terms)})")
         if bad:
             own.append(f"the gradient of parameter {bad[0][0]}" + (f" and {len(bad) - 1} others" if bad[1:] else ""))
         everywhere = torch.tensor(float(bool(own)))
