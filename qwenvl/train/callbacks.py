@@ -67,7 +67,7 @@ class RunFolder(TrainerCallback):
     """Locks the run folder and writes log entries to it. At the end it lists the samples that were left out.
 
     Raises:
-        RunLockedError: when training begins, if another run holds the folder.
+        RunFolderError: when training begins, if another run holds the folder.
         RecordError: when training ends, if no sample was left.
     """
 

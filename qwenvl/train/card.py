@@ -44,10 +44,14 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"thousands": "{:,}".format, "plural": counted, "repr": repr}
+    names = {"llm": "the language model", "mlp": "the merger", "vision": "the vision tower"}
+    learning = ", ".join(name for part, name in names.items() if part in (args.parts() or {"llm"}))
+    if args.lora_enable:
+        learning = f"low-rank adapters (rank {args.lora_r}, alpha {args.lora_alpha}) on {learning}"
     text = environment.get_template("card.jinja").render(
         title=f"{Path(settings.base_model).name}, trained by {method}",
         method=method,
-        learns=_learning(args),
+        learns=learning,
         args=args,
         rewards=[] if rubric is None else list(zip(rubric.names, rubric.weights, strict=True)),
         step=step,
@@ -61,8 +65,8 @@ def describe_model(trainer: Any, folder: str | Path) -> None:
     )
     # A warm-up saves its adapter merged, beside checkpoints that have the adapter itself.
     adapter = unwrap(trainer.model) is not trainer.model and not (Path(folder) / "config.json").is_file()
-    names = (args.dataset_use or "").split(",")
-    datasets = [name.split(":")[1].split("%")[0] for name in names if name.startswith("hf:")]
+    used = (args.dataset_use or "").split(",")
+    datasets = [name.split(":")[1].split("%")[0] for name in used if name.startswith("hf:")]
     tags = ("qwenvl", "grpo" if method == METHOD else "sft")
     write_card(folder, text, settings.base_model, adapter=adapter, tags=tags, datasets=datasets)
 
@@ -150,15 +154,6 @@ def evaluations(log: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, A
                 evaluation = {"split": split, "step": at, "prompts": prompts, "rewards": rewards}
                 found.setdefault(split, {})[at] = evaluation
     return [by_step[at] for by_step in found.values() for at in sorted({0, max(by_step)} & set(by_step))]
-
-
-def _learning(args: GRPOConfig) -> str:
-    """What learned, in words."""
-    names = {"llm": "the language model", "mlp": "the merger", "vision": "the vision tower"}
-    learning = ", ".join(name for part, name in names.items() if part in (args.parts() or {"llm"}))
-    if args.lora_enable:
-        learning = f"low-rank adapters (rank {args.lora_r}, alpha {args.lora_alpha}) on {learning}"
-    return learning
 
 
 def _settings_of(args: GRPOConfig) -> dict[str, Any]:

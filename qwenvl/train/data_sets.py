@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import Dataset
 
@@ -19,20 +19,12 @@ from qwenvl.data.records.parse import ReadOptions
 from qwenvl.data.records.presets import how_read
 from qwenvl.data.records.sources import EXPECTED, given_rows
 from qwenvl.train.display.console import say
-from qwenvl.types import Record
-
-
-class ChecksRecords(Protocol):
-    """What a run learns by: rewards, or targets."""
-
-    def check_record(self, record: Record) -> str | None:
-        """Why a record is of no use to the run, or None if it is."""
 
 
 def build_dataset(
     dataset: Any,
     args: GRPOConfig,
-    checker: ChecksRecords,
+    checker: Any,
     collator: GRPOCollator,
     *,
     training: bool,
@@ -43,6 +35,7 @@ def build_dataset(
     Args:
         dataset: what ``dataset_use`` takes, or rows that ``given_rows`` takes. A data set of samples is checked and
             returned as it is, None gives None. For evaluation also several of them by name.
+        checker: has ``check_record``, which says why a record is of no use to the run, or None.
         collator: of the run. It says how large clips become, and what length their frames are fitted to.
         name: what rows are called that have no file.
 

@@ -30,7 +30,7 @@ from qwenvl.rollout.local import LocalEngine
 from qwenvl.train.assemble import build_policy, build_reference
 from qwenvl.train.callbacks import install_callbacks
 from qwenvl.train.card import METHOD, describe_model
-from qwenvl.train.data_sets import ChecksRecords, build_dataset, build_sampler
+from qwenvl.train.data_sets import build_dataset, build_sampler
 from qwenvl.train.display.console import say, settle_output
 from qwenvl.train.display.first_look import first_look, size_warnings
 from qwenvl.train.display.progress import display_closed
@@ -84,7 +84,7 @@ class PolicyTrainer(Trainer):
     def __init__(
         self,
         args: GRPOConfig,
-        rewards: ChecksRecords,
+        rewards: Any,
         model: str | Path | nn.Module | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
@@ -100,7 +100,7 @@ class PolicyTrainer(Trainer):
             )
         args._n_gpu = min(args.n_gpu, 1)  # several GPUs in one process would mean DataParallel; torchrun is for those
         set_seed(args.seed)
-        self.rewards: Any = rewards
+        self.rewards = rewards
         source = args.model_name_or_path if model is None else model
         # Bad records are reported before the weights of a checkpoint are loaded, which takes minutes.
         policy = None if isinstance(source, (str, Path)) else build_policy(source, args, peft_config)

@@ -40,7 +40,15 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
     policy = build_policy(load_without_weights(str(args.model_name_or_path)), args)
     processor, options = load_processor(str(args.model_name_or_path)), PromptOptions.of(args)
     prompts = counted(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size, "prompt")
-    sections: dict[str, Iterable[str]] = settings_section(args, what)
+    groups = WARMUP_GROUPS if isinstance(args, WarmupConfig) else FLAG_GROUPS
+    own = {each.name for group in groups for each in fields(group)} if what == "all" else set()
+    settings = []
+    for each in fields(args):
+        value = getattr(args, each.name)
+        if each.name in own or (value not in (None, []) and each.default is not MISSING and value != each.default):
+            settings.append(f"{each.name}: {getattr(value, 'value', value)}")
+    title = "settings" if own else "settings that differ from their defaults (--dry_run all: every setting)"
+    sections: dict[str, Iterable[str]] = {title: settings}
     if isinstance(args, WarmupConfig):
         targets = targets_of(args)
         collator: GRPOCollator = TargetCollator(processor, options, targets)
@@ -67,18 +75,6 @@ def dry_run(args: GRPOConfig, what: str = "changed") -> str:
     sections |= more
     lines = [line for title, body in sections.items() for line in (title, *(f"  {line}" for line in body))]
     return "\n".join([*lines, "This was a dry run: nothing was trained or written."])
-
-
-def settings_section(args: GRPOConfig, what: str) -> dict[str, Iterable[str]]:
-    """The settings that differ from their defaults, with ``all`` the other ones of the command too, by a title."""
-    groups = WARMUP_GROUPS if isinstance(args, WarmupConfig) else FLAG_GROUPS
-    own = {each.name for group in groups for each in fields(group)} if what == "all" else set()
-    lines = []
-    for each in fields(args):
-        value = getattr(args, each.name)
-        if each.name in own or (value not in (None, []) and each.default is not MISSING and value != each.default):
-            lines.append(f"{each.name}: {getattr(value, 'value', value)}")
-    return {"settings" if own else "settings that differ from their defaults (--dry_run all: every setting)": lines}
 
 
 def parameter_lines(policy: nn.Module, dtype: torch.dtype) -> Iterator[str]:

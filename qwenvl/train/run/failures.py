@@ -48,31 +48,31 @@ def told_in_one_line(command: str, output_dir: str | Path | None) -> Iterator[No
 
 def explanation(error: BaseException, output_dir: str | Path | None) -> str | None:
     """What happened and what to do, for an error that is not the program's. None for other errors."""
-    if isinstance(error, KeyboardInterrupt):
-        return f"stopped by Ctrl-C{_go_on(output_dir)}"
     if isinstance(error, (FloatingPointError, ParityError)):
         return str(error)
-    if isinstance(error, EngineLostError):
-        return f"{error}{_go_on(output_dir)}"
-    if lost := _lost(error):
-        return f"another process of the run is gone ({lost}){_go_on(output_dir)}"
-    if isinstance(error, RuntimeError) and str(error).startswith(_WORKER):
-        return (
+    said = None
+    if isinstance(error, KeyboardInterrupt):
+        said = "stopped by Ctrl-C"
+    elif isinstance(error, EngineLostError):
+        said = str(error)
+    elif lost := _lost(error):
+        said = f"another process of the run is gone ({lost})"
+    elif isinstance(error, RuntimeError) and str(error).startswith(_WORKER):
+        said = (
             f"a worker of the data loader is gone ({first_line(error)}). Most often memory was full, or /dev/shm: "
-            f"a lower --dataloader_num_workers takes less{_go_on(output_dir)}"
+            "a lower --dataloader_num_workers takes less"
         )
-    if memory_is_full(error):
-        trains = "" if output_dir is None else "--gradient_checkpointing True, "
-        plan = "" if output_dir is None else "; qwenvl plan with the same flags computes how much each saves"
-        return (
-            f"{which_memory(error)} is full: {first_line(error)}. What helps most: {trains}a lower --video_max_frames, "
-            f"a lower --rollout_token_budget{plan}{_go_on(output_dir)}"
+    elif memory_is_full(error):
+        said = (
+            f"{which_memory(error)} is full: {first_line(error)}. What helps most: a lower --video_max_frames, a lower "
+            "--rollout_token_budget"
         )
-    if _is_full_disk(error):
-        folder = Path.cwd() if output_dir is None else output_dir
-        fewer = "" if output_dir is None else ", or keep fewer checkpoints by --save_total_limit"
-        return f"no space left for {folder}: {first_line(error)}; free some{fewer}{_go_on(output_dir)}"
-    return None
+        if output_dir is not None:
+            said += ", --gradient_checkpointing True; qwenvl plan with the same flags computes how much each saves"
+    elif _is_full_disk(error):
+        said = f"no space left for {output_dir or Path.cwd()}: {first_line(error)}; free some"
+        said += "" if output_dir is None else ", or keep fewer checkpoints by --save_total_limit"
+    return said and f"{said}{_go_on(output_dir)}"
 
 
 def _go_on(output_dir: str | Path | None) -> str:

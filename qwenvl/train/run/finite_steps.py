@@ -38,7 +38,7 @@ class FiniteSteps(TrainerCallback):
 
     With fp16 the loss scaler skips steps whose gradients overflow, and lowers its scale. These are not counted here.
 
-    Checks every trained weight after each step too, and all weights when training begins: milliseconds each time.
+    Checks every trained weight after each step too, which takes milliseconds.
 
     Args:
         journal: has the losses of the current step.
@@ -100,14 +100,6 @@ class FiniteSteps(TrainerCallback):
         if args.process_index == 0:
             self._meter.count(SKIPPED, 1)
             logger.warning(f"{said}. The step was left out, {self._in_a_row} in a row of at most {MOST_IN_A_ROW}")
-
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        """The weights that training begins with, frozen ones too."""
-        if bad := nonfinite(model.named_parameters()):
-            raise NonFiniteError(
-                f"step {state.global_step}: before any update {_counted(bad)}: the weights "
-                f"that training begins with are broken; load them from the source again"
-            )
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         """The weights that learn, after their update and before a checkpoint of them is saved."""

@@ -84,9 +84,11 @@ class StopOnSignal(TrainerCallback):
             return
         prepare_forks()
         before = {each: signal.getsignal(each) for each in SIGNALS}
+        # Of a run that saves nothing. A launcher sees by the status that a signal was taken.
+        at_once: Any = signal.SIG_DFL if self._args.world_size == 1 else lambda number, frame: os._exit(128 + number)
         for each, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(each, self._receive if self._args.save_on_signal else self._at_once())
+                signal.signal(each, self._receive if self._args.save_on_signal else at_once)
         try:
             yield
         finally:
@@ -118,10 +120,6 @@ class StopOnSignal(TrainerCallback):
         if number and state.global_step % self._args.num_iterations == 0:
             self.stopped_by, self.step = signal.Signals(int(number)).name, state.global_step
             control.should_save = control.should_training_stop = True
-
-    def _at_once(self) -> Any:
-        """The handler of a run that saves nothing. A launcher sees by the status that a signal was taken."""
-        return signal.SIG_DFL if self._args.world_size == 1 else lambda number, frame: os._exit(128 + number)
 
     def _receive(self, number: int, frame: Any) -> None:
         if os.getpid() != self._process:

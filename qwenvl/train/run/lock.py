@@ -22,11 +22,7 @@ _held: dict[Path, TextIO] = {}
 
 
 class RunFolderError(OSError):
-    """The run folder can't be created or written. The message says why."""
-
-
-class RunLockedError(RunFolderError):
-    """The run folder belongs to another process that is running. The message names host and process."""
+    """The run folder can't be created or written, or another process holds it. The message says why."""
 
 
 @contextmanager
@@ -50,8 +46,7 @@ def hold(folder: str | Path, rank: int = 0) -> bool:
         False where the process holds it already, as a command does for its trainer.
 
     Raises:
-        RunLockedError: another process holds it.
-        RunFolderError: the folder can't be created or written.
+        RunFolderError: another process holds it, or the folder can't be created or written.
     """
     path = Path(folder).resolve() / NAME
     if rank != 0 or path in _held:
@@ -71,7 +66,7 @@ def hold(folder: str | Path, rank: int = 0) -> bool:
             file.seek(0)
             holder = file.read().strip() or "another process"
             file.close()
-            raise RunLockedError(
+            raise RunFolderError(
                 f"{folder}: in use by another run, {holder}; wait until it has ended, or give another --output_dir"
             ) from None
         except OSError as error:
