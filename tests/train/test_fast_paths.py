@@ -70,12 +70,10 @@ def decoding(lengths: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
-        ("qwen2_vl", {}),
         ("qwen3_vl", {}),
         ("qwen3_5", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
         ("qwen3_vl_moe", {}),
         ("qwen3_5_moe", {"lora_enable": True, "lora_r": 4}),
-        ("qwen2_5_vl", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}),
         ("qwen2_5_vl", {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 3}),
     ],
     ids=str,
